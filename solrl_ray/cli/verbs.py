@@ -9,7 +9,6 @@ import shlex
 import signal
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +185,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     _check_system()
     from solrl_ray.storage.run_folder import RunFolder
 
-    clusters = [] if arguments.alone or not RunFolder(run).lock.held else _clusters(arguments)
+    clusters = [] if arguments.alone or not RunFolder(run).lock.held else _clusters(arguments, run)
     ray_auth.settle(local=not (_address(arguments) or clusters))
     from actors.client import evaluate as evaluation
     from actors.client import evaluate_live, live_run
@@ -272,7 +271,7 @@ def status(arguments: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
     ray_auth.settle(local=False)
-    clusters = _clusters(arguments)
+    clusters = _clusters(arguments, folder)
     from rich.console import Console
 
     from actors.client import live_run
@@ -307,7 +306,7 @@ def scale(arguments: argparse.Namespace) -> int:
     if folder is not None:
         continuation.stored(folder)
     ray_auth.settle(local=False)
-    clusters = _clusters(arguments)
+    clusters = _clusters(arguments, folder)
     from actors.client import live_run
 
     print(live_run.scale(folder, sizes, clusters=clusters))
@@ -352,16 +351,25 @@ def _address(arguments: argparse.Namespace) -> str | None:
     return arguments.address or os.environ.get("RAY_ADDRESS")
 
 
-def _clusters(arguments: argparse.Namespace) -> list[str]:
-    """Clusters on which to look for a live run: as `_address`, else this user's on this machine that answer."""
+def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
+    """Clusters on which to look for a live run: as `_address`, else this user's on this machine that answer.
+
+    Raises RunError if none of them answers while a process works in the folder `run`.
+    """
+    from solrl_ray.storage.run_folder import RunFolder
+
     if address := _address(arguments):
         at_once.cluster(address)
         return [address]
-    found = []
+    found, silent = [], None
     for each in ray_auth.clusters_here():
-        with suppress(RunError):  # one that is ending
+        try:
             at_once.cluster(each)
             found.append(each)
+        except RunError as error:  # it is ending, or very busy
+            silent = error
+    if silent and not found and run and RunFolder(run).lock.held:
+        raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")
     return found
 
 

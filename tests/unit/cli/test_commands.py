@@ -294,6 +294,25 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     assert shown.endswith(f"go on with  solrl train --resume '{run.path}'\n")  # its name has a space
 
 
+def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_auth, "clusters_here", lambda: ["127.0.0.1:1"])  # its node is not gone yet
+    path = made_runs.write_run(tmp_path / "run")
+    run = RunFolder(path)
+    assert solrl("status", path) == 0
+    run.lock.take(seconds=0)
+    capsys.readouterr()
+    for command in (["status", path], ["eval", path]):
+        assert solrl(*command) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"error: a process works in {path}, but the Ray cluster at 127.0.0.1:1 could not be join"
+        )
+    run.lock.release()
+
+
 @pytest.mark.usefixtures("no_clusters")
 def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = made_runs.write_run(tmp_path / "ended")
