@@ -213,6 +213,28 @@ def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path)
     assert card.load(REGENERATOR, without) == packed.manifest.expected[REGENERATOR]
 
 
+def test_layers_that_are_made_ahead_of_a_revision_end_with_it_or_with_the_one_before(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline)
+    card = Card(ours)
+    touched = touched_linears(alone(ours), ours.model.lora.targets).keys() & quantized_layers(card.explorer).keys()
+    before = alone(ours, "nvfp4-emulated")
+    for number in (1, 2):
+        made = card.publish(number)
+        card.shared.prepare()
+        layers = quantized_layers(card.explorer)
+        assert {path for path, layer in layers.items() if is_freed(layer) == {False}} == layers.keys() - touched
+        if number == 2:  # another role's call comes first, and the explorer's next one before the revision
+            card.shared.enter("regenerator")
+            card.shared.enter("explorer")
+            assert_explores_as(card.explorer, before)
+            card.publish(number)
+            card.shared.prepare()
+        before = alone(ours, "nvfp4-emulated")
+        Receiver(before).apply(payload.read(publication(revision(ours, number, pack=True)).payload(EXPLORER)))
+        assert card.load(EXPLORER, made) == made.manifest.expected[EXPLORER]
+        assert_explores_as(card.explorer, before)
+
+
 def test_layers_that_captured_graphs_read_stay_at_their_addresses(tiny_pipeline: Path) -> None:
     ours = settings(tiny_pipeline).model_copy(update={"compile": Compile(cudagraphs=True)})
     card = Card(ours)
