@@ -170,11 +170,6 @@ class DiffusionModel(ABC):
             found.append(Truncation(tokenizer=name, limit=limit, texts=long))
         return found
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Weights and buffers of all loaded components."""
-        for module in self._modules.values():
-            yield from tensors_of(module)
-
     @property
     def components(self) -> frozenset[Component]:
         """The loaded components."""

@@ -126,19 +126,6 @@ def parameters(transformer: nn.Module, adapter: Adapter) -> dict[str, nn.Paramet
     return dict(sorted(found.items()))
 
 
-def base_tensors(transformer: nn.Module) -> Iterator[Tensor]:
-    """Weights and buffers outside adapters, none of which ever changes."""
-    factors = {
-        id(weight)
-        for _, layer in _layers(transformer)
-        for part in (layer.lora_A, layer.lora_B)
-        for weight in part.parameters()
-    }
-    for tensor in (*transformer.parameters(), *transformer.buffers()):
-        if id(tensor) not in factors:
-            yield tensor
-
-
 def factors(transformer: nn.Module, adapter: Adapter) -> dict[str, Tensor]:
     """Copies of an adapter's factors, float32, on their device, by name in sorted order."""
     return {name: value.detach().clone() for name, value in parameters(transformer, adapter).items()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, RewardNonsense
@@ -29,10 +29,6 @@ class Reward(ABC):
     def take_costs(self) -> dict[str, int]:
         """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Networks whose weights may leave the GPU between scorings; a callable's stay."""
-        yield from (value for value in vars(self).values() if isinstance(value, nn.Module))
 
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.rewards.base import Reward
 
@@ -53,10 +53,6 @@ class RewardMixture(Reward):
             total.update(each.reward.take_costs())
         return dict(total)
 
-    def modules(self) -> Iterator[nn.Module]:
-        for each in self._rewards:
-            yield from each.reward.modules()
-
 
 class Columns(Reward):
     """Keeps each reward's scores of the last images; the first one's values are the reward.
@@ -77,6 +73,3 @@ class Columns(Reward):
 
     def take_costs(self) -> dict[str, int]:
         return self._mixture.take_costs()
-
-    def modules(self) -> Iterator[nn.Module]:
-        return self._mixture.modules()

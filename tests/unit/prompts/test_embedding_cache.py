@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from solrl_ray.errors import RunError
+from solrl_ray.prompts import embedding_cache
 from solrl_ray.prompts.embedding_cache import EmbeddingCache, embedding_digest
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.records import Prompt, PromptEmbedding
@@ -64,9 +64,7 @@ def test_what_another_encoder_made_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no header", "of others"])
-def test_a_damaged_file_is_removed_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_damaged_file_is_removed_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     cache, (cat,) = written(tmp_path, "a cat"), prompts_of("a cat")
     (file,) = tmp_path.iterdir()
     content = file.read_bytes()
@@ -79,9 +77,11 @@ def test_a_damaged_file_is_removed_with_a_warning(
             "of others": b"<html>",
         }[damage]
     )
-    with caplog.at_level(logging.WARNING, logger="solrl_ray"):
-        assert cache.read(cat) is None
-    assert "embedding of 'a cat' is encoded again" in caplog.text
+    said: list[str] = []
+    monkeypatch.setattr(embedding_cache.logger, "warning", lambda text, *values: said.append(text % values))
+    assert cache.read(cat) is None
+    (warning,) = said
+    assert "embedding of 'a cat' is encoded again" in warning
     assert cache.lacking([cat]) == [cat]
 
 

@@ -20,7 +20,6 @@ from solrl_ray import rewards
 from solrl_ray.config.rewards import Normalization, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards import aesthetic, hpsv2, imagereward
-from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD
 from tests.support import tiny_rewards
 from tests.unit.rewards.test_preprocessing import to_pillow
@@ -304,14 +303,6 @@ def test_the_components_of_a_mixture_are_on_their_published_scales(tiny_clip: Pa
     )
     (values,) = rewards.load([config], "cpu").components(images, PROMPTS).values()
     assert torch.equal(values, score(images, kind="clipscore", path=str(tiny_clip)))
-
-
-def test_the_networks_of_a_mixture_are_known(tiny_clip: Path) -> None:
-    """`models.resting` lays them down."""
-    config = RewardConfig(kind="clipscore", path=str(tiny_clip))
-    found = list(Columns(rewards.load([config, config], "cpu")).modules())
-    assert [type(module) for module in found] == [CLIPModel, CLIPModel]
-    assert found[0] is not found[1]
 
 
 def test_normalised_scores_do_not_depend_on_what_else_is_scored(tiny_clip: Path, images: Tensor) -> None:
