@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def settle() -> None:
@@ -14,7 +14,8 @@ def settle() -> None:
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        with suppress(OSError):  # a pipe that took a file's place keeps its way
+            sys.stdout.reconfigure(errors="replace")
 
 
 def drop() -> None:
