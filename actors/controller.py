@@ -52,7 +52,6 @@ class Controller:
             self._clock.restart()
             for iteration in range(first, last):
                 await self._begin(iteration)
-                await self._checkpoint_written()
                 record = await self._learn(iteration, await self._roll_out(iteration))
                 state = await self._publish(iteration + 1, record)
                 self._checkpoint = self._save(state, iteration + 1)
@@ -106,11 +105,12 @@ class Controller:
     async def _roll_out(self, iteration: int) -> RolloutResult:
         """Return once every prompt has its group. The next iteration may be explored as soon as this one is."""
         parts = self._parts
-        await parts.rollouts.drop_before(iteration)
         parts.telemetry.begin_iteration(iteration)
         words = "sampling" if is_one_stage(self._config) else "exploring"
         explored = parts.rollouts[iteration].explored.is_set()
         parts.telemetry.state("regenerating" if explored else words, stage="rollout")
+        await self._checkpoint_written()
+        await parts.rollouts.drop_before(iteration)
         ahead = self._tasks.start(self._explore_ahead(iteration), f"exploring iteration {iteration + 1} ahead")
         offers = self._tasks.start(self._offer(iteration), f"offering samples of iteration {iteration}")
         rollout = await parts.rollouts.finish(iteration)
@@ -174,11 +174,7 @@ class Controller:
         parts.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
         level = parts.fallback_level(updates + self._staleness, record)
-        await parts.publisher.make(updates, level)
-        rebuilt = parts.learners.rebuilt
-        state = await parts.learners.state()
-        if parts.learners.rebuilt != rebuilt:  # the update was repeated, on a GPU perhaps with other bits
-            await parts.publisher.make(updates, level)
+        state = await parts.publisher.make_updated(updates, level)
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
             await parts.publisher.to_explorers()
         digest = await parts.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")

@@ -37,7 +37,7 @@ from actors.fleet.actor_factory import ActorClasses
 from actors.workers.regenerator import Evaluated
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import (
@@ -219,8 +219,8 @@ class SleepingLearner(Callee):
             exp_avg_sq=copy(),
         )
 
-    def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
-        return self._factors
+    def factors(self, policy: Policy) -> PolicyFactors:
+        return PolicyFactors(self._factors)
 
     def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
         return self._publisher.shard(self._updates, self._factors, policy=policy, parent=parent, keep=True)

@@ -119,7 +119,7 @@ class Controller:
         watch.lap("shard: to the controller")
         watch.seconds["shard: to the controller"] -= seconds
         watch.seconds["rank: merge, quantise, checksums, deltas"] = seconds
-        revision = assemble([shard], self._lora, parent)
+        revision = assemble([shard], self._lora, state.old, parent)
         watch.lap("controller: assemble")
         publication = self._publications.publish(revision)
         watch.lap("controller: publication")

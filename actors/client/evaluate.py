@@ -50,7 +50,6 @@ from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import REGENERATOR, Publication, Publications
-from solrl_ray.weight_sync.publish import assemble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +66,7 @@ class Merger(LearnerRank):
     """Holds the base weights, to compute the checksums that a receiver of a policy must end with. It does not train."""
 
     def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
-        shard = self._publisher.shard(updates, factors, policy=policy, rank=0, world_size=1)
-        return assemble([shard], self._config.model.lora)
+        return self._publisher.build(updates, factors, policy=policy)
 
 
 CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)

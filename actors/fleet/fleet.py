@@ -23,7 +23,7 @@ from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.scaling import Targets, option
 from solrl_ray.scheduling.waits import Waits
 from solrl_ray.scheduling.worker_state import pool_of, role_of
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
+from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
 NODES_SECONDS = 2.0
@@ -53,8 +53,6 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
-        self._factors: tuple[Publication, PayloadRefs] | None = None
-        """The last publication, and its factors alone."""
         self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
@@ -117,18 +115,16 @@ class Fleet:
             probe: reference of the prompt embedding of the probe forward.
         """
         seconds = self._config.fleet.deadlines.publish
-        if self._factors is None or self._factors[0] is not publication:
-            self._factors = publication, PayloadRefs(publication, REGENERATOR, self._world, seconds)
-        payloads = factors = self._factors[1]
-        if role == EXPLORER and (publication.kind != "factors" or publication.has_whole(role)):
-            payloads = PayloadRefs(publication, role, self._world, seconds)
-        size = await payloads.size()
+        pools = list(self.explorers.values()) if role == EXPLORER else [self.regenerators]
+        payloads, of_card = (PayloadRefs(publication, to, self._world, seconds) for to in (role, CARD))
+        elsewhere = any(not worker.process.name for pool in pools for worker in pool.workers.values())
+        size = await (payloads if elsewhere else of_card).size()
         if role == EXPLORER:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        weights = Weights(publication, payloads, factors, probe)
-        for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
+        weights = Weights(publication, payloads, of_card, probe)
+        for pool in pools:
             pool.publish(weights)
 
     def explore_as(self, config: Config) -> None:

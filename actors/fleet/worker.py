@@ -74,8 +74,8 @@ class Weights:
 
     publication: Publication
     payloads: PayloadRefs
-    factors: PayloadRefs
-    """For an explorer on the card of a learner rank, which quantises what they make of the base itself."""
+    of_card: PayloadRefs
+    """For a worker on the card of a learner rank, which makes its weights of the factors there."""
     probe: Any
     """Reference of the prompt embedding of the probe forward."""
 
@@ -146,8 +146,6 @@ class Worker:
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
         self._idle_since = world.now()
-        self._has_base = role_of(name) != EXPLORER or bool(self.process.name)
-        """Whether it makes its weights of factors."""
 
     @property
     def process(self) -> Process:
@@ -255,10 +253,10 @@ class Worker:
         """Whether a publication has what it needs. An explorer that joins the first without a card waits for the next
         one, which is packed for it.
         """
-        return self._has_base or weights.publication.is_packed
+        return role_of(self.name) != EXPLORER or bool(self.process.name) or weights.publication.is_packed
 
     async def _load(self, weights: Weights) -> None:
-        payloads = weights.factors if self._has_base else weights.payloads
+        payloads = weights.of_card if self.process.name else weights.payloads
         # A delta needs the revision before; a worker that never held one gets a snapshot.
         full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:

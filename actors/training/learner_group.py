@@ -14,9 +14,11 @@ have other roles as well, only those that are lost or hang are replaced; in the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from actors.world import Sent, World, all_answers
 from solrl_ray.config import compiled_learner
@@ -24,13 +26,13 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
-from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.scheduling.placement import amounts
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publish import assemble
+from solrl_ray.weight_sync.publish import RevisionShard, assemble
 
 MOVE_SECONDS = 5.0
 """Seconds to look for room elsewhere before the next update begins on a node that is leaving."""
@@ -44,6 +46,8 @@ class UpdateInputs:
     groups: list[Any]
     embeddings: list[Any]
 
+
+Factors = Mapping[str, torch.Tensor]
 
 Beginning = Callable[[], Awaitable[LearnerState | None]]
 """Gives the state from which a rebuilt group starts; None for revision 0."""
@@ -210,20 +214,42 @@ class LearnerGroup:
 
     # Called for publishing
 
-    async def revision(
-        self, policy: Policy, parent: Revision | None = None, asked: Callable[[], None] = lambda: None
-    ) -> Revision:
+    async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
         """The present policy, ready to be published; the ranks share the work.
 
         Args:
             parent: the revision before, if its unchanged parts need not come here.
+        """
+        shards = await self._shards(policy, parent)
+        seconds = self._config.fleet.deadlines.publish
+        found: PolicyFactors = (await self._all("factors", policy, seconds=seconds))[0]
+        return await self._assembled(shards, found.factors, parent)
+
+    async def updated(self, parent: Revision | None, asked: Callable[[], None]) -> tuple[LearnerState, Revision]:
+        """The state after an update, and the revision of its sampling policy.
+
+        Args:
+            parent: as of `revision`.
             asked: called when the ranks have been asked: what it sends to their cards is done next.
         """
+        shards = await self._shards("old", parent, asked)
+        rebuilt = self.rebuilt
+        state = await self.state()
+        if self.rebuilt != rebuilt:  # the update was repeated, on a GPU perhaps with other bits
+            shards = await self._shards("old", parent, asked)
+        return state, await self._assembled(shards, state.old, parent)
+
+    async def _shards(
+        self, policy: Policy, parent: Revision | None, asked: Callable[[], None] = lambda: None
+    ) -> list[RevisionShard]:
         seconds = self._config.fleet.deadlines.publish
         number = None if parent is None else parent.manifest.revision
-        shards = await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds, asked=asked)
+        return await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds, asked=asked)
+
+    async def _assembled(self, shards: list[RevisionShard], factors: Factors, parent: Revision | None) -> Revision:
         what, lora = "putting the revision together", self._config.model.lora
-        return await self._world.blocking(lambda: assemble(shards, lora, parent), what, seconds)
+        seconds = self._config.fleet.deadlines.publish
+        return await self._world.blocking(lambda: assemble(shards, lora, factors, parent), what, seconds)
 
     # Internals
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from actors.world import World
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.storage.run_folder import RunFolder
@@ -65,8 +66,22 @@ class PolicyPublisher:
 
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
+        self._prepare(fallback_level)
+        revision = await self._learners.revision("old", self._publications.parent(updates))
+        await self._take(revision, updates, fallback_level)
+
+    async def make_updated(self, updates: int, fallback_level: int) -> LearnerState:
+        """As `make`, right after an update; returns the state that the revision is of."""
+        self._prepare(fallback_level)
+        state, revision = await self._learners.updated(self._publications.parent(updates), self._fleet.prepare)
+        await self._take(revision, updates, fallback_level)
+        return state
+
+    def _prepare(self, fallback_level: int) -> None:
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
-        revision = await self._merged("old", self._publications.parent(updates), asked=self._fleet.prepare)
+        self._learners.packs = self._fleet.needs_packed
+
+    async def _take(self, revision: Revision, updates: int, fallback_level: int) -> None:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
@@ -112,16 +127,10 @@ class PolicyPublisher:
 
     async def policy(self, policy: Policy) -> Publication:
         """The publication of another policy of the learners, for evaluation."""
-        revision = await self._merged(policy)
+        revision = await self._learners.revision(policy)
         return await self._world.blocking(
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
-
-    async def _merged(
-        self, policy: Policy, parent: Revision | None = None, asked: Callable[[], None] = lambda: None
-    ) -> Revision:
-        self._learners.packs = self._fleet.needs_packed
-        return await self._learners.revision(policy, parent, asked)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:

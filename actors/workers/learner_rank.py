@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections import defaultdict
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
@@ -24,7 +25,7 @@ from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
-from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
 from solrl_ray.models.base import Component
@@ -55,6 +56,8 @@ class LearnerRank(Callee):
 
     def leave(self) -> None:
         """The role ends; the card's others stay."""
+        if self._shared is not None:
+            self._shared.factors = None
         if self._learner is not None:
             self._learner.close()
             leave_process_group()
@@ -97,6 +100,7 @@ class LearnerRank(Callee):
             self._learner = Learner(self._config, self._model, self._rank, world_size)
         if self._shared is not None:
             self._shared.kernels["learner"] = attention.kernels()
+            self._shared.factors = partial(self._learner.factors, on_host=False)
 
     @noted
     def load(self, state: LearnerState) -> None:
@@ -188,6 +192,10 @@ class LearnerRank(Callee):
             keep=True,
             pack=pack,
         )
+
+    def factors(self, policy: Policy) -> PolicyFactors | None:
+        """Those of the present policy, from rank 0."""
+        return None if self._rank else PolicyFactors(self._joined.factors(policy))
 
     def _enter(self) -> None:
         """Begin to compute: on a card, other roles may have done so before."""

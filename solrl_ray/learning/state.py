@@ -34,6 +34,13 @@ _FILES = {
 _COUNTERS = ("updates", "steps")
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyFactors(Portable, read_only=True):
+    """One policy of a learner: LoRA factors by name, float32 on the CPU, which must not be changed."""
+
+    factors: Tensors
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState(Portable, read_only=True):
     """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name, and must not

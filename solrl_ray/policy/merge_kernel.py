@@ -5,6 +5,8 @@ The float64 sums stay in registers, because the device's cache could not hold th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -18,15 +20,13 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
     base, bfloat16 = base.contiguous(), base.dtype == torch.bfloat16
     rows, columns = base.shape
     merged = torch.empty_like(base)
-    # A number would be passed as float32.
-    factor = torch.tensor([scaling], dtype=torch.float64, device=base.device)
     grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS))
     with torch.cuda.device(base.get_device()):
         _merge[grid](
             base,
             lora_a.contiguous(),
             lora_b.contiguous(),
-            factor,
+            _factor(scaling, base.device),
             merged.view(torch.int16) if bfloat16 else merged,
             rows,
             columns,
@@ -37,6 +37,12 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
             enable_fp_fusion=False,  # total · scaling + base has two roundings
         )
     return merged
+
+
+@lru_cache(maxsize=16)
+def _factor(scaling: float, device: torch.device) -> Tensor:
+    """On the device, because a number would be passed as float32; kept, because sending it waits for the device."""
+    return torch.tensor([scaling], dtype=torch.float64, device=device)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

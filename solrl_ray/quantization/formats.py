@@ -39,12 +39,13 @@ def frozen_amax(base: Tensor) -> float:
     return float(HEADROOM * amax)
 
 
-def pack(format: Format, weight: Tensor, amax: float | None = None) -> dict[str, Tensor]:
+def pack(format: Format, weight: Tensor, amax: float | None = None, *, finite: bool = False) -> dict[str, Tensor]:
     """A weight [out, in] in `format`, on its device: what `QuantizedLinear.tensors` of its layer must hold.
 
     Args:
         weight: any float type; rounded to bfloat16 first.
         amax: ``nvfp4`` only: fixes the global scale (`frozen_amax`); None takes max |W|.
+        finite: whether the caller knows that the weight is finite; a check waits for a GPU.
 
     Raises:
         ValueError: NaN or Inf in the weight, or an amax for a format that has none.
@@ -55,7 +56,7 @@ def pack(format: Format, weight: Tensor, amax: float | None = None) -> dict[str,
     if amax is not None:
         raise ValueError(f"format {format} has no scale of the whole tensor, but amax is {amax}")
     rows = weight.detach().to(torch.bfloat16).float()
-    if not bool(torch.isfinite(rows).all()):
+    if not finite and not bool(torch.isfinite(rows).all()):
         raise ValueError(f"cannot quantise a weight whose amax is {float(rows.abs().max())}")
     codes, scale = fp8.quantize_rows(rows)
     return {"codes": codes.view(torch.uint8), "scale": scale.squeeze(1)}

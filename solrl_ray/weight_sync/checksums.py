@@ -40,17 +40,46 @@ class Stamp:
 
 def stamp(tensor: torch.Tensor) -> Stamp:
     """The stamp of a tensor's present content, on any device."""
-    return Stamp(NAMES[tensor.dtype], tuple(tensor.shape), _crc32c(tensor))
+    return stamps({"": tensor})[""]
 
 
-def _crc32c(tensor: torch.Tensor) -> int:
-    if tensor.is_cuda:
-        from solrl_ray.weight_sync import crc_kernel  # CUDA comes with Triton
+def stamps(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
+    """`stamp` of each tensor; waits for a GPU once."""
+    collector = Stamps()
+    collector.add(tensors)
+    return collector.result()
 
-        found = crc_kernel.crc32c(tensor)
-        if found is not None:
-            return found
-    return int(google_crc32c.value(raw_bytes(tensor)))
+
+class Stamps:
+    """Stamps of tensors that come one after another and need not stay: a GPU is waited for once, at the end."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._crcs: dict[str, int] = {}
+        self._folded: dict[str, tuple[torch.Tensor, int]] = {}
+        """By name, of tensors on a GPU: what its kernel left for the last step, and their bytes."""
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._kinds[name] = NAMES[tensor.dtype], tuple(tensor.shape)
+            folded = _folded(tensor) if tensor.is_cuda else None
+            if folded is None:
+                self._crcs[name] = int(google_crc32c.value(raw_bytes(tensor)))
+            else:
+                self._folded[name] = folded, tensor.nbytes
+
+    def result(self) -> dict[str, Stamp]:
+        if self._folded:
+            from solrl_ray.weight_sync import crc_kernel
+
+            self._crcs |= crc_kernel.finished(self._folded)
+        return {name: Stamp(*kind, self._crcs[name]) for name, kind in self._kinds.items()}
+
+
+def _folded(tensor: torch.Tensor) -> torch.Tensor | None:
+    from solrl_ray.weight_sync import crc_kernel  # CUDA comes with Triton
+
+    return crc_kernel.folded(tensor)
 
 
 def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
@@ -59,18 +88,18 @@ def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
     return array
 
 
-def stamps_digest(stamps: Mapping[str, Stamp]) -> str:
+def stamps_digest(stated: Mapping[str, Stamp]) -> str:
     """SHA-256, in hex, over the line ``<name> <dtype> <shape> <crc32c>`` of each tensor, in name order.
 
     The shape is written ``4,48``, the CRC as eight hex digits.
     """
     lines = [
         f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {_as_hex(stamp.crc32c)}\n"
-        for name, stamp in sorted(stamps.items())
+        for name, stamp in sorted(stated.items())
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """`stamps_digest` of the tensors' present content."""
-    return stamps_digest({name: stamp(tensor) for name, tensor in tensors.items()})
+    return stamps_digest(stamps(tensors))

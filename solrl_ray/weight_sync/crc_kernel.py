@@ -9,11 +9,12 @@ every LANES-th word, and its result is advanced by as many words as follow its l
     crc      raw ^ advance(all bytes, 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 "Advance by n words" is the effect of n zero words on a CRC's register: a 32 × 32 matrix over GF(2), here 32 columns of
-uint32. One launch a tensor; a few numbers come back.
+uint32. One launch a tensor; a few numbers come back, of many tensors at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -28,8 +29,15 @@ BLOCK = 1024
 ONES = 0xFFFFFFFF
 
 
-def crc32c(tensor: torch.Tensor) -> int | None:
-    """CRC-32C of a CUDA tensor's bytes, row by row; None if the size is no multiple of four bytes."""
+def finished(parts: Mapping[str, tuple[torch.Tensor, int]]) -> dict[str, int]:
+    """CRC-32C of each tensor, from what `folded` gave of it and its number of bytes. Waits for the device once."""
+    found = torch.stack([part for part, _ in parts.values()]).cpu().numpy().view(np.uint32)
+    folds = np.bitwise_xor.reduce(found, axis=1)
+    return {name: int(fold) ^ int(_start(size)) for fold, (name, (_, size)) in zip(folds, parts.items(), strict=True)}
+
+
+def folded(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Part of the CRC-32C of a CUDA tensor's bytes, row by row; None if the size is no multiple of four bytes."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.numel() % 4 or raw.data_ptr() % 4 or not raw.numel():
         return None
@@ -39,8 +47,7 @@ def crc32c(tensor: torch.Tensor) -> int | None:
     parts = torch.empty(LANES // BLOCK, dtype=torch.int32, device=words.device)
     with torch.cuda.device(words.get_device()):
         _fold[(LANES // BLOCK,)](words, advance, lanes, parts, rows, rows * LANES - words.numel(), LANES, BLOCK)
-    folded = int(np.bitwise_xor.reduce(parts.cpu().numpy().view(np.uint32)))
-    return folded ^ int(_start(raw.numel()))
+    return parts
 
 
 @triton.jit  # type: ignore[untyped-decorator]

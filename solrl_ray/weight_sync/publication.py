@@ -19,6 +19,8 @@ from solrl_ray.weight_sync.payload import Revision, deltas_between, encode
 
 EXPLORER = "explorer"
 REGENERATOR = "regenerator"
+CARD = "card"
+"""Any worker on the card of a learner rank, which has the factors already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,16 +53,20 @@ class Publication:
 
     def has_whole(self, role: str) -> bool:
         """Whether the full payload of a role differs from the one that its workers get first."""
-        return role == EXPLORER and (bool(self.deltas) or (self.mode == "lora" and bool(self.revision.packed_names)))
+        in_lora = self.mode == "lora" and bool(self.revision.packed_names)
+        return role == CARD or (role == EXPLORER and (bool(self.deltas) or in_lora))
 
     def payload(self, role: str, *, full: bool = False) -> bytes:
         """The payload for workers of a role; `full` does not depend on what they hold.
 
         Regenerators merge the factors themselves. Explorers get packed weights, and factors only for the modules that
         they do not quantise; with mode ``lora`` or ``branch``, and where nothing was packed, they get factors, and
-        packed weights only if their own came out differently.
+        packed weights only if their own came out differently. On a learner's card the manifest is enough, unless that
+        learner holds another policy.
         """
         revision = self.revision
+        if role == CARD:
+            return encode(revision.manifest, revision.factors if full else {})
         in_factors = self.mode == "branch" or (self.mode == "lora" and not full) or not revision.packed_names
         if role == REGENERATOR or in_factors:
             return encode(revision.manifest, revision.factors)

@@ -24,11 +24,13 @@ from solrl_ray.errors import RunError
 from solrl_ray.policy.merge import merged_weight, round_once
 from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Format, plan
-from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
+from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamp, stamps, stamps_digest
 from solrl_ray.weight_sync.host_copies import CopiesInTheMaking, HostCopies
 from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, module_of
 from solrl_ray.weight_sync.payload import FollowingTensors, Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
+
+FACTORS = ("lora_A", "lora_B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,8 +48,6 @@ class RevisionShard(Portable, read_only=True):
     """Quantised weights on the CPU, except those in `deltas`; none of them if no explorer needs them."""
     deltas: dict[str, torch.Tensor]
     """Tensor name → zstd frame against the revision before: mostly unchanged quantised weights."""
-    factors: dict[str, torch.Tensor]
-    """Factors of this shard's modules, float32 on the CPU."""
     stamps: dict[str, Stamp]
     """Of factors and all quantised weights, computed on the tensors' device."""
     held: dict[str, dict[str, Stamp]]
@@ -96,7 +96,7 @@ class Publisher:
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
         """A whole revision; see `shard`."""
-        return assemble([self.shard(revision, factors, policy=policy)], self._lora)
+        return assemble([self.shard(revision, factors, policy=policy)], self._lora, to_host(factors))
 
     @torch.no_grad()
     def shard(
@@ -141,36 +141,33 @@ class Publisher:
         copies: CopiesInTheMaking,
         pack: bool,
     ) -> RevisionShard:
-        stamps: dict[str, Stamp] = {}
+        merged, quantized = Stamps(), Stamps()
+        branched: dict[str, Stamp] = {}
         amax: dict[str, float] = {}
         bumped: list[str] = []
-        held: dict[str, dict[str, Stamp]] = {REGENERATOR: {}}
-        if policy == "old":
-            held[EXPLORER] = {}
         for module in modules:
             weight = merge_module(self._base[module], module, factors, self._scaling)
             if not is_finite(weight):
                 raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
-            merged = {f"{module}.weight": stamp(weight)}
-            held[REGENERATOR] |= merged
-            if policy != "old":
+            merged.add({f"{module}.weight": weight})
+            if policy != "old" or module not in self._formats:
                 continue
-            if module not in self._formats:
-                held[EXPLORER] |= merged
-            elif self._branch:
-                held[EXPLORER] |= self._branched(module, factors)
-            else:
-                tensors, fitting = self._pack(module, weight, factors)
-                if pack:
-                    copies.take(tensors)
-                stated = {name: stamp(tensor) for name, tensor in tensors.items()}
-                stamps |= stated
-                held[EXPLORER] |= stated
-                if fitting is not None:
-                    amax[module] = fitting
-                    bumped += [module] if fitting != self._frozen_amax[module] else []
-        own = sorted(f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B"))
-        on_host = to_host({name: factors[name] for name in own})
+            if self._branch:
+                branched |= self._branched(module, factors)
+                continue
+            tensors, fitting = self._pack(module, weight, factors)
+            if pack:
+                copies.take(tensors)
+            quantized.add(tensors)
+            if fitting is not None:
+                amax[module] = fitting
+                bumped += [module] if fitting != self._frozen_amax[module] else []
+        of_factors = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
+        stated = quantized.result()
+        held = {REGENERATOR: merged.result()}
+        if policy == "old":
+            whole = {name: each for name, each in held[REGENERATOR].items() if module_of(name) not in self._formats}
+            held[EXPLORER] = whole | branched | stated
         packed, deltas = copies.result()
         return RevisionShard(
             revision=revision,
@@ -181,8 +178,7 @@ class Publisher:
             bumped=tuple(bumped),
             packed=packed,
             deltas=deltas,
-            factors=on_host,
-            stamps=stamps | {name: stamp(factors[name]) for name in own},
+            stamps=stated | of_factors,
             held=held,
         )
 
@@ -196,16 +192,16 @@ class Publisher:
         format, amax = self._formats[module], None
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
-        return {f"{module}.{n}": t for n, t in pack(format, rounded, amax).items()}, amax
+        return {f"{module}.{n}": t for n, t in pack(format, rounded, amax, finite=rounded is merged).items()}, amax
 
     def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
         """What explorers hold of a module whose quantised base does not change."""
         base = self._base[module]
         if module not in self._branch_stamps:
             tensors = pack(self._formats[module], base, self._frozen_amax.get(module))
-            self._branch_stamps[module] = {f"{module}.{n}": stamp(t) for n, t in tensors.items()}
+            self._branch_stamps[module] = stamps({f"{module}.{n}": t for n, t in tensors.items()})
         a, b = branch_factors(module, factors, self._scaling, base.dtype)
-        return self._branch_stamps[module] | {f"{module}.lora_A": stamp(a), f"{module}.lora_B": stamp(b)}
+        return self._branch_stamps[module] | stamps({f"{module}.lora_A": a, f"{module}.lora_B": b})
 
     def _base_stamp(self, module: str) -> Stamp:
         if module not in self._base_stamps:
@@ -217,7 +213,7 @@ class Publisher:
         return self._lora.alpha / self._lora.rank
 
     def _check(self, factors: Mapping[str, torch.Tensor]) -> None:
-        names = {f"{module}.{factor}" for module in self._base for factor in ("lora_A", "lora_B")}
+        names = {f"{module}.{factor}" for module in self._base for factor in FACTORS}
         if not names or names != set(factors):
             wrong = sorted(names ^ set(factors))
             raise RunError(f"the factors are not those of the {len(self._base)} touched modules: {wrong[:3]}")
@@ -225,10 +221,16 @@ class Publisher:
             raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
 
-def assemble(shards: Sequence[RevisionShard], lora: Lora, parent: Revision | None = None) -> Revision:
+def assemble(
+    shards: Sequence[RevisionShard],
+    lora: Lora,
+    factors: Mapping[str, torch.Tensor],
+    parent: Revision | None = None,
+) -> Revision:
     """A revision from the shards of all ranks; the same bytes for any number of ranks.
 
     Args:
+        factors: those that the shards are of, on the CPU.
         parent: the revision that deltas are against, if shards may have any.
 
     Raises:
@@ -242,10 +244,10 @@ def assemble(shards: Sequence[RevisionShard], lora: Lora, parent: Revision | Non
     def joined(field: str) -> dict[str, Any]:
         return {name: value for shard in shards for name, value in getattr(shard, field).items()}
 
-    factors, stated, deltas = joined("factors"), joined("stamps"), joined("deltas")
+    stated, deltas = joined("stamps"), joined("deltas")
     if deltas and (parent is None or parent.manifest.revision != revision - 1):
         raise RunError(f"the shards of revision {revision} are deltas, and the revision before is not there")
-    tensors = dict(sorted((factors | joined("packed")).items()))
+    tensors = dict(sorted((dict(factors) | joined("packed")).items()))
     held = {role: {n: s for shard in shards for n, s in shard.held[role].items()} for role in sorted(shards[0].held)}
     modules = len({module_of(name) for name in factors})
     manifest = Manifest(

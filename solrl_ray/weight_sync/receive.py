@@ -18,7 +18,7 @@ from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.planning import Format
 from solrl_ray.weight_sync.branch import BranchLinear
-from solrl_ray.weight_sync.checksums import stamp, tensors_digest
+from solrl_ray.weight_sync.checksums import stamps, tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, module_of
 from solrl_ray.weight_sync.payload import Payload, packed_from
@@ -120,10 +120,11 @@ class Receiver:
         staged: dict[str, Tensors] = {}
         for name, tensor in packed_from(payload, current, quantized).items():
             staged.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
-        for module, layer in quantized.items():
-            if module not in staged:
-                staged[module] = self._requantized(payload, module, layer.format)
-        return staged
+        made = {m: self._requantized(payload, m, layer.format) for m, layer in quantized.items() if m not in staged}
+        for name, found in stamps({f"{m}.{n}": t for m, tensors in made.items() for n, t in tensors.items()}).items():
+            if payload.manifest.tensors.get(name) != found:
+                raise Unusable(f"{name} of {payload.manifest.name} differs here from the published one")
+        return staged | made
 
     @torch.no_grad()
     def _swap(self, payload: Payload, module: str, layer: Layer, staged: Tensors) -> Tensors:
@@ -143,7 +144,7 @@ class Receiver:
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
 
     def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
-        """A packed weight made from factors, which must equal the published one."""
+        """A packed weight made from factors, whose stamps must be those of the published one."""
         manifest = payload.manifest
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
@@ -151,11 +152,7 @@ class Receiver:
             raise Unusable(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
         base = self._quantized_base[module]
         merged = merge_module(base, module, payload.tensors, manifest.scaling)
-        tensors = pack(format, merged, manifest.amax.get(module))
-        for name, tensor in tensors.items():
-            if manifest.tensors.get(f"{module}.{name}") != stamp(tensor):
-                raise Unusable(f"{module}.{name} of {manifest.name} differs here from the published one")
-        return tensors
+        return pack(format, merged, manifest.amax.get(module), finite=True)
 
 
 def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:

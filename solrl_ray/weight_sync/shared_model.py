@@ -13,7 +13,8 @@ need them, both are made again from the last revision. All of this is exact: no 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -30,7 +31,9 @@ from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear, allocate_, free_
 from solrl_ray.quantization.scope import QuantizationReport, quantize_, quantized_layers
 from solrl_ray.rewards.base import Reward
-from solrl_ray.weight_sync.checksums import Stamp, stamp
+from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps
+from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publish import touched_linears
 from solrl_ray.weight_sync.receive import Receiver
@@ -49,6 +52,8 @@ class SharedModel:
         """The regenerator's; its policy is in the base if `_is_merged`."""
         self._is_merged = False
         self._explored: _QuantizedCopy | None = None
+        self.factors: Callable[[Policy], dict[str, Tensor]] | None = None
+        """Gives a policy of the learner; None without a learner."""
         self._kernels = attention.kernels()
         self.kernels: dict[Role, str] = {}
         """Attention kernels (`attention.kernels`) of a role that needs other ones than the process began with."""
@@ -133,7 +138,12 @@ class SharedModel:
             self._explored.make(touched=False)
 
     def apply(self, receiver: Receiver, payload: Payload) -> tuple[int, str]:
-        """`Receiver.apply` for the receiver of one of the roles."""
+        """`Receiver.apply` for the receiver of one of the roles; a payload without factors is of the learner here.
+
+        Raises also Unusable: the learner holds other ones.
+        """
+        if not payload.tensors:
+            payload = self._with_factors(payload)
         if receiver is self._merged:
             self._is_merged = True
             return receiver.apply(payload)
@@ -142,6 +152,13 @@ class SharedModel:
         applied = receiver.apply(payload)
         self._explored.complete = True
         return applied
+
+    def _with_factors(self, payload: Payload) -> Payload:
+        manifest = payload.manifest
+        factors = {} if self.factors is None else self.factors(manifest.policy)
+        if not factors or any(manifest.tensors.get(name) != each for name, each in stamps(factors).items()):
+            raise Unusable(f"{manifest.name} came without its factors, and the learner of this card holds others")
+        return replace(payload, tensors=factors)
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -207,7 +224,7 @@ class _QuantizedCopy:
 
     def _load(self, path: str, weight: Tensor) -> None:
         layer = self._layers[path]
-        layer.load(pack(layer.format, weight, self._amax[path]))
+        layer.load(pack(layer.format, weight, self._amax[path], finite=True))
 
     def free(self) -> None:
         """Give the layers' memory back, and bring back what was offloaded."""

@@ -152,7 +152,7 @@ def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publi
     """A snapshot, or without `pack` factors alone."""
     factors = weight_sync.factors(scale=0.1 + number)
     shard = weight_sync.publisher().shard(number, factors, policy=policy, pack=pack)
-    return weight_sync.publication(assemble([shard], weight_sync.LORA))
+    return weight_sync.publication(assemble([shard], weight_sync.LORA, factors))
 
 
 class Batch(Owner):

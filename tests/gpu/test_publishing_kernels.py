@@ -66,7 +66,7 @@ def test_ranks_make_the_deltas_of_the_cpu_and_an_explorer_applies_them_on_the_gp
             assert ours.keys() == theirs.keys()
             assert all(not tensor.is_cuda and torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
         assert bool(found.deltas) == bool(number)
-        revision = assemble([found], lora, revision)
+        revision = assemble([found], lora, factors(number), revision)
         new = applied(found.deltas, layers, revision.manifest)
         assert all(tensor.is_cuda and stamp(tensor) == found.stamps[name] for name, tensor in new.items())
         layers |= new | {name: tensor.cuda() for name, tensor in found.packed.items()}

@@ -21,7 +21,7 @@ from solrl_ray.config.pools import is_on_a_card
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
-from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
@@ -40,6 +40,10 @@ from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 MODULE = "block.to_q"
 WIDTH = 32
+
+
+LACKS = 0.1
+"""Share of revisions whose factors a worker does not find on its card."""
 
 
 def number(*parts: object) -> float:
@@ -99,7 +103,10 @@ class Worker:
             held = tensors_digest(self._packed)
             assert held == expected.digest, f"{self._name} was sent other weights than {manifest.name} states"
         if self._on_card:
-            assert set(received.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}, f"{self._name} was sent more"
+            sent_whole = set(received.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}
+            assert sent_whole if full else not received.tensors, f"{self._name} was sent something else"
+            if not full and number(self._name, manifest.packed_digest()) < LACKS:
+                return Refusal(worker=self._name, reason="its learner holds other factors")
         self._holds = (manifest.policy, manifest.revision)
         self._weights = expected.digest
         return Receipt(
@@ -263,6 +270,9 @@ class Learner:
 
     def _factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
+
+    def factors(self, policy: Policy) -> PolicyFactors:
+        return PolicyFactors(self._factors(policy))
 
     def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool) -> RevisionShard:
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal

@@ -29,6 +29,7 @@ from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage import journal
 from solrl_ray.storage.journal import Journal
+from solrl_ray.weight_sync.publication import CARD, EXPLORER, Publication
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
 from tests.simulated.runs import Plan, undisturbed, violation
@@ -182,13 +183,12 @@ def replays_pruned_units_as_if_nobody_had_been_dropped(patch: pytest.MonkeyPatch
 
 
 def sends_packed_weights_to_explorers_on_cards(patch: pytest.MonkeyPatch) -> None:
-    begin = FleetWorker.__init__
+    made = Publication.payload
 
-    def begun(self: FleetWorker, name: str, *arguments: Any, **named: Any) -> None:
-        begin(self, name, *arguments, **named)
-        self._has_base = not name.startswith("explorer")
+    def packed(self: Publication, role: str, *, full: bool = False) -> bytes:
+        return made(self, EXPLORER if role == CARD else role, full=full)
 
-    patch.setattr(FleetWorker, "__init__", begun)
+    patch.setattr(Publication, "payload", packed)
     patch.setattr(Fleet, "needs_packed", True)
 
 
@@ -216,7 +216,7 @@ BROKEN: dict[Break, str] = {
     waits_for_a_sign_of_life_without_a_deadline: "",
     counts_a_duplicate_as_a_first_result: "",
     replays_pruned_units_as_if_nobody_had_been_dropped: "",
-    sends_packed_weights_to_explorers_on_cards: "was sent more",
+    sends_packed_weights_to_explorers_on_cards: "was sent something else",
     packs_nothing_for_explorers_beyond_the_cards: "has not ended",
     tells_of_a_lost_card_once_a_role: "told more than once",
 }

@@ -39,7 +39,7 @@ class Ranks:
             )
             for rank, each in enumerate(self.publishers)
         ]
-        return assemble(self.shards, LORA, parent)
+        return assemble(self.shards, LORA, moved(number), parent)
 
     def publish(self, number: int) -> Publication:
         return self.publications.publish(self.revision(number))
@@ -150,7 +150,7 @@ def test_deltas_without_the_revision_before_are_refused() -> None:
     ranks.publish(0)
     ranks.revision(1)
     with pytest.raises(RunError, match="the shards of revision 1 are deltas, and the revision before is not there"):
-        assemble(ranks.shards, LORA)
+        assemble(ranks.shards, LORA, moved(1))
 
 
 def test_a_delta_that_does_not_lead_to_the_stated_weights_is_found_when_it_is_applied() -> None:
@@ -160,7 +160,7 @@ def test_a_delta_that_does_not_lead_to_the_stated_weights_is_found_when_it_is_ap
     (shard,) = ranks.shards
     other = at_once(2)[-1].deltas[PACKED]
     wrong = dataclasses.replace(shard, deltas=shard.deltas | {PACKED: other})
-    revision = assemble([wrong], LORA, ranks.publications.parent(1))
+    revision = assemble([wrong], LORA, moved(1), ranks.publications.parent(1))
     assert revision.factors.keys() == factors().keys()  # which need no delta
     with pytest.raises(Unusable, match=f"the delta of tensor '{PACKED}' does not lead to the checksum"):
         revision.packed[PACKED]

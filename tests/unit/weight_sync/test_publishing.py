@@ -131,12 +131,12 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
             publisher().shard(4, factors(), policy=policy, rank=rank, world_size=world_size)
             for rank in range(world_size)
         ]
-        together = assemble(parts, LORA)
+        together = assemble(parts, LORA, factors())
         assert together.manifest == alone.manifest
         assert publication(together).payload(REGENERATOR) == publication(alone).payload(REGENERATOR)
         assert publication(together).payload(EXPLORER) == publication(alone).payload(EXPLORER)
     with pytest.raises(RunError, match=r"made shards of \[\('old', 1\), \('old', 2\)\]"):
-        assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA)
+        assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA, factors())
 
 
 # Receivers

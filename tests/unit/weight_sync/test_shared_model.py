@@ -17,9 +17,10 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.weight_sync import checksums, payload, shared_model
+from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.payload import Payload, Revision
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
+from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR
 from solrl_ray.weight_sync.publish import Publisher, assemble, touched_linears
 from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.shared_model import SharedModel
@@ -108,7 +109,8 @@ def factors(settings: Config, number: int) -> dict[str, torch.Tensor]:
 def revision(settings: Config, number: int, transformer: nn.Module | None = None, *, pack: bool = False) -> Revision:
     """Made from a learner's transformer, by default from one of its own."""
     publisher = Publisher.for_model(alone(settings) if transformer is None else transformer, settings)
-    return assemble([publisher.shard(number, factors(settings, number), pack=pack)], settings.model.lora)
+    made = factors(settings, number)
+    return assemble([publisher.shard(number, made, pack=pack)], settings.model.lora, made)
 
 
 def factors_of(revision: Revision) -> Payload:
@@ -211,6 +213,26 @@ def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path)
     card = Card(ours)
     assert card.load(EXPLORER, without) == packed.manifest.expected[EXPLORER]
     assert card.load(REGENERATOR, without) == packed.manifest.expected[REGENERATOR]
+
+
+def test_a_manifest_is_enough_where_the_learner_holds_its_factors(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline)
+    card = Card(ours)
+    made = publication(card.publish(1))
+    short = payload.read(made.payload(CARD))
+    assert short.tensors == {}
+    for others in (None, lambda policy: factors(ours, 2)):
+        card.shared.factors = others
+        for receiver in (card.explores, card.regenerates):
+            with pytest.raises(Unusable, match="revision-000001 came without its factors"):
+                card.shared.apply(receiver, short)
+    card.shared.enter("explorer")
+    assert_explores_as(card.explorer, alone(ours, "nvfp4-emulated"))  # nothing has changed
+    card.shared.factors = lambda policy: factors(ours, 1)
+    for role, receiver in ((EXPLORER, card.explores), (REGENERATOR, card.regenerates)):
+        bound, digest = card.shared.apply(receiver, short)
+        assert Expected(modules=bound, digest=digest) == made.revision.manifest.expected[role]
+    assert payload.read(made.payload(CARD, full=True)).tensors.keys() == factors(ours, 1).keys()
 
 
 def test_layers_that_are_made_ahead_of_a_revision_end_with_it_or_with_the_one_before(tiny_pipeline: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_stored_revision_is_read_back_bit_for_bit(tmp_path: Path) -> None:
 
 def unpacked(number: int) -> Revision:
     """As learners make it whose explorers are all on their cards."""
-    return assemble([publisher().shard(number, moving(number), pack=False)], LORA)
+    return assemble([publisher().shard(number, moving(number), pack=False)], LORA, moving(number))
 
 
 def test_a_revision_without_packed_weights_is_read_back_and_the_next_one_is_no_delta_against_it(tmp_path: Path) -> None:
