@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import google_crc32c
 import numpy as np
@@ -17,6 +17,9 @@ import torch
 from pydantic import BeforeValidator, PlainSerializer
 
 from solrl_ray.common.safetensors_file import NAMES
+
+WAITING_BYTES = 1 << 28
+"""On a GPU, tensors of about so many bytes are kept until one launch reads them."""
 
 
 def _as_hex(crc: int) -> str:
@@ -51,35 +54,47 @@ def stamps(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
 
 
 class Stamps:
-    """Stamps of tensors that come one after another and need not stay: a GPU is waited for once, at the end."""
+    """Stamps of tensors that come one after another: a GPU has few launches to do, and is waited for at the end."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._crcs: dict[str, int] = {}
-        self._folded: dict[str, tuple[torch.Tensor, int]] = {}
-        """By name, of tensors on a GPU: what its kernel left for the last step, and their bytes."""
+        self._waiting: dict[str, torch.Tensor] = {}
+        """On a GPU, not yet read there."""
+        self._sizes: dict[str, int] = {}
+        """Bytes, of those that are read on a GPU."""
+        self._folded: list[torch.Tensor] = []
+        """What the kernel left of them for the last step."""
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The tensors must not change before `result`."""
         for name, tensor in tensors.items():
             self._kinds[name] = NAMES[tensor.dtype], tuple(tensor.shape)
-            folded = _folded(tensor) if tensor.is_cuda else None
-            if folded is None:
-                self._crcs[name] = int(google_crc32c.value(raw_bytes(tensor)))
-            else:
-                self._folded[name] = folded, tensor.nbytes
+            contiguous = tensor.detach().contiguous()
+            if not tensor.is_cuda or not _kernel().fits(contiguous):
+                self._crcs[name] = int(google_crc32c.value(raw_bytes(contiguous)))
+                continue
+            self._waiting[name], self._sizes[name] = contiguous, tensor.nbytes
+        if sum(tensor.nbytes for tensor in self._waiting.values()) > WAITING_BYTES:
+            self._fold()
+
+    def _fold(self) -> None:
+        self._folded.append(_kernel().folded(list(self._waiting.values())))
+        self._waiting = {}
 
     def result(self) -> dict[str, Stamp]:
+        if self._waiting:
+            self._fold()
         if self._folded:
-            from solrl_ray.weight_sync import crc_kernel
-
-            self._crcs |= crc_kernel.finished(self._folded)
+            crcs = _kernel().crcs(self._folded, list(self._sizes.values()))
+            self._crcs |= dict(zip(self._sizes, crcs, strict=True))
         return {name: Stamp(*kind, self._crcs[name]) for name, kind in self._kinds.items()}
 
 
-def _folded(tensor: torch.Tensor) -> torch.Tensor | None:
+def _kernel() -> Any:
     from solrl_ray.weight_sync import crc_kernel  # CUDA comes with Triton
 
-    return crc_kernel.folded(tensor)
+    return crc_kernel
 
 
 def raw_bytes(tensor: torch.Tensor) -> np.ndarray:

@@ -9,12 +9,12 @@ every LANES-th word, and its result is advanced by as many words as follow its l
     crc      raw ^ advance(all bytes, 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 "Advance by n words" is the effect of n zero words on a CRC's register: a 32 × 32 matrix over GF(2), here 32 columns of
-uint32. One launch a tensor; a few numbers come back, of many tensors at once.
+uint32. One launch for many tensors; a few numbers of each come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -29,33 +29,41 @@ BLOCK = 1024
 ONES = 0xFFFFFFFF
 
 
-def finished(parts: Mapping[str, tuple[torch.Tensor, int]]) -> dict[str, int]:
-    """CRC-32C of each tensor, from what `folded` gave of it and its number of bytes. Waits for the device once."""
-    found = torch.stack([part for part, _ in parts.values()]).cpu().numpy().view(np.uint32)
-    folds = np.bitwise_xor.reduce(found, axis=1)
-    return {name: int(fold) ^ int(_start(size)) for fold, (name, (_, size)) in zip(folds, parts.items(), strict=True)}
+def fits(tensor: torch.Tensor) -> bool:
+    """Whether `folded` can take a tensor: contiguous, and its bytes are whole words."""
+    return bool(tensor.is_contiguous() and tensor.nbytes and not (tensor.nbytes % 4 or tensor.data_ptr() % 4))
 
 
-def folded(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Part of the CRC-32C of a CUDA tensor's bytes, row by row; None if the size is no multiple of four bytes."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if raw.numel() % 4 or raw.data_ptr() % 4 or not raw.numel():
-        return None
-    words = raw.view(torch.int32)
-    rows = -(-words.numel() // LANES)
-    advance, lanes = _tables(words.device)
-    parts = torch.empty(LANES // BLOCK, dtype=torch.int32, device=words.device)
-    with torch.cuda.device(words.get_device()):
-        _fold[(LANES // BLOCK,)](words, advance, lanes, parts, rows, rows * LANES - words.numel(), LANES, BLOCK)
+def folded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Part of the CRC-32C of each tensor's bytes, for `crcs`: int32 [tensors, …]. All are on one CUDA device."""
+    device = tensors[0].device
+    advance, lanes = _tables(device)
+    rows = [[each.data_ptr(), each.nbytes // 4] for each in tensors]
+    table = torch.tensor(rows, dtype=torch.int64).to(device)
+    parts = torch.empty((len(tensors), LANES // BLOCK), dtype=torch.int32, device=device)
+    with torch.cuda.device(tensors[0].get_device()):
+        _fold[(LANES // BLOCK, len(tensors))](table, advance, lanes, parts, LANES, BLOCK)
     return parts
 
 
+def crcs(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[int]:
+    """CRC-32C of tensors, from what `folded` gave of them and their numbers of bytes. Waits for the device once."""
+    found = torch.cat(list(parts)).cpu().numpy().view(np.uint32)
+    folds = np.bitwise_xor.reduce(found, axis=1)
+    return [int(fold) ^ int(_start(size)) for fold, size in zip(folds, sizes, strict=True)]
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def _fold(words, advance, lanes, parts, rows, pad, LANES, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _fold(table, advance, lanes, parts, LANES, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tensor, block = tl.program_id(1), tl.program_id(0)
+    words = tl.load(table + 2 * tensor).to(tl.pointer_type(tl.int32))
+    count = tl.load(table + 2 * tensor + 1)
+    rows = (count + LANES - 1) // LANES
+    lane = block * BLOCK + tl.arange(0, BLOCK)
+    start = lane - (rows * LANES - count)
     state = tl.zeros((BLOCK,), dtype=tl.uint32)
     for row in range(rows):
-        index = row * LANES + lane - pad
+        index = row * LANES + start
         word = tl.load(words + index, mask=index >= 0, other=0).to(tl.uint32, bitcast=True)
         low = tl.load(advance + (state & 255)) ^ tl.load(advance + 256 + ((state >> 8) & 255))
         high = tl.load(advance + 512 + ((state >> 16) & 255)) ^ tl.load(advance + 768 + (state >> 24))
@@ -64,7 +72,7 @@ def _fold(words, advance, lanes, parts, rows, pad, LANES, BLOCK: tl.constexpr): 
     for bit in range(32):
         column = tl.load(lanes + bit * LANES + lane)
         folded ^= tl.where(((state >> bit) & 1) != 0, column, 0)
-    tl.store(parts + tl.program_id(0), tl.xor_sum(folded, axis=0))
+    tl.store(parts + tensor * (LANES // BLOCK) + block, tl.xor_sum(folded, axis=0))
 
 
 @lru_cache(maxsize=8)

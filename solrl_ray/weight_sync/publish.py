@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from solrl_ray.common.finite import first_not_finite, is_finite
+from solrl_ray.common.finite import Extremes, first_not_finite
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.common.tensor_serialization import Portable, to_host
 from solrl_ray.config.schema import Config, Lora
@@ -141,27 +141,31 @@ class Publisher:
         copies: CopiesInTheMaking,
         pack: bool,
     ) -> RevisionShard:
-        merged, quantized = Stamps(), Stamps()
+        merged, quantized, extremes = Stamps(), Stamps(), Extremes()
         branched: dict[str, Stamp] = {}
         amax: dict[str, float] = {}
         bumped: list[str] = []
         for module in modules:
             weight = merge_module(self._base[module], module, factors, self._scaling)
-            if not is_finite(weight):
-                raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
+            extremes.add(module, weight)
             merged.add({f"{module}.weight": weight})
             if policy != "old" or module not in self._formats:
                 continue
             if self._branch:
                 branched |= self._branched(module, factors)
                 continue
-            tensors, fitting = self._pack(module, weight, factors)
+            try:
+                tensors, fitting = self._pack(module, weight, factors)
+            except ValueError:
+                _check_finite(extremes, revision)
+                raise
             if pack:
                 copies.take(tensors)
             quantized.add(tensors)
             if fitting is not None:
                 amax[module] = fitting
                 bumped += [module] if fitting != self._frozen_amax[module] else []
+        _check_finite(extremes, revision)
         of_factors = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
         stated = quantized.result()
         held = {REGENERATOR: merged.result()}
@@ -219,6 +223,11 @@ class Publisher:
             raise RunError(f"the factors are not those of the {len(self._base)} touched modules: {wrong[:3]}")
         if name := first_not_finite(factors):
             raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
+
+
+def _check_finite(merged: Extremes, revision: int) -> None:
+    if module := merged.first_not_finite():
+        raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
 
 
 def assemble(

@@ -1,14 +1,14 @@
-"""How a worker applies a revision: new weights are made and verified separately, then written in place, then read back.
+"""How a worker applies a revision: weights that were sent are verified, all are written in place and then read back.
 
-    payload ─► verify ─► decode deltas | merge and quantise ─► compare checksums ─► swap ─► digest for the receipt
+    payload ─► verify ─► decode deltas ─► compare checksums ─┬─► write ─► checksums of what is held ─► receipt
+                         merge and quantise the own base ────┘
 
-Nothing changes before the swap, so an unusable payload leaves the worker as it was.
+Nothing changes before all that was sent is verified, so a delta against another state leaves the worker as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.planning import Format
 from solrl_ray.weight_sync.branch import BranchLinear
-from solrl_ray.weight_sync.checksums import stamps, tensors_digest
+from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamps_digest, tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, module_of
 from solrl_ray.weight_sync.payload import Payload, packed_from
@@ -55,7 +55,9 @@ class Receiver:
         self._base: Tensors | None = None
         self._base_digest = ""
         self._held: Payload | None = None
-        """The last revision applied, with its factors on the device."""
+        """The last revision applied."""
+        self._layers: dict[str, Layer] = {}
+        """The touched layers."""
 
     def reapply(self) -> bool:
         """Write the last revision again, which came as factors, into a model that lost it; whether there is one."""
@@ -67,8 +69,8 @@ class Receiver:
         """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
 
         Raises:
-            Unusable: a delta against another state, or weights that came out differently than published. Nothing was
-                changed; a snapshot of the same revision would work.
+            Unusable: a delta against another state, or weights that came out differently than published; a snapshot of
+                the same revision would work.
             RunError: nothing to overwrite, a module that the model lacks or holds differently, another base.
         """
         manifest = payload.manifest
@@ -76,22 +78,27 @@ class Receiver:
             raise RunError(f"{manifest.name} touches no module: nothing would be published")
         held = self._write(payload)
         if self._given is not None:  # shared weights may be needed without it, and then with it again
-            device = next(iter(self._given.values())).device
-            factors = {name: tensor.to(device, copy=True) for name, tensor in payload.tensors.items()}
-            self._held = replace(payload, tensors=factors)
-        return len(manifest.modules), tensors_digest(held)
+            self._held = payload
+        return len(manifest.modules), stamps_digest(held)
 
-    def _write(self, payload: Payload) -> Tensors:
-        """Write a revision into the layers; returns their content by its names in a revision."""
+    def _write(self, payload: Payload) -> dict[str, Stamp]:
+        """Write a revision into the layers; returns stamps of their content by its names in a revision."""
         manifest = payload.manifest
-        layers = {module: touched_layer(self._model, module) for module in manifest.modules}
+        if self._layers.keys() != set(manifest.modules):
+            self._layers = {module: touched_layer(self._model, module) for module in manifest.modules}
+        layers = self._layers
         self._remember_base(manifest, layers)
         self._check_mergeable(payload, layers)
-        staged = self._stage(payload, layers)
-        held: Tensors = {}
+        sent = self._sent(payload, layers)
+        held = Stamps()
         for module, layer in layers.items():
-            held |= self._swap(payload, module, layer, staged.get(module, {}))
-        return held
+            held.add(self._overwrite(payload, module, layer, sent.get(module)))
+        found = held.result()
+        for name, each in found.items():
+            made_here = isinstance(layers[module_of(name)], QuantizedLinear) and module_of(name) not in sent
+            if made_here and manifest.tensors.get(name) != each:
+                raise Unusable(f"{name} of {manifest.name} differs here from the published one")
+        return found
 
     def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
         """Copies of the weights of touched, unquantised modules; made before any revision is applied."""
@@ -111,23 +118,21 @@ class Receiver:
                 raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
 
     @torch.no_grad()
-    def _stage(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
-        """The verified new content of every quantised layer. Merged weights are not staged: a receipt proves them."""
+    def _sent(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
+        """The verified new content of those quantised layers for which it was sent, by module."""
         quantized = {m: layer for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
         current: Tensors = {}
         if payload.deltas:
             current = {f"{m}.{n}": t for m, layer in quantized.items() for n, t in layer.tensors().items()}
-        staged: dict[str, Tensors] = {}
+        sent: dict[str, Tensors] = {}
         for name, tensor in packed_from(payload, current, quantized).items():
-            staged.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
-        made = {m: self._requantized(payload, m, layer.format) for m, layer in quantized.items() if m not in staged}
-        for name, found in stamps({f"{m}.{n}": t for m, tensors in made.items() for n, t in tensors.items()}).items():
-            if payload.manifest.tensors.get(name) != found:
-                raise Unusable(f"{name} of {payload.manifest.name} differs here from the published one")
-        return staged | made
+            sent.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
+        for module in quantized.keys() - sent.keys():
+            self._check_quantizable(payload, module)
+        return sent
 
     @torch.no_grad()
-    def _swap(self, payload: Payload, module: str, layer: Layer, staged: Tensors) -> Tensors:
+    def _overwrite(self, payload: Payload, module: str, layer: Layer, sent: Tensors | None) -> Tensors:
         """Writes a layer's new weights into its buffers; returns these by their names in a revision."""
         manifest, factors = payload.manifest, payload.tensors
         try:
@@ -138,19 +143,22 @@ class Receiver:
             if isinstance(layer, BranchLinear):
                 layer.load(*branch_factors(module, factors, manifest.scaling, layer.lora_a.dtype))
             else:
-                layer.load(staged)
+                layer.load(self._requantized(payload, module, layer.format) if sent is None else sent)
         except ValueError as error:
             raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
 
-    def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
-        """A packed weight made from factors, whose stamps must be those of the published one."""
+    def _check_quantizable(self, payload: Payload, module: str) -> None:
+        """Raises Unusable or RunError unless `_requantized` can make a packed weight."""
         manifest = payload.manifest
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
         if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
             raise Unusable(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
-        base = self._quantized_base[module]
+
+    def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
+        """A packed weight made from factors."""
+        manifest, base = payload.manifest, self._quantized_base[module]
         merged = merge_module(base, module, payload.tensors, manifest.scaling)
         return pack(format, merged, manifest.amax.get(module), finite=True)
 

@@ -52,6 +52,8 @@ class SharedModel:
         """The regenerator's; its policy is in the base if `_is_merged`."""
         self._is_merged = False
         self._explored: _QuantizedCopy | None = None
+        self._applied: Payload | None = None
+        """The last revision that a role was given, with its factors."""
         self.factors: Callable[[Policy], dict[str, Tensor]] | None = None
         """Gives a policy of the learner; None without a learner."""
         self._kernels = attention.kernels()
@@ -142,8 +144,9 @@ class SharedModel:
 
         Raises also Unusable: the learner holds other ones.
         """
-        if not payload.tensors:
-            payload = self._with_factors(payload)
+        if self._applied is None or self._applied.manifest != payload.manifest:
+            self._applied = self._on_device(payload)
+        payload = self._applied
         if receiver is self._merged:
             self._is_merged = True
             return receiver.apply(payload)
@@ -153,12 +156,15 @@ class SharedModel:
         self._explored.complete = True
         return applied
 
-    def _with_factors(self, payload: Payload) -> Payload:
-        manifest = payload.manifest
-        factors = {} if self.factors is None else self.factors(manifest.policy)
-        if not factors or any(manifest.tensors.get(name) != each for name, each in stamps(factors).items()):
-            raise Unusable(f"{manifest.name} came without its factors, and the learner of this card holds others")
-        return replace(payload, tensors=factors)
+    def _on_device(self, payload: Payload) -> Payload:
+        """With a copy of its factors, which the roles share."""
+        manifest, factors = payload.manifest, payload.tensors
+        if not factors:
+            factors = {} if self.factors is None else self.factors(manifest.policy)
+            if not factors or any(manifest.tensors.get(name) != each for name, each in stamps(factors).items()):
+                raise Unusable(f"{manifest.name} came without its factors, and the learner of this card holds others")
+        device = next(iter(self._base.values())).device
+        return replace(payload, tensors={name: factor.to(device, copy=True) for name, factor in factors.items()})
 
     @torch.no_grad()
     def _restore(self) -> None:

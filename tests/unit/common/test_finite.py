@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from solrl_ray.common.finite import first_not_finite, is_finite
+from solrl_ray.common.finite import first_not_finite
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    return not first_not_finite({"it": tensor})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -34,13 +34,14 @@ a[0, 0], a[0, 1], a[0, 2] = float("nan"), float("inf"), 3e38
 same(randn(4, 8, seed=6).bfloat16(), a, b * 3e5, 1.7)
 
 crc_kernel.LANES, crc_kernel.BLOCK = 512, 256  # the interpreter takes its time
-parts, expected = {}, {}
+contents = []
 for size in (4, 400, crc_kernel.LANES * 4, crc_kernel.LANES * 4 + 44):
     content = (torch.arange(size) * 37 % 251).to(torch.uint8)
-    parts[size] = crc_kernel.folded(content), size
-    expected[size] = google_crc32c.value(content.numpy())
-assert crc_kernel.finished(parts) == expected
-assert crc_kernel.folded(torch.zeros(6, dtype=torch.uint8)) is None
+    contents.append(content)
+assert all(crc_kernel.fits(content) for content in contents)
+found = crc_kernel.crcs([crc_kernel.folded(contents[:3]), crc_kernel.folded(contents[3:])], [len(c) for c in contents])
+assert found == [google_crc32c.value(content.numpy()) for content in contents]
+assert not crc_kernel.fits(torch.zeros(6, dtype=torch.uint8))
 """
 
 
