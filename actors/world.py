@@ -44,6 +44,11 @@ class Process:
     _ahead: dict[object, float] = field(default_factory=dict)
     """Calls that are waited for → their deadlines in seconds."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether a learner rank lives in it."""
+        return any(role.startswith("learner-") for role in self.roles)
+
     @contextmanager
     def waited_for(self, seconds: float | None) -> Iterator[float | None]:
         """A block that waits for a call which may take `seconds`; yields its deadline, which also counts the calls

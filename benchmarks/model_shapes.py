@@ -10,8 +10,17 @@ from typing import Any
 import architectures
 import torch
 from torch import nn
+from transformers import (
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    Gemma2Model,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3ForCausalLM,
+    T5EncoderModel,
+)
 
 from solrl_ray import models
+from solrl_ray.cli.preflight import text_encoder_size
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Model
 from solrl_ray.models import decoders, shapes
@@ -36,6 +45,20 @@ FLUX2_KLEIN_4B: dict[str, Any] = {
     "joint_attention_dim": 7680,
     "guidance_embeds": False,
 }
+QWEN_TEXT = (Qwen2_5_VLForConditionalGeneration, architectures.QWEN_2_5_VL_7B)
+QWEN_3 = (Qwen3ForCausalLM, architectures.QWEN_3_4B)
+T5, GEMMA = (T5EncoderModel, architectures.T5_XXL), (Gemma2Model, architectures.GEMMA_2_2B)
+CLIP = (CLIPTextModelWithProjection, architectures.CLIP_L)
+TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "flux1_dev": [(CLIPTextModel, architectures.CLIP_L), T5],
+    "flux2_klein_base_4b": [QWEN_3],
+    "qwen_image": [QWEN_TEXT],
+    "sana_1600m": [GEMMA],
+    "sd35_large": [CLIP, (CLIPTextModelWithProjection, architectures.CLIP_BIG_G), T5],
+    "sd35_medium": [CLIP, (CLIPTextModelWithProjection, architectures.CLIP_BIG_G), T5],
+    "z_image": [QWEN_3],
+}
+"""Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
 FOUR_LEVELS = {"block_out_channels": (128, 256, 512, 512)}
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux1_dev": (architectures.FLUX, FOUR_LEVELS),
@@ -65,6 +88,8 @@ def made(name: str) -> ModelShapes:
         factor = decoders.factor(autoencoder)
     with torch.device("meta"):
         skeleton = family.adapt_(family.TRANSFORMER.from_config(transformer))
+        texts = [kind(kind.config_class(**settings)) for kind, settings in TEXTS.get(name, ())]
+    texts = texts or list(family.text_skeletons(config).values())
     linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
     return ModelShapes(
         family=config.family,
@@ -74,6 +99,7 @@ def made(name: str) -> ModelShapes:
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: shapes.LinearShape(linear.in_features, linear.out_features) for path, linear in linears.items()},
+        texts=[text_encoder_size(text) for text in texts],
     )
 
 

@@ -244,10 +244,12 @@ class Worker:
 
     async def _next_step(self) -> None:
         weights = self._weights()
-        if weights is not None and weights is not self._loaded and self._can_load(weights):
-            await self._load(weights)
-        else:
-            await self._wait_for_change()
+        if weights is not None and weights is not self._loaded:
+            if self._can_load(weights):
+                await self._load(weights)
+                return
+            self._now("waiting for a revision that is packed for it")
+        await self._wait_for_change()
 
     def _can_load(self, weights: Weights) -> bool:
         """Whether a publication has what it needs. An explorer that joins the first without a card waits for the next
@@ -259,6 +261,8 @@ class Worker:
         payloads = weights.of_card if self.process.name else weights.payloads
         # A delta needs the revision before; a worker that never held one gets a snapshot.
         full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
+        if self.process.name:  # without a learner there, it must be sent the factors
+            full = not self.process.learns
         while True:
             self._now(f"waiting for {weights.publication.name}")
             payload = await payloads.ref(full=full)

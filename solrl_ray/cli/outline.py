@@ -186,6 +186,9 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         plain_touched_parameters=sum(touched[path] for path in adapted - quantized.keys()),
         quantized_parameters=sum(_weights(linears[path]) for path in quantized),
         explorer_bytes=_explorer_bytes(config, shapes, quantized, packed),
+        text_parameters=sum(text.parameters for text in shapes.texts),
+        text_flops=sizes.text_flops(model, shapes.texts),
+        embedding_bytes=sizes.embedding_bytes(model, shapes.transformer),
     )
 
 

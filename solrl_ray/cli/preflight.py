@@ -21,7 +21,7 @@ from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.models.blocks import blocks
-from solrl_ray.models.shapes import ModelShapes
+from solrl_ray.models.shapes import ModelShapes, TextEncoderSize
 from solrl_ray.records import Prompt
 from solrl_ray.rewards import import_callable, trial
 from solrl_ray.storage.checkpoints import filesystem
@@ -115,7 +115,15 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
+        texts=[text_encoder_size(each) for each in family.text_skeletons(model).values()],
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
     return facts_of(config, sources, shapes, preview_tier(config, sources, device if known else None))
+
+
+def text_encoder_size(encoder: nn.Module) -> TextEncoderSize:
+    """Of a text encoder, with or without memory."""
+    tables = nn.ModuleList([each for each in encoder.modules() if isinstance(each, nn.Embedding)])
+    parameters, in_tables = (sum(parameter.numel() for parameter in each.parameters()) for each in (encoder, tables))
+    return TextEncoderSize(parameters, parameters - in_tables)

@@ -16,8 +16,9 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
+from solrl_ray.config.encoding import DTYPE_BYTES, EncodingCosts, encoding_costs
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import REGENERATORS, apart, needs_packed, on_cards, reserved
+from solrl_ray.config.pools import REGENERATORS, apart, encoded_ahead, needs_packed, on_cards, reserved
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, tier_in_words
@@ -33,7 +34,6 @@ from solrl_ray.config.update import (
 
 NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,12 @@ class ModelFacts:
     """Estimated: peak of decoding one image."""
     decoder_parameters: int = 0
     """Of the autoencoder, its encoder included."""
+    text_parameters: int = 0
+    """Of the text encoders."""
+    text_flops: int = 0
+    """Floating-point operations of encoding a prompt."""
+    embedding_bytes: int = 0
+    """Of an encoded prompt."""
 
     @property
     def quantized_share(self) -> float:
@@ -142,6 +148,14 @@ class Arithmetic:
         return None if self.lora_bytes is None or self.packed_bytes is None else self.lora_bytes + self.packed_bytes
 
     @property
+    def encoding(self) -> EncodingCosts | None:
+        """What encoding prompts takes; None if the text encoders' sizes are not known."""
+        facts = self.facts
+        if facts is None or not facts.text_parameters:
+            return None
+        return encoding_costs(self.config, facts.text_parameters, facts.text_flops, facts.embedding_bytes)
+
+    @property
     def cpus(self) -> float:
         """CPUs that the actors reserve with Ray."""
         return reserved(self.config, "num_cpus")
@@ -157,6 +171,7 @@ class Arithmetic:
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         texts.filters |= {"listed": listed, "of": _of, "size": size_in_words, "thousands": "{:,}".format}
+        texts.filters["seconds"] = lambda seconds: f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
         texts.filters["tier"] = partial(tier_in_words, config)
         text = texts.get_template("arithmetic.txt").render(
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
@@ -172,6 +187,8 @@ class Arithmetic:
             revision_bytes=self.revision_bytes,
             workers=_processes(config),
             processes=sum(count for _, count, _ in _processes(config)),
+            encoding=self.encoding,
+            encoded=config.rollout.prompts * encoded_ahead(config.fleet),
             inside=[
                 _of(count, name)
                 for name, pool in (("explorer", "explorers"), ("regenerator", REGENERATORS))

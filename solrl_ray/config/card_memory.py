@@ -2,7 +2,7 @@
 
 ::
 
-    colocated  load ─► explore ─► regenerate ─► learn ─► publish     one process, one BF16 base: `holds` and the stage
+    colocated  load ─► encode ─► explore ─► regenerate ─► learn ─► publish    one process, one BF16 base
     split      one process a role, each at its own fullest stage, and all that share a card at the same time
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds those of processes
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
-from solrl_ray.config.pools import REGENERATORS, apart, is_colocated, is_on_a_card
+from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, is_on_a_card
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
@@ -30,8 +30,9 @@ LEARNER_EXTRA = 500_000_000
 RESERVED = 1.1
 """What PyTorch's allocator takes of the card for each byte that a stage holds at its peak. Chosen by the measured
 peaks."""
-EXPLORER, REGENERATOR, LEARNER = "explorer", "regenerator", "learner rank"
-LOAD, EXPLORE, REGENERATE, LEARN, PUBLISH, EVALUATE = "load", "explore", "regenerate", "learn", "publish", "evaluate"
+EXPLORER, REGENERATOR, LEARNER, ENCODER = "explorer", "regenerator", "learner rank", "text encoder"
+LOAD, ENCODE, EXPLORE, REGENERATE = "load", "encode", "explore", "regenerate"
+LEARN, PUBLISH, EVALUATE = "learn", "publish", "evaluate"
 
 Parts = Mapping[str, int]
 """What it is → its bytes."""
@@ -115,6 +116,8 @@ def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
         [((REGENERATOR if name == REGENERATORS else EXPLORER,), pool.num_gpus)] * pool.count
         for name, pool in apart(config).items()
     ]
+    if not encodes_on_cards(config.fleet):
+        queues.append([((ENCODER,), config.fleet.encoders.num_gpus)] * config.fleet.encoders.count)
     longest = max(map(len, queues))
     processes = [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
     return [(roles, min(1.0, gpus)) for roles, gpus in processes if gpus > 0]
@@ -129,6 +132,9 @@ def _roles(config: Config, rank: int) -> tuple[str, ...]:
 
 def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> Process:
     config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
+    encode = {ENCODE: {"text encoders": facts.text_parameters * width}}
+    if roles == (ENCODER,):
+        return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)
     alone = roles == (EXPLORER,)
     copied = _kept_base(config, facts, width) if alone else facts.touched_parameters * width
@@ -145,6 +151,8 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         stages |= _exploring(arithmetic, facts, roles)
     if REGENERATOR in roles:
         stages |= _regenerating(arithmetic, facts, roles)
+    if LEARNER in roles and encodes_on_cards(config.fleet):
+        stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(config, facts, roles)}}
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
         # Captured graphs need the quantised layers at their addresses.

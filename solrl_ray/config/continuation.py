@@ -9,6 +9,7 @@ from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config import compiled_learner, own_functions
 from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.problems import listed, show
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -121,7 +122,15 @@ def notes(given: Config, was: Config) -> list[str]:
         "fleet.other_explorers has other names, prompts or threads than before: prompts are ranked by others, so the "
         "bytes may differ from an undisturbed run."
     ]
-    return said[: others[0] != others[1]] + [
+    encoded = [
+        (bool(encoder_of(c.fleet).num_gpus), encoder_of(c.fleet).threads, encoding_batch(c.fleet)) for c in (given, was)
+    ]
+    if encoded[0] != encoded[1]:
+        said.append(
+            "fleet.encoders or fleet.placement encode prompts on another kind of device, with other threads or another "
+            "micro-batch than before: embeddings may differ in their last bits, and so may the bytes."
+        )
+    return said[others[0] == others[1] :] + [
         f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes "
         "may differ from an undisturbed run."
         for key in _SPLITS_SUMS

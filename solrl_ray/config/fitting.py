@@ -9,8 +9,9 @@ from typing import Any
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, size_in_words
-from solrl_ray.config.card_memory import CardMemory, cards
+from solrl_ray.config.card_memory import ENCODE, CardMemory, cards
 from solrl_ray.config.contradictions import value_of
+from solrl_ray.config.pools import encodes_on_cards
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import can_be_packed, cannot_offload
@@ -139,6 +140,11 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
     tried += ["fleet.offload true"] * ("fleet.offload" in candidates)
     fullest = cards(smallest)[0]
     said += f"; with {listed(tried)} it is still {_stage(fullest)}"
+    if any(process.fullest == ENCODE and process.peak > card.usable for process in fullest.processes):
+        elsewhere = "fleet.encoders.num_gpus 0 encodes on CPUs"
+        if encodes_on_cards(arithmetic.config.fleet):
+            elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on GPUs of their own"
+        raise TooSmall(f"{said}: take a card with more memory, or leave the text encoders out of it: {elsewhere}.")
     if any(process.peak > card.usable for process in fullest.processes):
         raise TooSmall(f"{said}: take a card with more memory or a smaller model.")
     raise TooSmall(f"{said}: take a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,13 @@ from solrl_ray.config.schema import Model
 from solrl_ray.quantization.planning import Linear
 
 FOLDER = Path(__file__).with_name("shapes")
-SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens")
+TEXT_WIDTHS = ("caption_channels", "cap_feat_dim", "joint_attention_dim")
+"""Keys of a transformer's ``config.json`` for the width of a text's tokens; it has one of them."""
+SETTINGS = (
+    *("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens"),
+    *TEXT_WIDTHS,
+    "pooled_projection_dim",
+)
 """Keys of a transformer's ``config.json`` that `FamilySizes` reads."""
 
 
@@ -25,6 +31,13 @@ SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "dim", "
 class LinearShape:
     in_features: int
     out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderSize:
+    parameters: int
+    multiplied: int
+    """Parameters that each token is multiplied with: not those of tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,8 @@ class ModelShapes:
     """Values in tensors that are no parameters, such as a table of positions."""
     linears: Mapping[str, Linear]
     """By module path, in module order."""
+    texts: Sequence[TextEncoderSize]
+    """The text encoders; the last is the long one, the others are CLIP's."""
 
     def to_json(self, path: str) -> str:
         """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
@@ -63,6 +78,7 @@ class ModelShapes:
             "blocks": self.blocks,
             "parameters": self.parameters,
             "buffers": self.buffers,
+            "texts": [[text.parameters, text.multiplied] for text in self.texts],
         }
         fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
         return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'
@@ -87,6 +103,7 @@ def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
         parameters=stored["parameters"],
         buffers=stored["buffers"],
         linears=dict(_expanded(stored["linears"].items())),
+        texts=[TextEncoderSize(*text) for text in stored["texts"]],
     )
     return stored["path"], shapes
 

@@ -10,6 +10,7 @@ from typing import Any
 from solrl_ray.config.arithmetic import DTYPE_BYTES
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
+from solrl_ray.models.shapes import TEXT_WIDTHS, TextEncoderSize
 
 CLIP_TOKENS = 77
 
@@ -116,6 +117,19 @@ class FamilySizes:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
         channels, cells = int(transformer["in_channels"]), config.resolution // factor
         return (self.image_tokens(config, factor), channels) if self.packed else (channels, cells, cells)
+
+    def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
+        """Floating-point operations of encoding a text."""
+        *clip, long = texts
+        clips = sum(each.multiplied for each in clip) * CLIP_TOKENS
+        return 2 * (clips + long.multiplied * config.max_sequence_length)
+
+    def embedding_bytes(self, config: Model, transformer: Mapping[str, Any]) -> int:
+        """Of a text, on disk and in memory."""
+        tokens = self.text_tokens(config) or config.max_sequence_length
+        width = next(int(transformer[key]) for key in TEXT_WIDTHS if transformer.get(key))
+        pooled = int(transformer.get("pooled_projection_dim") or 0)
+        return (tokens * width + pooled) * DTYPE_BYTES[config.dtype]
 
     def activation_bytes(
         self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool

@@ -13,7 +13,7 @@ need them, both are made again from the last revision. All of this is exact: no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -122,6 +122,8 @@ class SharedModel:
         """Make the weights those that a role computes with."""
         if role == "explorer" and self._explored is not None:
             self._explored.make()
+        elif role == "encoder" and self._explored is not None and self._explored.offload:
+            self._explored.rest()
         elif self._explored is not None and (role in ("encoder", "learner") or self._explored.offload):
             self._explored.free()
         if role == "regenerator" and self._merged is not None and not self._is_merged:
@@ -219,6 +221,7 @@ class _QuantizedCopy:
         if not self._there:
             self._there, self.complete = True, False
             for path, weight in self._sources.items():
+                self._bring_back([path])
                 self._load(path, weight)
                 if self.offload:
                     self._send_away(path)
@@ -234,11 +237,21 @@ class _QuantizedCopy:
 
     def free(self) -> None:
         """Give the layers' memory back, and bring back what was offloaded."""
+        self._free_layers()
+        self._bring_back(self._host)
+
+    def rest(self) -> None:
+        """Have neither the layers nor what is offloaded on the device."""
+        self._free_layers()
+        for path, weight in self._sources.items():
+            if not _is_away(weight):
+                self._send_away(path)
+
+    def _free_layers(self) -> None:
         if self._there and not self._fixed:
             for layer in self._layers.values():
                 layer.free()
             self._there = False
-        self._bring_back()
 
     def _send_away(self, path: str) -> None:
         weight = self._sources[path]
@@ -249,11 +262,15 @@ class _QuantizedCopy:
         free_(weight)
 
     @torch.no_grad()
-    def _bring_back(self) -> None:
-        away = [path for path in self._host if self._sources[path].untyped_storage().nbytes() == 0]
+    def _bring_back(self, paths: Iterable[str]) -> None:
+        away = [path for path in paths if _is_away(self._sources[path])]
         for path in away:
             allocate_(self._sources[path])
             self._sources[path].copy_(self._host[path][0], non_blocking=True)
         for path in away:
             if stamp(self._sources[path]) != self._host[path][1]:
                 raise RunError(f"the weight of {path} came back to the device altered; its memory is faulty")
+
+
+def _is_away(weight: Tensor) -> bool:
+    return weight.untyped_storage().nbytes() == 0

@@ -10,7 +10,18 @@ import pytest
 from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import named
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
-from solrl_ray.config.card_memory import CONTEXT, EVALUATE, EXPLORE, LEARN, LOAD, PUBLISH, REGENERATE, Process, cards
+from solrl_ray.config.card_memory import (
+    CONTEXT,
+    ENCODE,
+    EVALUATE,
+    EXPLORE,
+    LEARN,
+    LOAD,
+    PUBLISH,
+    REGENERATE,
+    Process,
+    cards,
+)
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.shapes import shipped
@@ -31,6 +42,7 @@ FACTS = ModelFacts(
     forward_bytes=10**7,
     decoding_bytes=10**8,
     decoder_parameters=5 * 10**7,
+    text_parameters=3 * 10**8,
 )
 """A model whose sums are done in the head."""
 
@@ -73,6 +85,7 @@ REGENERATES = 1.1 * (6 * (0.01 + IMAGE) + 4 * 0.1)
 EVALUATES = 1.1 * (2 * (0.01 + IMAGE) + 2 * 0.1)
 LEARNS = 1.1 * 3 * (0.1 + 0.5 * 0.9)
 STAGED = 1.1 * 0.1
+ENCODES = 2 * 0.3
 SPLIT = "fleet={placement: split, explorers: {num_gpus: 0.5}, regenerators: {num_gpus: 0.5}, learners: {num_gpus: 1}}"
 
 
@@ -87,6 +100,7 @@ def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs(
     assert gigabytes(process) == pytest.approx(
         {
             LOAD: HELD + QUANTISED,
+            ENCODE: HELD + ENCODES,
             EXPLORE: HELD + QUANTISED + EXPLORES,
             REGENERATE: HELD + QUANTISED + REGENERATES,  # while other prompts are explored
             EVALUATE: HELD + QUANTISED + EVALUATES,
@@ -100,12 +114,21 @@ def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs(
 def test_offloaded_frozen_weights_are_gone_while_exploring_and_then_the_quantised_copy_is() -> None:
     (card,) = cards(made_up("fleet.offload=true"))
     stages, kept = gigabytes(card.processes[0]), gigabytes(cards(made_up())[0].processes[0])
+    assert stages[ENCODE] == pytest.approx(HELD - FROZEN + ENCODES)
     assert stages[EXPLORE] == pytest.approx(HELD - FROZEN + QUANTISED + EXPLORES)
     assert stages[REGENERATE] == pytest.approx(HELD + REGENERATES)
     assert stages[EVALUATE] == pytest.approx(HELD + EVALUATES)
     assert (stages[LOAD], stages[LEARN]) == (kept[LOAD], kept[LEARN])
     assert card.offloaded / 1e9 == pytest.approx(FROZEN)
     assert cards(made_up())[0].offloaded == 0
+
+
+def test_encoders_with_gpus_of_their_own_hold_text_encoders_alone() -> None:
+    made = cards(made_up(SPLIT, "fleet.encoders={count: 2, num_gpus: 1}"))
+    (alone,) = (card for card in made if card.roles == ("text encoder",))
+    assert gigabytes(alone.processes[0]) == pytest.approx({ENCODE: PROCESS + ENCODES})
+    assert all(ENCODE not in process.stages for card in made if card is not alone for process in card.processes)
+    assert all("text encoder" not in card.roles for card in cards(made_up(SPLIT)))  # on CPUs
 
 
 def test_captured_graphs_keep_the_quantised_copy_while_learning() -> None:

@@ -180,6 +180,19 @@ def test_the_sentence_names_who_how_much_and_the_settings() -> None:
         fitting.check(made_up(LEAST, "fleet.offload=false"), card(6.6))
 
 
+def test_text_encoders_that_do_not_fit_beside_a_model_are_said_to_belong_elsewhere() -> None:
+    qwen = planned("qwen_image", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=bf16")
+    beside = cards(qwen)[0].processes[0].held / 1e9 + 2 * 8.292  # Qwen2.5-VL, 8.292 · 10⁹ parameters in bfloat16
+    found = rf"it is still {beside:.1f} GB to encode: .* with fleet\.placement split, fleet\.encoders encode on CPUs"
+    with pytest.raises(TooSmall, match=found):
+        fitting.check(qwen, card(82))
+    apart = made_up(SPLIT, "fleet.encoders.num_gpus=1")
+    assert apart.facts is not None
+    large = describe(apart.config, replace(apart.facts, text_parameters=10**10))
+    with pytest.raises(TooSmall, match=r"to encode: .* fleet\.encoders\.num_gpus 0 encodes on CPUs"):
+        fitting.check(large, card(20))
+
+
 def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
     flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0 \("):

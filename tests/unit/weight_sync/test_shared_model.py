@@ -288,6 +288,13 @@ def test_frozen_weights_leave_while_their_copies_explore_and_come_back_bit_for_b
     for role in ("regenerator", "learner"):
         assert away() == frozen
         assert_explores_as(card.explorer, separate)
+        card.shared.enter("encoder")
+        assert away() == frozen
+        assert is_freed(card.explorer) == {True}
+        if role == "learner":  # else the frozen weights come back from there
+            card.shared.enter("explorer")
+            assert away() == frozen
+            assert_explores_as(card.explorer, separate)
         if role == "regenerator":
             card.load(REGENERATOR, made)
         else:

@@ -6,30 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from solrl_ray import models
-from solrl_ray.config.loading import load
+from solrl_ray.cli.outline import facts_of
+from solrl_ray.cli.preflight import model_facts
+from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.encoding import EncodingCosts
+from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
-from solrl_ray.prompts.encoding_costs import encoding_costs
+from solrl_ray.models.shapes import shipped
 from tests.support import families, tiny
 from tests.support.documents import ROOT
-
-
-@pytest.fixture(scope="module")
-def published() -> dict[str, nn.Module]:
-    """Those of FLUX.1-dev."""
-    with torch.device("meta"):
-        clip = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
-        t5 = T5EncoderModel(
-            T5Config(d_model=4096, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu")
-        )
-    return {"text_encoder": clip, "text_encoder_2": t5}
-
-
-FLUX = {"joint_attention_dim": 4096, "pooled_projection_dim": 768}
 
 
 def config(*overrides: str, **changes: Any) -> Config:
@@ -38,17 +25,26 @@ def config(*overrides: str, **changes: Any) -> Config:
     return made.model_copy(update={"model": made.model.model_copy(update=changes)})
 
 
-def test_t5_xxl_takes_minutes_a_prompt_on_a_cpu_thread(published: dict[str, nn.Module]) -> None:
-    costs = encoding_costs(config(), published, FLUX)
+def costs_of(config: Config) -> EncodingCosts:
+    """With the text encoders of FLUX.1-dev, whose sizes are in the package."""
+    shapes = shipped(config.model.model_copy(update={"path": "black-forest-labs/FLUX.1-dev"}))
+    assert shapes is not None
+    found = describe(config, facts_of(config, Sources(), shapes, "bf16")).encoding
+    assert found is not None
+    return found
+
+
+def test_t5_xxl_takes_minutes_a_prompt_on_a_cpu_thread() -> None:
+    costs = costs_of(config())
     assert 77 < costs.seconds(1) < 90  # 77 to 185 s were measured, and loading
     assert costs.weight_bytes == pytest.approx(9.77e9, rel=0.01)  # 4.76e9 + 0.123e9 parameters
     assert costs.prompt_bytes == 2 * (128 * 4096 + 768)
     assert costs.seconds(0) == 0
 
 
-def test_cards_share_whole_micro_batches(published: dict[str, nn.Module]) -> None:
+def test_cards_share_whole_micro_batches() -> None:
     on_cards = ("fleet={placement: colocated, learners: {num_gpus: 1}}", "learner.world_size=2")
-    costs = encoding_costs(config(*on_cards), published, FLUX)
+    costs = costs_of(config(*on_cards))
     assert (costs.batch, costs.encoders) == (16, 2)
     # 17 rows; 2 FLOP for each of T5's 4.63e9 and CLIP's 85e6 parameters beside their tables.
     assert costs.batch_seconds == pytest.approx(17 * 2 * (4.63e9 * 128 + 85e6 * 77) / 300e12, rel=0.01)
@@ -56,9 +52,9 @@ def test_cards_share_whole_micro_batches(published: dict[str, nn.Module]) -> Non
     assert costs.seconds(2048) < 60
 
 
-def test_threads_and_encoders_of_a_cpu_machine_count(published: dict[str, nn.Module]) -> None:
-    one = encoding_costs(config(), published, FLUX)
-    many = encoding_costs(config("fleet.encoders={count: 3, threads: 4}"), published, FLUX)
+def test_threads_and_encoders_of_a_cpu_machine_count() -> None:
+    one = costs_of(config())
+    many = costs_of(config("fleet.encoders={count: 3, threads: 4}"))
     assert many.batch_seconds == pytest.approx(one.batch_seconds / 4)
     assert many.seconds(4) - many.load_seconds == pytest.approx(2 * many.batch_seconds)
 
@@ -67,11 +63,9 @@ def test_threads_and_encoders_of_a_cpu_machine_count(published: dict[str, nn.Mod
 def test_bytes_are_those_of_a_real_embedding_and_of_real_weights(family: str, tmp_path: Path) -> None:
     path = families.BUILDERS[family](tmp_path / "pipeline")
     model = families.model_config(family, path, max_sequence_length=tiny.T5_TOKENS)
-    costs = encoding_costs(
-        config().model_copy(update={"model": model}),
-        models.family(model).text_skeletons(model),
-        models.family(model).settings(model)[0],
-    )
+    made = config().model_copy(update={"model": model})
+    costs = describe(made, model_facts(made)).encoding
+    assert costs is not None
     loaded = models.load(model, "cpu", components={"text"})
     (encoded,) = loaded.encode(["a dog"])
     masks = sum(tensor.nbytes for name, tensor in encoded.items() if "mask" in name)
