@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
+from iteration import by_schedule
 from time_to_target import comparisons, whole_runs
 from variants import TABLES, VARIANTS
 
@@ -144,8 +145,9 @@ def released(arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds of an iteration of `direct` on one H200 as in the released code, by model: sampling and learner eager."""
     found = charged("direct", arguments, compiled=False)
     for model, schedule in RELEASED.items():
-        seconds = json.loads((RESULTS.parent / f"iteration_{schedule.measured}.json").read_text())["seconds"]
-        sampling = (seconds[name]["regenerate"] for name in ("released two-stage", "ours"))
+        measured = by_schedule(RESULTS.parent, schedule.measured)
+        assert measured is not None
+        sampling = (measured["seconds"][name]["regenerate"] for name in ("released two-stage", "ours"))
         found[model] += PROMPTS * (next(sampling) - next(sampling))  # of 24 samples each
     return found
 
