@@ -20,13 +20,6 @@ from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
 from tests.support.small import CONFIGS
 
-SD3_MEDIUM: dict[str, Any] = architectures.SD3 | {
-    "num_layers": 24,
-    "num_attention_heads": 24,
-    "caption_projection_dim": 1536,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": list(range(13)),
-}
 FLUX2_KLEIN_4B: dict[str, Any] = {
     "in_channels": 128,
     "num_layers": 5,
@@ -43,7 +36,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen_image": (architectures.QWEN_IMAGE, architectures.QWEN_IMAGE_VAE),
     "sana_1600m": (architectures.SANA, architectures.DC_AE),
     "sd35_large": (architectures.SD3, FOUR_LEVELS),
-    "sd35_medium": (SD3_MEDIUM, FOUR_LEVELS),
+    "sd35_medium": (architectures.SD3_MEDIUM, FOUR_LEVELS),
     "z_image": (architectures.Z_IMAGE, FOUR_LEVELS),
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""

@@ -10,8 +10,8 @@ a stated share of their norm. `delta` is the payload's packed part against the p
 median over the repetitions, of everything that happens to one revision:
 
     merge, quantise, swap     factors into the base in FP64, packed once, written into live layers (aim on a GPU: 0.2 s)
-    encode | decode           delta against the parent, on the CPU | decompressed, applied, proved
     prove                     checksums of all live buffers, as for a receipt
+    a snapshot, all of it     what an explorer does with a payload that is no delta
 
 Then, through Ray, each step from the end of an update to the proof of an explorer, for revisions that travel as deltas
 (`publish_steps.py`).
@@ -131,30 +131,18 @@ def sizes(world: World, before: Revision) -> list[dict[str, float]]:
 
 
 def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
-    """Median seconds of each stage at a change of 0.1 %."""
+    """Median seconds."""
     factors = world.factors(1e-3)
-    publications = Publications(Publish())
-    first = publications.publish(before)
-    revision = world.publisher.build(2, factors)
-    after = publications.publish(revision)
+    content = Publications(Publish()).publish(before).payload(EXPLORER, full=True)
     receiver = Receiver(world.model)
-
-    def decode() -> None:
-        held = payload.read(after.payload(EXPLORER))
-        payload.packed_from(held, before.packed, world.base)
-
     found = {
         "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
         "learner: merge, quantise, checksums": median(lambda: world.publisher.shard(2, factors), repeats),
-        "encode": median(lambda: payload.deltas_between(revision, before), repeats),
-        "decode": median(decode, repeats),
         "prove": median(
             lambda: tensors_digest({f"{m}.{n}": t for m, x in world.layers.items() for n, t in x.tensors().items()}),
             repeats,
         ),
-        "explorer: a snapshot, all of it": median(
-            lambda: receiver.apply(payload.read(first.payload(EXPLORER, full=True))), repeats
-        ),
+        "explorer: a snapshot, all of it": median(lambda: receiver.apply(payload.read(content)), repeats),
     }
     for name, seconds in found.items():
         print(f"{name:<38} {seconds:8.4f} s", flush=True)
