@@ -1,10 +1,11 @@
 """Writes the shapes of the shipped model files into the package: what `solrl plan` reads in place of a checkpoint.
 
-python -m benchmarks.model_shapes
+python benchmarks/model_shapes.py
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import architectures
@@ -18,8 +19,8 @@ from solrl_ray.models import decoders, shapes
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
-from tests.support.small import CONFIGS
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 FLUX2_KLEIN_4B: dict[str, Any] = {
     "in_channels": 128,
     "num_layers": 5,
