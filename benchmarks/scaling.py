@@ -25,8 +25,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-
 from actors.workers.selector import Selector
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
@@ -261,28 +259,6 @@ def show(name: str, rows: Rows) -> None:
         print("  ".join(f"{'-' if v is None else f'{v:.4g}' if isinstance(v, float) else v:>18}" for v in row.values()))
 
 
-def plot(results: dict[str, Rows]) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    weak, split, share = results["weak_scaling"], results["best_split"], results["controller_share"]
-    axes[0].plot([r["explorers"] for r in weak], [r["rollout"] for r in weak], "o-", label="simulated")
-    axes[0].plot([r["explorers"] for r in weak], [r["without_controller"] for r in weak], "--", label="free controller")
-    axes[0].set(xscale="log", xlabel="explorers, a prompt each", ylabel="rollout, s", ylim=(0, None))
-    axes[1].plot([r["gpus"] for r in split], [r["split_seconds"] for r in split], "o-", label="best split")
-    axes[1].plot([r["gpus"] for r in split], [r["colocated_seconds"] for r in split], "s--", label="one process a card")
-    axes[1].set(xscale="log", yscale="log", xlabel="GPUs, 48 prompts", ylabel="iteration, s")
-    axes[2].plot(
-        [r["explorers"] for r in share], [100 * r["stages_of_1_s"] for r in share], "o-", label="stages of 1 s"
-    )
-    axes[2].plot(
-        [r["explorers"] for r in share], [100 * r["published_size"] for r in share], "^-", label="1 s, published size"
-    )
-    axes[2].plot([r["explorers"] for r in share], [100 * r["flux"] for r in share], "s-", label="FLUX.1-dev")
-    axes[2].set(xscale="log", xlabel="explorers", ylabel="controller's share, %", ylim=(0, None))
-    for axis in axes:
-        axis.legend(frameon=False)
-    figure.savefig(RESULTS / "scaling.png", dpi=120)
-
-
 def validate(seconds: list[float], explorers: list[int], iterations: int) -> None:
     """Real runs with sleeping stages beside the same scenario, whose costs come from `--calibrate`."""
     import orchestration as benchmark
@@ -345,7 +321,6 @@ def main() -> None:
             results[name] = question()
             show(name, results[name])
         write("scaling", results)
-        plot(results)
 
 
 if __name__ == "__main__":
