@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from time_to_target import comparisons, whole_runs
+from iteration import by_schedule
+from time_to_target import comparisons, row, whole_runs
 from variants import TABLES, VARIANTS
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
@@ -144,8 +144,9 @@ def released(arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds of an iteration of `direct` on one H200 as in the released code, by model: sampling and learner eager."""
     found = charged("direct", arguments, compiled=False)
     for model, schedule in RELEASED.items():
-        seconds = json.loads((RESULTS.parent / f"iteration_{schedule.measured}.json").read_text())["seconds"]
-        sampling = (seconds[name]["regenerate"] for name in ("released two-stage", "ours"))
+        measured = by_schedule(RESULTS.parent, schedule.measured)
+        assert measured is not None
+        sampling = (measured["seconds"][name]["regenerate"] for name in ("released two-stage", "ours"))
         found[model] += PROMPTS * (next(sampling) - next(sampling))  # of 24 samples each
     return found
 
@@ -193,27 +194,9 @@ def show(results: Mapping[str, Any], names: Sequence[str]) -> None:
     print("|---|---|---|---|---|---|")
     whole = whole_runs(results)
     for name in (name for name in names if name in results["comparisons"]):
-        found, of_seed = results["comparisons"][name], list(whole[name].values())
-        targets = found["targets"].values()
-        words = [run["words"]["ema"] for run in of_seed if run["words"]]
-        steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
-        sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
-        held = f"{statistics.fmean(words):.3f}" if words else "–"
-        print(f"| {name} | {len(of_seed)} | {plus_minus(*found['final'])} | {held} | {steps} | {sooner} |")
+        print(f"| {' | '.join(cell or '–' for cell in (name, *row(results, name)))} |")
     if cut := sum(len(runs) - len(whole.get(name, {})) for name, runs in results["runs"].items()):
         print(f"Not compared: {cut} of the file's runs, cut short before iteration {results['iterations']}.")
-
-
-def times(ratio: Sequence[float | None]) -> str:
-    """A ratio with its interval, if it has one."""
-    middle, low, high = ratio
-    if middle is None:
-        return "–"
-    return f"{middle:.2f}" if low is None or high is None else f"{middle:.2f} ({low:.2f}–{high:.2f})"
-
-
-def plus_minus(mean: float, half: float | None) -> str:
-    return f"{mean:.3f}" if half is None else f"{mean:.3f} ± {half:.3f}"
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ forward and backward of `default`; their sum is what DiffusionNFT costs. Setting
 micro-batch, resolution. Eager: what a learner without a compiler has there, flash attention and
 `learner.activation_memory` as it is settled without one. Compiled: each `--memory`, with the family's attention; and
 once more with flash attention where the family trains on cuDNN's, which is what `run.deterministic` costs it in
-attention alone; `--deterministic` has PyTorch's deterministic algorithms on all sides.
+attention alone; `--deterministic` has `run.deterministic` on all sides: beside a call without it, what that costs. Two
+calls that print the same digests computed the same gradients.
 
 All sides are in this process, one after the other, each on weights of its own with the same values. Times are medians
 of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
@@ -22,52 +23,39 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from forward import BATCHES, configured, milliseconds, spread
+from full_iteration import HERE, MODELS
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
+from actors.workers.devices import use_deterministic_kernels
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.quantization.attestation import device_name
+from solrl_ray.weight_sync.checksums import tensors_digest
 
-HERE = Path(__file__).parent
-CONFIGS = HERE.parent / "configs"
-MODELS = {
-    "flux": "flux1_dev",
-    "sd3": "sd35_large",
-    "sana": "sana_1600m",
-    "qwen_image": "qwen_image",
-    "z_image": "z_image",
-}
 AIMS = {"flux": 1.8, "sd3": 1.75, "sana": 1.8}
 KINDS = ("base", "old", "default")
 
 
-def configured(arguments: argparse.Namespace, **settings: Any) -> Config:
-    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / f"{MODELS[arguments.model]}.yaml"]
+def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
     overrides = [
-        "prompts={train: unused, heldout: unused}",
-        "rewards=[{kind: clipscore}]",
         f"fleet.learners.num_gpus={1 if arguments.device == 'cuda' else 0}",
         f"run.deterministic={str(arguments.deterministic).lower()}",
         *(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()),
+        *([f"learner.micro_batch={arguments.batch}"] if arguments.batch else []),
     ]
-    if arguments.batch:
-        overrides.append(f"learner.micro_batch={arguments.batch}")
-    return compiled_learner.settled(load(files, [*overrides, *arguments.set]))
+    return compiled_learner.settled(configured(arguments.model, *overrides, *arguments.set))
 
 
 class Side:
@@ -113,35 +101,22 @@ class Side:
         return self.passes.velocity(self._x_t, self._t, self._batch)
 
 
-def milliseconds(run: Callable[[], None], device: str) -> float:
-    if device != "cuda":
-        started = time.perf_counter()
-        run()
-        return (time.perf_counter() - started) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
 def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None) -> tuple[dict[str, Any], Tensor]:
     """What a side costs, and its gradient."""
-    samples, cuda = side.config.learner.micro_batch, arguments.device == "cuda"
+    samples, cuda, device = side.config.learner.micro_batch, arguments.device == "cuda", torch.device(arguments.device)
     resident = torch.cuda.memory_allocated() if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    first, medians, spread = {}, {}, {}
+    first, medians, spreads = {}, {}, {}
     for kind in KINDS:
         adapters.use(side.model.transformer, kind)  # type: ignore[arg-type]
-        first[kind] = round(milliseconds(partial(side.run, kind), arguments.device) / 1e3, 1)
+        first[kind] = round(milliseconds(partial(side.run, kind), device) / 1e3, 1)
         times = [
-            milliseconds(partial(side.run, kind), arguments.device) / samples
+            milliseconds(partial(side.run, kind), device) / samples
             for _ in range(arguments.warm_ups + arguments.repeats)
         ][arguments.warm_ups :]
         medians[kind] = round(statistics.median(times), 2)
-        spread[kind] = round((max(times) - min(times)) / medians[kind], 4)
+        spreads[kind] = spread(times)
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     gradient = side.gradient()
     cosine = None
@@ -152,11 +127,12 @@ def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None)
         "attention": side.attention,
         "activation_memory": side.config.learner.activation_memory,
         "milliseconds": {**medians, "sum": round(sum(medians.values()), 2)},
-        "spread": spread,
+        "spread": spreads,
         "first_call_seconds": first,
         "peak_gb": round(peak / 1e9, 1),
         "resident_gb": round(resident / 1e9, 1),
         "gradient_cosine": cosine,
+        "gradient_digest": tensors_digest({"gradient": gradient}),
     }
     return result, gradient
 
@@ -183,7 +159,7 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     reference: Tensor | None = None
     for name, settings in sides(arguments):
         torch._dynamo.reset()
-        side = Side(configured(arguments, **settings), arguments)
+        side = Side(settled(arguments, **settings), arguments)
         result, gradient = measure(side, arguments, reference)
         reference = gradient if reference is None else reference
         eager = results[0]["milliseconds"]["sum"] if results else result["milliseconds"]["sum"]
@@ -204,19 +180,19 @@ def row(result: dict[str, Any]) -> str:
         f"{result['side']:<46} {result['attention']:<6} base {ms['base']:7.2f}  old {ms['old']:7.2f}  "
         f"forward + backward {ms['default']:7.2f}  sum {ms['sum']:7.2f} ms  {result['ratio_to_eager']:5.3f} x  "
         f"peak {result['peak_gb']:6.1f} GB (resident {result['resident_gb']:.1f}){cosine}  "
-        f"first {first['base']} / {first['old']} / {first['default']} s"
+        f"first {first['base']} / {first['old']} / {first['default']} s  gradient {result['gradient_digest'][:12]}"
     )
 
 
 def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    shipped = configured(arguments).learner.activation_memory
+    shipped = settled(arguments).learner.activation_memory
     wanted = f"compiled, activation memory {shipped:g}"
     ratio = next((one["ratio_to_eager"] for one in results if one["side"] == wanted), None)
     content = {
         "question": "cost of a learner's passes, compiled, over the shipped eager settings",
         "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, ms a sample and timestep",
-        "model": MODELS[arguments.model],
-        "micro_batch": configured(arguments).learner.micro_batch,
+        "model": Path(MODELS[arguments.model]).stem,
+        "micro_batch": settled(arguments).learner.micro_batch,
         "device": device_name(torch.device(arguments.device)),
         "torch": torch.__version__,
         "layers": arguments.layers or "all",
@@ -233,7 +209,7 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=BATCHES)
     parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled sides")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
@@ -246,9 +222,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     if arguments.deterministic:  # before CUDA is used
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        use_deterministic_kernels()
     measured(arguments)
 
 

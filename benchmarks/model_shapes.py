@@ -1,10 +1,11 @@
 """Writes the shapes of the shipped model files into the package: what `solrl plan` reads in place of a checkpoint.
 
-python -m benchmarks.model_shapes
+python benchmarks/model_shapes.py
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import architectures
@@ -27,15 +28,8 @@ from solrl_ray.models import decoders, shapes
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
-from tests.support.small import CONFIGS
 
-SD3_MEDIUM: dict[str, Any] = architectures.SD3 | {
-    "num_layers": 24,
-    "num_attention_heads": 24,
-    "caption_projection_dim": 1536,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": list(range(13)),
-}
+CONFIGS = Path(__file__).parents[1] / "configs"
 FLUX2_KLEIN_4B: dict[str, Any] = {
     "in_channels": 128,
     "num_layers": 5,
@@ -66,7 +60,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen_image": (architectures.QWEN_IMAGE, architectures.QWEN_IMAGE_VAE),
     "sana_1600m": (architectures.SANA, architectures.DC_AE),
     "sd35_large": (architectures.SD3, FOUR_LEVELS),
-    "sd35_medium": (SD3_MEDIUM, FOUR_LEVELS),
+    "sd35_medium": (architectures.SD3_MEDIUM, FOUR_LEVELS),
     "z_image": (architectures.Z_IMAGE, FOUR_LEVELS),
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""

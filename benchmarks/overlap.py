@@ -2,7 +2,6 @@
 
     python benchmarks/overlap.py [--seconds 300] [--only split/1 …] [--prompts 2] [--layers N] [--work FOLDER]
         [--set objective.advantage.std=group --name overlap_std_group]
-    python benchmarks/overlap.py --testbed --seconds 120        # on a CPU: proves the script, and no more
 
 Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24
 kept, all previews finished:
@@ -46,24 +45,18 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
     """The configuration of a variant, as for ``--set``."""
     placement, staleness = variant.split("/")
     each = 2 if placement == "colocated" else 1
-    shares = dict.fromkeys(SHARES[placement], 0.0) if arguments.testbed else SHARES[placement]
-    threads = 1 if arguments.testbed else 4
-    common = [
+    shares = SHARES[placement]
+    return [
         f"run={{name: '{variant.replace('/', '-staleness-')}', root: '{arguments.work / 'runs'}', "
         f"iterations: {arguments.iterations}}}",
         f"rollout.max_staleness={staleness}",
         f"rollout.prompts={arguments.prompts}",
-        f"fleet.explorers={{count: {each}, num_gpus: {shares['explorers']}, threads: {threads}}}",
-        f"fleet.regenerators={{count: {each}, num_gpus: {shares['regenerators']}, threads: {threads}}}",
-        f"fleet.learners={{num_gpus: {shares['learners']}, threads: {threads}}}",
+        f"fleet.explorers={{count: {each}, num_gpus: {shares['explorers']}, threads: 4}}",
+        f"fleet.regenerators={{count: {each}, num_gpus: {shares['regenerators']}, threads: 4}}",
+        f"fleet.learners={{num_gpus: {shares['learners']}, threads: 4}}",
         f"fleet.placement={placement}",
         f"learner.world_size={each}",
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
-    ]
-    if arguments.testbed:
-        return [*common, "rollout={pool: 8, keep: 4}", "rollout.explore.micro_batch=4", *arguments.set]
-    return [
-        *common,
         f"model.path='{arguments.work / 'flux'}'",
         f"rewards=[{{kind: clipscore, path: '{arguments.work / 'clip'}'}}]",
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
@@ -76,9 +69,7 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
 
 def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a variant until it ends or its time is over; its steady iterations."""
-    parts = [CONFIGS / "demo.yaml"]
-    if not arguments.testbed:
-        parts = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models/flux1_dev.yaml"]
+    parts = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models/flux1_dev.yaml"]
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *parts]
     for setting in settings(variant, arguments):
         command += ["--set", setting]
@@ -112,7 +103,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
-        "model": "testbed" if arguments.testbed else "flux",
+        "model": "flux",
         "layers": arguments.layers or "published",
         "tier": arguments.tier,
         "prompts": arguments.prompts,
@@ -148,14 +139,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a shorter run")
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
     parser.add_argument("--name", default="overlap", help="of the result file")
-    parser.add_argument("--testbed", action="store_true", help="the small world on a CPU instead")
     parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     arguments.work = arguments.work.absolute()
-    if not arguments.testbed:
-        make("flux", arguments.work, arguments.layers)
-    path = arguments.out / f"{arguments.name}{'_testbed' if arguments.testbed else ''}.json"
+    make("flux", arguments.work, arguments.layers)
+    path = arguments.out / f"{arguments.name}.json"
     stated, rows = conditions(arguments), {}
     if path.exists() and (before := json.loads(path.read_text()))["conditions"] == stated:
         rows = {row["variant"]: row for row in before["rows"]}

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convergence import plus_minus, times
 from page_tables import PUBLISHED, measured, read, table, unmeasured
-from time_to_target import mean_with_interval, times_sooner, together, whole_runs
+from time_to_target import row, times, times_sooner, together, whole_runs
 from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
@@ -41,9 +40,7 @@ def campaign(name: str) -> Callable[[Path], str]:
         rows = []
         for variant in TABLES[name]:
             if variant in found:
-                rows.append(
-                    [variant, *_measured(content, variant), f"{paper[variant]:.4f}" if variant in paper else ""]
-                )
+                rows.append([variant, *row(content, variant), f"{paper[variant]:.4f}" if variant in paper else ""])
             elif variant in paper:
                 rows.append([variant, "", "", "", "", "", f"{paper[variant]:.4f}"])
         shares = " / ".join(f"{share:.0%}" for share in SHARES)
@@ -64,17 +61,6 @@ def campaign(name: str) -> Callable[[Path], str]:
         return "\n\n".join([*shown, said])
 
     return block
-
-
-def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
-    found = content["comparisons"][variant]
-    targets = found["targets"].values()
-    steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
-    sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
-    of_seed = whole_runs(content)[variant].values()
-    words = [run["words"]["ema"] for run in of_seed if run["words"]]
-    held = plus_minus(*mean_with_interval(words)) if words else ""
-    return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
 
 
 def collapse(results: Path) -> str:

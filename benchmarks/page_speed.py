@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from iteration import by_schedule
 from page_tables import PUBLISHED, TITLES, read, table, unmeasured
 
 LOOPS = {"z_image": "Z-Image, 512 px", "qwen_image": "Qwen-Image, 512 px"}
@@ -65,14 +66,15 @@ def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> s
 
 
 def iterations(results: Path) -> str:
-    """Of one prompt, by schedule, from `iteration.py`."""
+    """Of one prompt, by schedule."""
     rows, missing = [], []
     for model, title in TITLES.items():
-        found = read(results, f"iteration_{model}.json")
+        found = by_schedule(results, model)
         if found is None:
-            missing.append(f"`python benchmarks/iteration.py {model}`")
+            missing.append(f"`python benchmarks/rollout.py {model} --prune 2:36:12 --released`")
+            missing.append(f"`python benchmarks/learner.py {model}`")
             continue
-        small = read(results, f"iteration_{model}_small_decoder.json")
+        small = by_schedule(results, model, small_decoder=True)
         for name, seconds in found["seconds"].items():
             rows.append([f"{title}: {name}", *stages_of(seconds, found["total"], name)])
         if small:

@@ -2,8 +2,7 @@
 
     python benchmarks/plots.py [--results FOLDER] [--images FOLDER]
 
-Writes forward.png and rollout.png beside forward.json and rollout_*.json, and docs/images/ those of docs/results.md and
-docs/reference/objectives.md. What was not measured yet is not drawn.
+Writes docs/images/ those of docs/results.md and docs/reference/objectives.md. What was not measured yet is not drawn.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import objectives
+from iteration import by_schedule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -30,14 +30,7 @@ from variants import DIRECTS, TABLES, VARIANTS
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-NAMES = {
-    "flux": "FLUX.1-dev",
-    "sd3": "SD3.5-Large",
-    "sana": "SANA 1.6B",
-    "z_image": "Z-Image",
-    "qwen_image": "Qwen-Image",
-}
-PARTS = ("naive", "previews", "regeneration")
+NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
 BARS = ("released", "released two-stage", "fair", "ours, not pruned", "ours")
 WIDTH = 7.5
 """Inches."""
@@ -77,50 +70,6 @@ def stacked(axes: Axes, rows: list[tuple[str, dict[str, float], str]], *, legend
         axes.legend(keys, parts, frameon=False, fontsize=8, loc=legend)
 
 
-def forward(results: Path) -> None:
-    """Speed of each tier over compiled bfloat16, beside its aim."""
-    content = read(results / "forward.json")
-    rows = [row for row in content["results"] if row["tier"] != "bf16"]
-    figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.4 * len(rows)), layout="constrained")
-    names = [f"{NAMES[row['model']]}, batch {row['batch']}, {row['tier']}" for row in rows]
-    bars = axes.barh(names, [row["speed"] for row in rows])
-    aims = [content["aims"][row["model"]] for row in rows]  # None: nobody set one
-    told = ["" if aim is None else f" (aim {aim})" for aim in aims]
-    axes.bar_label(bars, [f"{row['speed']:.2f} ×{aim}" for row, aim in zip(rows, told, strict=True)], padding=6)
-    for place, aim in enumerate(aims):
-        if aim is not None:
-            axes.vlines(aim, place - 0.4, place + 0.4, color="black")
-    axes.set_xlim(0, 1.4 * max(row["speed"] for row in rows))
-    title = f"A transformer's forward, {content['device']}, PyTorch {content['torch']}"
-    finish(figure, axes, title, "times the speed of compiled bfloat16", results / "forward.png")
-
-
-def rollout(results: Path) -> None:
-    """Seconds of a prompt's rollout, both ways, by what they are spent on."""
-    rows: list[tuple[str, dict[str, float], str]] = []
-    contents = {path.stem.removeprefix("rollout_"): read(path) for path in sorted(results.glob("rollout_*.json"))}
-    for name, content in contents.items():
-        model, *scope = name.split("_")
-        seconds = content["seconds"]
-        spent = {part: seconds[part] - seconds[f"decode, score: {part}"] for part in PARTS}
-        decoding = {part: seconds[f"decode, score: {part}"] for part in PARTS}
-        naive = {"full precision": spent["naive"], "decode, score": decoding["naive"]}
-        two_stage = {
-            "previews": spent["previews"],
-            "full precision": spent["regeneration"],
-            "decode, score": decoding["previews"] + decoding["regeneration"],
-        }
-        rows.append((" ".join([NAMES[model], *scope]), naive, ""))
-        rows.append(
-            (f"in two stages, {content['tier']}", two_stage, f"  {content['ratio']:.2f} × (aim {content['aim']})")
-        )
-    figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.3 * len(rows)), layout="constrained")
-    stacked(axes, rows)
-    first = next(iter(contents.values()))
-    title = f"Rollout of one prompt, {first['gpu']}, PyTorch {first['torch']}"
-    finish(figure, axes, title, "seconds", results / "rollout.png")
-
-
 def schedules(results: Path, images: Path) -> None:
     """Seconds of an iteration's stages in each schedule; a line where it ends, for stages overlap."""
     rows = []
@@ -140,8 +89,7 @@ def schedules(results: Path, images: Path) -> None:
 
 def iterations(results: Path, images: Path) -> None:
     """Seconds of one prompt's rollout and update by stage, in the schedules of `iteration.py`; a panel a model."""
-    files = {model: results / f"iteration_{model}.json" for model in NAMES}
-    contents = {model: read(file) for model, file in files.items() if file.is_file()}
+    contents = {model: found for model in NAMES if (found := by_schedule(results, model))}
     figure, panels = plt.subplots(1, len(contents), figsize=(1.7 * WIDTH, 2.6), layout="constrained")
     for axes, (model, content) in zip(np.atleast_1d(panels), contents.items(), strict=True):
         total, ours = content["total"], content["total"]["ours"]
@@ -243,8 +191,6 @@ def main() -> None:
     arguments = parser.parse_args()
     results, images = arguments.results, arguments.images
     images.mkdir(parents=True, exist_ok=True)
-    forward(results)
-    rollout(results)
     schedules(results, images)
     iterations(results, images)
     gpus(results, images)

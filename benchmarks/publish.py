@@ -10,11 +10,13 @@ a stated share of their norm. `delta` is the payload's packed part against the p
 median over the repetitions, of everything that happens to one revision:
 
     merge, quantise, swap     factors into the base in FP64, packed once, written into live layers (aim on a GPU: 0.2 s)
-    encode | decode           delta against the parent, on the CPU | decompressed, applied, proved
     prove                     checksums of all live buffers, as for a receipt
+    a snapshot, all of it     what an explorer does with a payload that is no delta
 
-Then, through Ray, each step from the end of an update to the proof of an explorer, for revisions that travel as deltas
-(`publish_steps.py`).
+Then, through Ray, each step from the end of an update to the proof of an explorer, for revisions that travel as deltas.
+As in a run, the rank of the learners and an explorer are processes of their own, and what passes between them and the
+controller, which is this process, goes through Ray's object store. The model is the touched layers alone: there are no
+forwards. Steps are named ``<process>: <what it does>``.
 
 Prints a table; writes benchmarks/results/publish_<shape>_<device>.json.
 """
@@ -25,17 +27,22 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from publish_steps import steps
 from torch import nn
 
+from solrl_ray.common import ray_auth
+from solrl_ray.common.tensor_serialization import to_host
 from solrl_ray.config.schema import Lora, Publish
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.policy.digest import lora_digest
 from solrl_ray.quantization.capability import device_name
 from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear
@@ -45,8 +52,9 @@ from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
-from solrl_ray.weight_sync.publish import Publisher, merge_module
+from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble, merge_module
 from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.store import RevisionStore
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}
@@ -54,6 +62,14 @@ SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}
 CHANGES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 DRIFT = 0.1
 """‖B A‖ / ‖W‖ of the revision before."""
+DEADLINE = 180.0
+"""Of each call, seconds."""
+OFF_PATH = ("checkpoint: state files", "checkpoint: revision files", "controller: apply the deltas")
+"""Steps that nobody waits for."""
+CHANGE = 1e-3
+"""By which the merged weights move from one revision to the next, as a share of their norm."""
+FIRST = 2
+"""Revisions that are not counted: the first is a snapshot, and memory that is used again comes with the next."""
 
 
 class World:
@@ -131,33 +147,154 @@ def sizes(world: World, before: Revision) -> list[dict[str, float]]:
 
 
 def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
-    """Median seconds of each stage at a change of 0.1 %."""
-    factors = world.factors(1e-3)
-    publications = Publications(Publish())
-    first = publications.publish(before)
-    revision = world.publisher.build(2, factors)
-    after = publications.publish(revision)
+    """Median seconds."""
+    factors = world.factors(CHANGE)
+    content = Publications(Publish()).publish(before).payload(EXPLORER, full=True)
     receiver = Receiver(world.model)
-
-    def decode() -> None:
-        held = payload.read(after.payload(EXPLORER))
-        payload.packed_from(held, before.packed, world.base)
-
     found = {
         "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
         "learner: merge, quantise, checksums": median(lambda: world.publisher.shard(2, factors), repeats),
-        "encode": median(lambda: payload.deltas_between(revision, before), repeats),
-        "decode": median(decode, repeats),
         "prove": median(
             lambda: tensors_digest({f"{m}.{n}": t for m, x in world.layers.items() for n, t in x.tensors().items()}),
             repeats,
         ),
-        "explorer: a snapshot, all of it": median(
-            lambda: receiver.apply(payload.read(first.payload(EXPLORER, full=True))), repeats
-        ),
+        "explorer: a snapshot, all of it": median(lambda: receiver.apply(payload.read(content)), repeats),
     }
     for name, seconds in found.items():
         print(f"{name:<38} {seconds:8.4f} s", flush=True)
+    return found
+
+
+class Stopwatch:
+    """Seconds of steps that follow each other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, step: str) -> None:
+        now = time.perf_counter()
+        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._began
+        self._began = now
+
+
+class Rank:
+    """The learners' side."""
+
+    def __init__(self, world: Callable[[], World]) -> None:
+        self._world = world()
+
+    def ready(self) -> Lora:
+        return self._world.lora
+
+    def state(self, updates: int) -> tuple[LearnerState, float]:
+        factors = self._world.factors(CHANGE * updates)
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        parts = {name: to_host(factors) for name in ("default", "old", "ema", "exp_avg", "exp_avg_sq")}
+        return LearnerState(updates=updates, steps=updates, **parts), time.perf_counter() - began
+
+    def shard(self, updates: int, parent: int | None) -> tuple[RevisionShard, float]:
+        factors = self._world.factors(CHANGE * updates)
+        began = time.perf_counter()
+        shard = self._world.publisher.shard(updates, factors, parent=parent, keep=True)
+        return shard, time.perf_counter() - began
+
+
+class Explorer:
+    """Holds live layers."""
+
+    def __init__(self, world: Callable[[], World]) -> None:
+        self._receiver = Receiver(world().model)
+
+    def ready(self) -> None: ...
+
+    def load(self, content: np.ndarray) -> dict[str, float]:
+        watch = Stopwatch()
+        received = payload.read(content)
+        watch.lap("explorer: verify the payload")
+        self._receiver.apply(received)
+        watch.lap("explorer: decode, swap, prove")
+        return watch.seconds
+
+
+class Controller:
+    def __init__(self, world: Callable[[], World], folder: Path, *, gpus: float) -> None:
+        import ray
+
+        self._ray, self._folder = ray, folder
+        self._rank = ray.remote(num_cpus=1, num_gpus=gpus)(Rank).remote(world)
+        self._explorer = ray.remote(num_cpus=1, num_gpus=gpus)(Explorer).remote(world)
+        self._lora: Lora = ray.get(self._rank.ready.remote(), timeout=DEADLINE)
+        ray.get(self._explorer.ready.remote(), timeout=DEADLINE)
+        self._publications, self._store = Publications(Publish()), RevisionStore(folder / "revisions")
+
+    def iteration(self, updates: int) -> dict[str, float]:
+        """Seconds of each step from update `updates` on."""
+        ray, watch = self._ray, Stopwatch()
+        state, seconds = ray.get(self._rank.state.remote(updates), timeout=DEADLINE)
+        watch.lap("state: to the controller")
+        watch.seconds["state: to the controller"] -= seconds
+        watch.seconds["rank: state to the host"] = seconds
+        state.check_finite()
+        watch.lap("controller: state is finite")
+        lora_digest(state.default)
+        watch.lap("controller: digest of the trained factors")
+        parent = self._publications.parent(updates)
+        number = None if parent is None else parent.manifest.revision
+        shard, seconds = ray.get(self._rank.shard.remote(updates, number), timeout=DEADLINE)
+        watch.lap("shard: to the controller")
+        watch.seconds["shard: to the controller"] -= seconds
+        watch.seconds["rank: merge, quantise, checksums, deltas"] = seconds
+        revision = assemble([shard], self._lora, state.old, parent)
+        watch.lap("controller: assemble")
+        publication = self._publications.publish(revision)
+        watch.lap("controller: publication")
+        lora_digest(revision.factors)
+        watch.lap("controller: digest of the sampling policy")
+        content = publication.payload(EXPLORER)
+        watch.lap("controller: make the payload")
+        reference = ray.put(np.frombuffer(content, np.uint8))
+        watch.lap("controller: share the payload")
+        loaded: dict[str, float] = ray.get(self._explorer.load.remote(reference), timeout=DEADLINE)
+        watch.lap("explorer: fetch")
+        watch.seconds["explorer: fetch"] -= sum(loaded.values())
+        watch.seconds |= loaded
+        watch.lap("")
+        del watch.seconds[""]
+        state.save(self._folder / "checkpoints" / f"iteration-{updates:06d}")
+        watch.lap(OFF_PATH[0])
+        self._store.save(publication)
+        self._store.prune(keep=2)
+        watch.lap(OFF_PATH[1])
+        publication.complete()
+        watch.lap(OFF_PATH[2])
+        return watch.seconds
+
+
+def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> dict[str, float]:
+    """Median seconds of each step over `repeats` revisions that travel as deltas; prints them.
+
+    Args:
+        world: makes the touched layers with a publisher, in whatever process.
+    """
+    ray_auth.settle(local=True)
+    import ray
+
+    gpus = 0.4 if device.type == "cuda" else 0.0
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            controller = Controller(world, Path(folder), gpus=gpus)
+            rows = [controller.iteration(updates) for updates in range(1, 1 + FIRST + repeats)][FIRST:]
+    finally:
+        ray.shutdown()
+    found = {step: statistics.median(row[step] for row in rows) for step in rows[0]}
+    for step, seconds in found.items():
+        print(f"{step:<44} {seconds:8.3f} s{'   nobody waits' if step in OFF_PATH else ''}", flush=True)
+    path = sum(seconds for step, seconds in found.items() if step not in OFF_PATH)
+    print(f"{'from the end of the update to a proof':<44} {path:8.3f} s", flush=True)
     return found
 
 

@@ -1,4 +1,4 @@
-"""How well do cheap previews rank, by tier, steps, solver, decoder, layers left unquantised, and age of the policy?
+"""How well do cheap previews rank, by tier, steps, solver, layers left unquantised, and age of the policy?
 
     python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo] [--only sync]
     python benchmarks/rank_fidelity.py --only pruned --prompts 32 --seeds 96 --keep 24 --work FOLDER
@@ -7,8 +7,7 @@
 Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
 steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
 folder: policies are then its last two checkpoints, and a stale preview is one by the older of them, beside the full
-sample of the newer. Small decoders are distilled from the testbed's VAE first (`small_decoder.py`). Sync modes are
-measured by what an explorer holds that was sent the newest policy so.
+sample of the newer. Sync modes are measured by what an explorer holds that was sent the newest policy so.
 
 ``--only pruned`` is a table of its own, by tier, `after`, `keep` and unit (`pruned_previews.py`). It takes most of an
 hour on one core: given again with the same ``--work``, it goes on where it was. So does ``--only published``, the table
@@ -22,7 +21,6 @@ import argparse
 import copy
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -31,7 +29,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from pruned_previews import figures, print_table
-from small_decoder import distil
 from torch import nn
 
 from actors.workers.sampling_worker import add_live_branches, base_to_keep
@@ -56,7 +53,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
 STEPS = (2, 3, 4, 6, 8, 10)
-DECODERS = (16, 8)
 PUBLISHED_STEPS = (2, 4, 6, 8, 10)
 SIDES = (4, 8, 12)
 """Seeds chosen of each end, in the published table."""
@@ -82,8 +78,6 @@ class Case:
     solver: str = "dpm2"
     skip: tuple[str, ...] = ()
     stale: bool = False
-    decoder: int = 0
-    """Channels of a small decoder; 0: the VAE."""
     sync: str = ""
     """The mode of publishing by which the policy comes; empty: merged before the model is quantised."""
     micro_batch: int = 0
@@ -112,9 +106,6 @@ def cases(policies: int) -> Iterator[Case]:
         yield Case(group="steps", name=f"{steps} steps", steps=steps)
     for solver in ("euler", "dpm2"):
         yield Case(group="solver", name=solver, solver=solver)
-    yield Case(group="decoder", name="the VAE")
-    for channels in DECODERS:
-        yield Case(group="decoder", name=f"small, {channels} channels", decoder=channels)
     yield Case(group="unquantised", name="as configured")
     for name, skip in SKIPPED.items():
         yield Case(group="unquantised", name=name, skip=tuple(skip))
@@ -153,7 +144,6 @@ class Bench:
             for prompt, tensors in zip(self._prompts, encoded, strict=True)
         ]
         self._known: dict[Case, Pools] = {}
-        self._folder = tempfile.TemporaryDirectory()
 
     def pool(self, case: Case) -> np.ndarray:
         """Rewards [prompts, seeds] of previews that are not pruned."""
@@ -182,10 +172,7 @@ class Bench:
         model_section = self._config.model
         if case.tier == "bf16":
             model_section = model_section.model_copy(update={"dtype": "bfloat16"})
-        if case.decoder:
-            model_section = model_section.model_copy(update={"preview_decoder": self._small_decoder(case.decoder)})
-        components = {"transformer", "preview_decoder" if case.decoder else "vae"}
-        model = models.load(model_section, self._device, components=components)
+        model = models.load(model_section, self._device, components={"transformer", "vae"})
         if self._policies and not case.sync:
             factors = self._policies[0 if case.stale else -1]
             lora = model_section.lora
@@ -216,11 +203,6 @@ class Bench:
                 if prune:
                     finished[row, [first + i for i in survivors(previewed.early.tolist(), prune.keep)]] = True
         return Pools(proxies, finished)
-
-    def _small_decoder(self, channels: int) -> str:
-        folder = Path(self._folder.name) / str(channels)
-        print(f"<!-- {channels} channels: {distil(self._config.model, channels, folder)} -->", flush=True)
-        return str(folder)
 
     def _receive(self, transformer: nn.Module, mode: str) -> None:
         """Make an explorer's transformer of the base, and have it take the newest policy as it is published."""

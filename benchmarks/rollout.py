@@ -125,9 +125,6 @@ class World:
         for start in range(0, self.config.rollout.pool, size):
             self.sample(self._unit("sample", range(start, start + size)), self.prompt, self.embedding)
 
-    def two_stage(self) -> None:
-        self.regenerate(self.previews())
-
     def previews(self) -> list[int]:
         """Indices of the chosen seeds."""
         rollout = self.config.rollout

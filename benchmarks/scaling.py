@@ -7,9 +7,8 @@ virtual time.
 
 FLUX.1-dev at 512 px by the published method, which finishes all previews, with the stage times of
 `price_lists/h200.yaml`. Its steps, decoding and rewards are measured; the learner's passes, revisions, checkpoints, the
-network and restarts are estimates. Questions: strong scaling (48 prompts whatever the fleet), weak scaling (a prompt an
-explorer), stragglers, failures, fan-out of a revision, the best split of a number of GPUs, the controller's share, and
-candidates a second through the iteration state on one core.
+network and restarts are estimates. Questions: weak scaling (a prompt an explorer), stragglers, failures, fan-out of a
+revision, the best split of a number of GPUs, the controller's share, and candidates a second through the selector.
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-
+from actors.workers.selector import Selector
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Address, UnitResult
 from solrl_ray.sampling.noise import uniform
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
+from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.simulator.forecast import scenario
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list, priced
-from solrl_ray.simulator.scenario import Disturbances, Orchestration, Scenario, Stages
+from solrl_ray.simulator.scenario import Disturbances, Orchestration, Scenario
 from solrl_ray.simulator.simulation import Simulation
 
 ROOT = Path(__file__).parents[1]
@@ -84,26 +82,6 @@ def overhead(simulated: Scenario) -> float:
     """Share of an iteration that a controller without costs would save."""
     seconds = mean_seconds(simulated)
     return 1 - mean_seconds(replace(simulated, orchestration=Orchestration())) / seconds
-
-
-def strong_scaling() -> Rows:
-    rows = []
-    for explorers in EXPLORERS:
-        iteration = Simulation(made(explorers, min(48, max(1, explorers // 4)), 64)).iterate()
-        rows.append({"explorers": explorers, "rollout": iteration.rollout})
-    return [row | {"efficiency": rows[0]["rollout"] / row["rollout"] / row["explorers"]} for row in rows]
-
-
-def learner_scaling() -> Rows:
-    """Weak: 6 prompts a learner rank, as the published run has."""
-    return [
-        {
-            "learners": ranks,
-            "strong_update": made(1, 1, ranks).stages.update,
-            "weak_update": made(1, 1, ranks, prompts=6 * ranks).stages.update,
-        }
-        for ranks in LEARNERS
-    ]
 
 
 def weak_scaling() -> Rows:
@@ -194,52 +172,27 @@ def best_split() -> Rows:
 
 
 def controller_share() -> Rows:
-    """Stages of 1 s, in short iterations and in those of the published size, and FLUX.1-dev's stages."""
+    """Stages of 1 s, two units a prompt, and with as many an explorer as the published run has on four of them; and
+    FLUX.1-dev's stages."""
     rows = []
     for explorers in (1, 4, 16, 64, 256, 1000):
         stages = made(explorers, math.ceil(explorers / 2), max(8, explorers), prompts=max(8, explorers))
         rows.append(
             {
                 "explorers": explorers,
-                "stages_of_1_s": overhead(short_stages(explorers)),
-                "published_size": overhead(published_size(explorers)),
+                "stages_of_1_s": overhead(sleeping(explorers, max(8, 2 * explorers), 2)),
+                "published_size": overhead(sleeping(explorers, 12 * explorers, 4)),
                 "flux": overhead(stages),
             }
         )
     return rows
 
 
-def short_stages(explorers: int) -> Scenario:
-    """Stages of 1 s, as `benchmarks/orchestration.py` has them: two units a prompt."""
-    return Scenario(
-        prompts=max(8, 2 * explorers),
-        pool=8,
-        keep=4,
-        unit=4,
-        explorers=explorers,
-        regenerators=explorers,
-        stages=Stages(explore=1.0, regenerate=1.0, update=1.0),
-        orchestration=orchestration().seconds(),
-    )
+def sleeping(explorers: int, prompts: int, units: int, stage: float = 1.0) -> Scenario:
+    """Stages of one length, as `orchestration.py` has them."""
+    import orchestration as benchmark  # which sets up Ray
 
-
-def published_size(explorers: int) -> Scenario:
-    """The same with as many units an explorer as `orchestration.PUBLISHED` has for four: 12 prompts in 4 units."""
-    short = short_stages(explorers)
-    return replace(short, prompts=12 * explorers, pool=4 * short.unit)
-
-
-def controller_parts() -> Rows:
-    """With 1,000 explorers and stages of 1 s: by how much each cost makes an iteration longer, beside all others and
-    alone. They overlap: neither adds up to the whole."""
-    simulated, rows = short_stages(1000), []
-    whole, costs = mean_seconds(simulated), simulated.orchestration
-    ideal = mean_seconds(replace(simulated, orchestration=Orchestration()))
-    for name, cost in costs.model_dump().items():
-        without = mean_seconds(replace(simulated, orchestration=costs.model_copy(update={name: 0.0})))
-        alone = mean_seconds(replace(simulated, orchestration=Orchestration(**{name: cost})))
-        rows.append({"cost": name, "beside_others": whole - without, "alone": alone - ideal})
-    return [*rows, {"cost": "all", "beside_others": whole - ideal, "alone": whole - ideal}]
+    return benchmark.scenario(explorers, stage, orchestration().seconds(), benchmark.Work(prompts, units))
 
 
 def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[UnitResult]]:
@@ -270,10 +223,8 @@ def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[U
 
 
 def selector_throughput(prompts: int = 400) -> Rows:
-    """Candidates that a selector takes in a second, in one process: with its journal, which waits for the disk once for
-    all results that come together; and the iteration state alone."""
-    from actors.workers.selector import Selector
-
+    """Candidates that a selector with its journal takes in a second, in one process: it waits for the disk once for all
+    results that come together."""
     rows: Rows = []
     for micro_batch in (24, 4):
         plan, results = selector_plan(prompts, micro_batch)
@@ -287,24 +238,16 @@ def selector_throughput(prompts: int = 400) -> Rows:
                 seconds = time.perf_counter() - began
                 selector.drop(plan.iteration)
             rows.append({"micro_batch": micro_batch, "together": together, "per_second": 96 * prompts / seconds})
-        state, began = IterationState(plan), time.perf_counter()
-        for result in results:
-            state.record(result)
-        per_second = 96 * prompts / (time.perf_counter() - began)
-        rows.append({"micro_batch": micro_batch, "together": None, "per_second": per_second})
     return rows
 
 
 QUESTIONS: dict[str, Callable[[], Rows]] = {
-    "strong_scaling": strong_scaling,
-    "learner_scaling": learner_scaling,
     "weak_scaling": weak_scaling,
     "stragglers": stragglers,
     "failures": failures,
     "fan_out": fan_out,
     "best_split": best_split,
     "controller_share": controller_share,
-    "controller_parts": controller_parts,
     "selector_throughput": selector_throughput,
 }
 
@@ -316,31 +259,9 @@ def show(name: str, rows: Rows) -> None:
         print("  ".join(f"{'-' if v is None else f'{v:.4g}' if isinstance(v, float) else v:>18}" for v in row.values()))
 
 
-def plot(results: dict[str, Rows]) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    weak, split, share = results["weak_scaling"], results["best_split"], results["controller_share"]
-    axes[0].plot([r["explorers"] for r in weak], [r["rollout"] for r in weak], "o-", label="simulated")
-    axes[0].plot([r["explorers"] for r in weak], [r["without_controller"] for r in weak], "--", label="free controller")
-    axes[0].set(xscale="log", xlabel="explorers, a prompt each", ylabel="rollout, s", ylim=(0, None))
-    axes[1].plot([r["gpus"] for r in split], [r["split_seconds"] for r in split], "o-", label="best split")
-    axes[1].plot([r["gpus"] for r in split], [r["colocated_seconds"] for r in split], "s--", label="one process a card")
-    axes[1].set(xscale="log", yscale="log", xlabel="GPUs, 48 prompts", ylabel="iteration, s")
-    axes[2].plot(
-        [r["explorers"] for r in share], [100 * r["stages_of_1_s"] for r in share], "o-", label="stages of 1 s"
-    )
-    axes[2].plot(
-        [r["explorers"] for r in share], [100 * r["published_size"] for r in share], "^-", label="1 s, published size"
-    )
-    axes[2].plot([r["explorers"] for r in share], [100 * r["flux"] for r in share], "s-", label="FLUX.1-dev")
-    axes[2].set(xscale="log", xlabel="explorers", ylabel="controller's share, %", ylim=(0, None))
-    for axis in axes:
-        axis.legend(frameon=False)
-    figure.savefig(RESULTS / "scaling.png", dpi=120)
-
-
 def validate(seconds: list[float], explorers: list[int], iterations: int) -> None:
     """Real runs with sleeping stages beside the same scenario, whose costs come from `--calibrate`."""
-    import orchestration as sleeping
+    import orchestration as benchmark
     import ray
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -348,8 +269,8 @@ def validate(seconds: list[float], explorers: list[int], iterations: int) -> Non
     for stage in seconds:
         for count in explorers:
             with tempfile.TemporaryDirectory() as root:
-                measured = sleeping.measure(count, stage, iterations, Path(root))["measured_seconds"]
-            simulated = sleeping.scenario(count, stage, orchestration().seconds())
+                measured = benchmark.measure(count, stage, iterations, Path(root))["measured_seconds"]
+            simulated = sleeping(count, benchmark.SHORT.prompts, benchmark.SHORT.units, stage)
             predicted = mean_seconds(simulated, 2)
             rows.append(
                 {
@@ -400,7 +321,6 @@ def main() -> None:
             results[name] = question()
             show(name, results[name])
         write("scaling", results)
-        plot(results)
 
 
 if __name__ == "__main__":

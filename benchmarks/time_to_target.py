@@ -141,3 +141,29 @@ def _resampled(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]
         drawn = random.integers(len(rewards), size=(RESAMPLES, len(rewards)))
         sides.append((grid, rewards[drawn].mean(axis=1)))
     return _ratios(*_times(*sides))
+
+
+def row(results: Mapping[str, Any], variant: str) -> list[str]:
+    """Of a results file and a variant that it compares: seeds, final reward, words that hold (empty: not judged), and
+    by share of the gain iterations, and how many times sooner as FLUX.1-dev.
+    """
+    found = results["comparisons"][variant]
+    targets = found["targets"].values()
+    steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
+    sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
+    of_seed = whole_runs(results)[variant].values()
+    words = [run["words"]["ema"] for run in of_seed if run["words"]]
+    held = plus_minus(*mean_with_interval(words)) if words else ""
+    return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
+
+
+def times(ratio: Sequence[float | None]) -> str:
+    """A ratio with its interval, if it has one."""
+    middle, low, high = ratio
+    if middle is None:
+        return "–"
+    return f"{middle:.2f}" if low is None or high is None else f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+
+def plus_minus(mean: float, half: float | None) -> str:
+    return f"{mean:.3f}" if half is None else f"{mean:.3f} ± {half:.3f}"

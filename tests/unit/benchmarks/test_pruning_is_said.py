@@ -29,7 +29,7 @@ def of_full_iteration(*settings: str) -> Config:
 
 
 def of_overlap() -> Config:
-    return load(FLUX, overlap.settings("colocated/0", argparse.Namespace(**COMMON, testbed=False)))
+    return load(FLUX, overlap.settings("colocated/0", argparse.Namespace(**COMMON)))
 
 
 def of_rollout() -> Config:
