@@ -16,8 +16,8 @@ configs/clusters for one such card. By `--placement`:
 The last iteration counts: the first one compiles, and with staleness the last one but one, since the last explores
 nothing ahead. `busy` is the share of it in which a GPU ran any kernel (nvidia-smi, twice a second). `all_reduce` is
 what NCCL takes for a LoRA gradient between all ranks, measured apart. `planned` is what `solrl plan` says of the run.
-`seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once. `idle_explorers` had
-nothing to do in that iteration: of such a row only the update counts.
+`fixed` is what neither rollout nor update took. `seconds_48_prompts` is computed for `colocated`: rollout and update by
+prompts, and the rest once. `idle_explorers` had nothing to do in that iteration: of such a row only the update counts.
 
 Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's with the same `--set`. A run that
 takes longer than `--seconds` is stopped and gives no row. Nor does one with `--kill` in which nothing was killed.
@@ -246,6 +246,7 @@ def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "seconds": seconds,
+        "fixed": round(seconds["total"] - seconds["rollout"] - seconds["update"], 2),
         "seconds_48_prompts": round(published(seconds, arguments.prompts), 1) if colocated else None,
         "busy_seconds": counted["busy_seconds"],
         "refresh": counted["publication"]["load_seconds"],
