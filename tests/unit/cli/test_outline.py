@@ -10,7 +10,7 @@ from pathlib import Path
 import model_shapes
 import pytest
 
-from solrl_ray.cli import outline, preflight
+from solrl_ray.cli import preflight
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.models import shapes
 from tests.support.command_line import refusal
@@ -39,10 +39,10 @@ def test_the_shapes_in_the_package_are_those_of_the_architecture(name: str) -> N
 
 def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
     config = load([CONFIGS / "demo.yaml"])
-    found = outline.inputs(config, Sources())
-    assert found is not None
+    found = preflight.check(preflight.Run(config, planned=True), "files")
+    assert found.outlined
     assert found.facts == preflight.model_facts(config)
-    assert (len(found.train), len(found.heldout)) == tuple(map(len, outline.checked_prompts(config, Sources())))
+    assert (found.train, found.heldout) == preflight.checked_prompts(config, Sources())
 
 
 def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
