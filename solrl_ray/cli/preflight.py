@@ -10,7 +10,7 @@ import heapq
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,9 +83,6 @@ def check(run: Run, *available: Needs) -> Run:
     return run
 
 
-# The cluster and this machine
-
-
 def cluster(run: Run) -> None:
     """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
     if run.address:
@@ -127,64 +124,44 @@ def trackers(run: Run) -> None:
             )
 
 
-# Prompts, and the run's own folder
-
-
 def prompts(run: Run) -> None:
-    """Refuse files that are missing, too short or share a prompt; all problems at once."""
+    """Refuse files that are missing, too short or share a prompt; all problems at once. A plan notes missing ones."""
     missing = outline.missing(run.config) if run.planned else {}
-    for key in ("prompts.train", "prompts.heldout"):
-        if key in missing:
-            run.notes.append(_before_it_starts(run.named(key), missing[key]))
-    if not missing.keys() & {"prompts.train", "prompts.heldout"}:
-        work = partial(checked_prompts, run.config, run.sources)
-        run.train, run.heldout = in_time(work, what="reading the prompts", seconds=READ_SECONDS)
+    lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
+    run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
+    if not lacking:
+        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=READ_SECONDS)
 
 
 def _before_it_starts(key: str, place: str) -> str:
     return f"before the run starts: {key} is {place!r}, which is not on this machine"
 
 
-def checked_prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Training prompts, held-out prompts.
-
-    Raises `UserError` if files are missing, too short or share a prompt; it lists all problems.
-    """
+def _read_prompts(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import read_prompts
 
-    read: dict[str, tuple[Prompt, ...]] = {}
-    wrong: list[str] = []
-    for file in ("train", "heldout"):
-        key = f"prompts.{file}"
+    config, wrong = run.config, list[str]()
+    asking = {"train": ["rollout.prompts"], "heldout": ["evaluation.prompts", "evaluation.pictures"]}
+    for file, keys in asking.items():
+        path = value_of(config, f"prompts.{file}")
         try:
-            read[file] = tuple(read_prompts(value_of(config, key), f"{key} ({sources.of(key)})"))
+            found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
         except UserError as error:
             wrong.append(str(error))
-    wrong += [problem.sentence(config, sources) for problem in _too_few(config, read)]
-    known = {prompt.id for prompt in read.get("train", ())}
-    shared = [prompt for prompt in read.get("heldout", ()) if prompt.id in known]
-    if shared:
+            continue
+        setattr(run, file, found)
+        right = f"at most {len(found)}, the number of distinct prompts in prompts.{file}, {path}"
+        too_many = [Problem(key, right) for key in keys if value_of(config, key) > len(found)]
+        wrong += [problem.sentence(config, run.sources) for problem in too_many]
+    known = {prompt.id for prompt in run.train}
+    if shared := [prompt for prompt in run.heldout if prompt.id in known]:
         wrong.append(
-            f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and "
+            f"prompts.heldout is {config.prompts.heldout} ({run.sources.of('prompts.heldout')}), and "
             f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
             "an evaluation needs prompts that were never trained on."
         )
     if wrong:
         raise UserError(" ".join(wrong))
-    return read["train"], read["heldout"]
-
-
-def _too_few(config: Config, read: Mapping[str, tuple[Prompt, ...]]) -> Iterator[Problem]:
-    """Keys that ask for more prompts than the file that was `read` has."""
-    for key, file in (
-        ("rollout.prompts", "train"),
-        ("evaluation.prompts", "heldout"),
-        ("evaluation.pictures", "heldout"),
-    ):
-        if file in read and value_of(config, key) > len(read[file]):
-            path = value_of(config, f"prompts.{file}")
-            right = f"at most {len(read[file])}, the number of distinct prompts in prompts.{file}, {path}"
-            yield Problem(key, right)
 
 
 def init(run: Run) -> None:
@@ -231,9 +208,6 @@ def resumable(run: Run) -> None:
     in_time(lambda: check_readable(folder, run.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
 
 
-# The user's functions
-
-
 def functions(run: Run) -> None:
     """Refuse the user's own functions that fail on two pictures, or as `evaluation.reference` on two prompts, with
     their traceback; print what they gave.
@@ -264,9 +238,6 @@ def functions(run: Run) -> None:
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)
 
 
-# The model and the rewards
-
-
 def model(run: Run) -> None:
     """Refuse a missing checkpoint, impossible sizes, a LoRA target that matches nothing, and a tier that explorers
     cannot run. Notes: a large model on CPUs, prompts that are cut; for the plan of a shipped model missing checkpoints.
@@ -281,7 +252,7 @@ def model(run: Run) -> None:
         # PyTorch and diffusers take seconds: all of it that the checks below need, at once.
         import_large("solrl_ray.storage.warm_start")
         run.facts = model_facts(config, run.sources, elsewhere=run.elsewhere)
-        run.notes += _truncation(config, run.train + run.heldout)
+        run.notes += _truncation(config, run.train + run.heldout) if run.train else ()
     if note := outline.without_gpus(config, run.facts):
         run.notes.append(note)
 

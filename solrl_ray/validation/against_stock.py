@@ -65,45 +65,37 @@ def text(session: Session) -> list[Measure]:
 
 
 def stock_picture(session: Session) -> list[Measure]:
-    """Draw a picture with the stock pipeline, for comparison."""
+    """Draw a picture with the stock pipeline, for comparison: its scheduler is watched."""
     config = session.config.model
     bare = models.load(config, "cpu", components=())
-    noise = session.noise(bare)
-    session.stock = found = _watched(session, bare, noise)
-    session.pictures["stock"] = [found.picture[0]]
-    own = sigmas(config.schedule, session.steps, bare.image_tokens)
-    apart = max(abs(a - b) for a, b in zip(own.tolist(), found.sigmas, strict=True))
-    first, _ = found.steps[0]
-    return [
-        info("scheduler", found.scheduler + (f", in place of {found.replaced}" if found.replaced else "")),
-        info("sigmas of model.schedule beside its own, largest difference", apart),
-        is_true(
-            "begins with our noise", relative_error(first, noise) < 0.01, "else two pictures have nothing in common"
-        ),
-        is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
-    ]
-
-
-def _watched(session: Session, bare: DiffusionModel, noise: Tensor) -> StockRun:
-    """Load the stock pipeline, draw one picture and free it; `bare`: our model without components."""
-    config = session.config.model
-    pipeline, replaced = _pipeline(session)
-    scheduler = pipeline.scheduler
-    found, step = StockRun(type(scheduler).__name__, replaced), scheduler.step
+    noise, passed = session.noise(bare), list[tuple[Tensor, Tensor, Tensor]]()
+    pipeline, scheduler = _pipeline(session)
+    step = pipeline.scheduler.step
 
     @functools.wraps(step)  # pipelines inspect its parameters
     def watched(model_output: Tensor, timestep: Tensor, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
-        found.steps.append((sample.float().cpu(), model_output.float().cpu()))
+        before = sample.float().cpu(), model_output.float().cpu()
         given = step(model_output, timestep, sample, *args, **kwargs)
-        found.final = given[0].float().cpu()
+        passed.append((*before, given[0].float().cpu()))
         return given
 
-    scheduler.step = watched
+    pipeline.scheduler.step = watched
     latents = as_given(config.family, noise.clone(), bare)
     called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **stock_call(config, session.steps))
-    found.picture = called.images.float().cpu()
-    found.sigmas = tuple(scheduler.sigmas.double().tolist())
-    return found
+    grid = pipeline.scheduler.sigmas.double().tolist()
+    found = session.stock = StockRun(grid, passed, called.images.float().cpu())
+    session.pictures["stock"] = [found.picture[0]]
+    own = sigmas(config.schedule, session.steps, bare.image_tokens).tolist()
+    begins = relative_error(passed[0][0], noise) < 0.01
+    return [
+        info("scheduler", scheduler),
+        info(
+            "sigmas of model.schedule beside its own, largest difference",
+            max(abs(a - b) for a, b in zip(own, grid, strict=True)),
+        ),
+        is_true("begins with our noise", begins, "else two pictures are compared that have nothing in common"),
+        is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
+    ]
 
 
 def as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
@@ -115,7 +107,7 @@ def as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
 
 
 def _pipeline(session: Session) -> tuple[Any, str]:
-    """The stock pipeline, and the name of its scheduler if it had to be replaced."""
+    """The stock pipeline, and its scheduler in words; one without Euler steps is replaced."""
     from diffusers import FlowMatchEulerDiscreteScheduler  # late: it takes seconds
 
     config = session.config.model
@@ -130,10 +122,10 @@ def _pipeline(session: Session) -> tuple[Any, str]:
         pipeline.enable_model_cpu_offload(device=session.device)
     own = pipeline.scheduler
     if type(own) is FlowMatchEulerDiscreteScheduler:
-        return pipeline, ""
+        return pipeline, type(own).__name__
     # Both sides must take Euler steps on one grid; a multistep solver would give another picture.
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=float(own.config.get("flow_shift") or 1.0))
-    return pipeline, type(own).__name__
+    return pipeline, f"{FlowMatchEulerDiscreteScheduler.__name__}, in place of {type(own).__name__}"
 
 
 def load(session: Session) -> list[Measure]:
@@ -155,7 +147,7 @@ def forward(session: Session) -> list[Measure]:
     assert found
     embedding, dtype = session.batch(model, 1), session.config.model.dtype
     own, rounded, largest = [], [], []
-    for sigma, (state, wanted) in zip(found.sigmas, found.steps, strict=False):
+    for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         state = state.to(session.device)
         own.append(relative_error(model.velocity(state, sigma, embedding).cpu(), wanted))
         velocity = model.velocity(state, _rounded(session.config.model, sigma), embedding).cpu()
@@ -167,7 +159,7 @@ def forward(session: Session) -> list[Measure]:
         at_most("largest relative error of all steps", max(rounded), limit, why),
         info("largest error of an element", max(largest)),
         info("largest relative error with sigma as ours rounds it", max(own)),
-        info("standard deviation of the stock velocity", float(found.steps[0][1].std())),
+        info("standard deviation of the stock velocity", float(found.passed[0][1].std())),
     ]
 
 
@@ -184,10 +176,10 @@ def picture(session: Session) -> list[Measure]:
     model, found = session.model, session.stock
     assert model
     assert found
-    embedding, latents = session.batch(model, 1), session.noise(model).to(session.device)
+    embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)
-    ours, decoded = model.decode(latents).cpu(), model.decode(found.final.to(session.device)).cpu()
+    ours, decoded = model.decode(latents).cpu(), model.decode(final.to(session.device)).cpu()
     session.pictures["ours, same noise"] = [ours[0]]
     limit, why = PICTURE_LIMITS[session.config.model.dtype]
     return [
@@ -195,5 +187,5 @@ def picture(session: Session) -> list[Measure]:
         at_least("PSNR of our decoder on the stock latents, dB", psnr(decoded, found.picture), limit, why),
         info("largest error of a pixel, of 0 to 1", float((ours - found.picture).abs().max())),
         info("relative error of the picture", relative_error(ours, found.picture)),
-        info("relative error of the clean latents", relative_error(latents.cpu(), found.final)),
+        info("relative error of the clean latents", relative_error(latents.cpu(), final)),
     ]

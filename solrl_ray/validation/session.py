@@ -34,19 +34,14 @@ class Brightness(Reward):
         return images.float().mean(dim=(1, 2, 3))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StockRun:
     """The stock pipeline's run for the first prompt. Tensors are float32 on the CPU."""
 
-    scheduler: str
-    replaced: str
-    """The checkpoint's own scheduler, if it has no Euler steps and was replaced; empty if it was used."""
-    sigmas: tuple[float, ...] = ()
-    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """State and velocity of each step, [1, *latent_shape]."""
-    final: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Clean latents, [1, *latent_shape]."""
-    picture: Tensor = field(default_factory=lambda: torch.empty(0))
+    sigmas: list[float]
+    passed: list[tuple[Tensor, Tensor, Tensor]]
+    """State, velocity and following state of each step, [1, *latent_shape]; the last one is clean."""
+    picture: Tensor
     """[1, 3, H, W] in [0, 1]."""
 
 
