@@ -130,8 +130,15 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
     with suppress(OSError):  # the peak is then that of the whole process
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     measures, trace, started = list[Measure](), "", time.perf_counter()
+
+    def work() -> list[Measure]:
+        found = step.work()
+        if on_gpu:
+            torch.cuda.synchronize(device)  # else its errors would be the next step's
+        return found
+
     try:
-        measures = in_time(step.work, what=step.name, seconds=seconds, silent="it")
+        measures = in_time(work, what=step.name, seconds=seconds, silent="it")
         reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
         state = "FAILS" if reason else "ok"
     except Lacks as lacking:
@@ -141,7 +148,9 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
         state, reason = "FAILS", without_home(f"{type(error).__name__}: {said}")[:400]
         trace = without_home("".join(traceback.format_exception(error)))
         traceback.clear_frames(error.__traceback__)  # and with them GPU memory
-    peak = torch.cuda.max_memory_allocated(device) if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF)[2]
+    peak = (
+        torch.cuda.max_memory_allocated(device) if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
     return Outcome(
         step=step.name,
         does=step.does,
