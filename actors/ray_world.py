@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,11 +60,6 @@ class RayWorld:
         references = rpc.send(actor.handle, name, method, *arguments, parts=parts, role=role)
         answer, large = references if parts == 2 else (references, None)
         return Sent(answer, large, actor.process)
-
-    def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
-        name = f"{actor.role}.{method}"
-        all_done, *each = rpc.send(actor.handle, name, "do_each", method, list(arguments), parts=1 + len(arguments))
-        return Sent(all_done, process=actor.process), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         with sent.process.waited_for(seconds) as deadline:

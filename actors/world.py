@@ -143,12 +143,6 @@ class World(Protocol):
             parts: 2: the answer's second part stays where it is made.
         """
 
-    def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
-        """Call a method once for each argument, in one message.
-
-        Returns the call, answered when all are, and references of their answers.
-        """
-
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         """The answer to a call; its first part, if it has two.
 

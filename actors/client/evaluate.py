@@ -33,10 +33,8 @@ from actors.world import Tasks, World
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.evaluation.held_out import (
     evaluation_metrics,
-    evaluation_units,
     policy_factors,
     reward_names,
 )
@@ -136,34 +134,26 @@ class FinishedRunEvaluation:
             for policy, publication in publications.items():
                 self._telemetry.state(f"evaluating {policy}")
                 await fleet.publish(REGENERATOR, publication, references[self._prompts[0].id])
-                found[policy] = await self._evaluate(fleet, policy, references)
+                evaluation = Evaluation(
+                    f"evaluation of {policy}",
+                    config,
+                    self._prompts,
+                    references,
+                    fleet.hand_out,
+                    updates=self._state.updates,
+                    policy=policy,
+                    strict=config.fleet.strict,
+                    tell=self._telemetry.message,
+                    changed=partial(self._telemetry.stage, "evaluate"),
+                )
+                evaluation.begin()
+                await evaluation.finish()
+                found[policy] = evaluation.answers
             what = f"writing what was found in {self._request.out} (fleet.deadlines.checkpoint)"
             await self._world.blocking(
                 lambda: write(config, self._request, self._state, found), what, deadlines.checkpoint
             )
             self._telemetry.state("done")
-
-    async def _evaluate(self, fleet: Fleet, policy: str, embeddings: Mapping[str, Any]) -> dict[str, Evaluated]:
-        config = self._config
-        shown = {prompt.id for prompt in self._prompts[: config.evaluation.pictures]}
-        units = evaluation_units(config, self._prompts, updates=self._state.updates, policy=policy)
-        by_id = {prompt.id: prompt for prompt in self._prompts}
-        evaluation = Evaluation(
-            f"evaluation of {policy}",
-            units,
-            lambda unit: (
-                "evaluate",
-                (unit, by_id[unit.prompt_id], embeddings[unit.prompt_id], unit.prompt_id in shown),
-            ),
-            fleet.hand_out,
-            strict=config.fleet.strict,
-            reproducible=not unreproducible_rewards(config),
-            tell=self._telemetry.message,
-            changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
-        )
-        evaluation.begin()
-        await evaluation.finish()
-        return evaluation.answers
 
 
 async def merged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,6 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts
-from solrl_ray.config.fitting import Card
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
@@ -184,9 +184,9 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
 
     Raises UserError as `fitting.settled`.
     """
-    given = config
+    given, learner = config, config.fleet.learners
     if facts is not None and fitting.is_open(config):
-        config = fitting.settled(config, facts, _learners_card(config))
+        config = fitting.settled(config, facts, _on_place_of(learner, config, "a look at the learners' GPU", card))
         if config.fleet.offload and not given.fleet.offload:
             print("fleet.offload null is true: frozen layers leave the card while explorers work", flush=True)
     if compiled_learner.is_open(given):
@@ -204,18 +204,14 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     """`settle_tier`, run where such an explorer would be."""
     if not explorer.num_gpus:
         return settle_tier(config, explorer)
-    options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
-    probe = ray.remote(**options)(settle_tier)
-    tested, what = probe.remote(config, explorer), "the test of the explorers' tiers"
-    return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
+    found = _on_place_of(explorer, config, "the test of the explorers' tiers", settle_tier, config, explorer)
+    return cast(tuple[str, str], found)
 
 
-def _learners_card(config: Config) -> Card:
-    """`devices.card`, run where a learner would be."""
-    learner = config.fleet.learners
-    options: dict[str, Any] = {"num_cpus": learner.num_cpus, "num_gpus": learner.num_gpus, **where(learner)}
-    seen, what = ray.remote(**options)(card).remote(), "a look at the learners' GPU"
-    return cast(Card, wait.get(seen, what=what, seconds=config.fleet.deadlines.start))
+def _on_place_of(worker: Worker, config: Config, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function, run where such a worker would be; `what`: the wait's name."""
+    options: dict[str, Any] = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus, **where(worker)}
+    return wait.get(ray.remote(**options)(function).remote(*arguments), what=what, seconds=config.fleet.deadlines.start)
 
 
 def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
@@ -226,11 +222,9 @@ def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
     explorer = config.fleet.explorers
     own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
     if own and (explorer.num_gpus or elsewhere):
-        prompts = trial.prompts_of(config)
+        prompts, device = trial.prompts_of(config), str(device_of(explorer.num_gpus))
         trials = [trial.Trial(key, reward, config.model.resolution, prompts) for key, reward in own.items()]
-        options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
-        tried = ray.remote(**options)(trial.here).remote(trials, str(device_of(explorer.num_gpus)))
-        wait.get(tried, what="the trial of the rewards on a worker", seconds=config.fleet.deadlines.start)
+        _on_place_of(explorer, config, "the trial of the rewards on a worker", trial.here, trials, device)
 
 
 def located(config: Config) -> Config:

@@ -21,10 +21,6 @@ class Callee:
         """The result of the called handler; `references`: its arguments by reference, in order."""
         return done(self, packed, *references)
 
-    def do_each(self, method: str, arguments: list[Any]) -> tuple[Any, ...]:
-        """None, then the handler's result for each argument: one part more than there are arguments."""
-        return None, *(getattr(self, method)(argument) for argument in arguments)
-
     def send_notes(self, name: str, receiver: str, namespace: str) -> None:
         """See `progress_notes.send_to`."""
         progress_notes.send_to(receiver, namespace, name=name)

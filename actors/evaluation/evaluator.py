@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,6 @@ from solrl_ray.scheduling.dispatcher import Held
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage.run_folder import RunFolder
 
-Call = Callable[[WorkUnit], tuple[str, tuple[Any, ...]]]
-"""Unit → the regenerator's method, and its arguments."""
-
 
 class Evaluation(Owner):
     """Requests units that regenerators evaluate, and collects the answers."""
@@ -34,32 +32,40 @@ class Evaluation(Owner):
     def __init__(
         self,
         batch: str,
-        units: Sequence[WorkUnit],
-        call: Call,
+        config: Config,
+        prompts: Sequence[Prompt],
+        embeddings: Mapping[str, Any],
         hand_out: HandOut,
         *,
+        updates: int,
+        policy: str,
+        method: str = "evaluate",
         strict: bool,
-        reproducible: bool = True,
         tell: Callable[[str], None],
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
         """
         Args:
+            embeddings: prompt id → reference of its embedding, of all prompts before it begins.
+            updates, policy: as for `evaluation_units`.
+            method: the regenerator's; ``score`` takes the configuration, ``score_reference`` no embedding.
             strict: whether a second answer with other rewards is an error (`fleet.strict`).
-            reproducible: whether rewards are the same each time. If not, other rewards are no error.
             tell: is given a sentence for the user.
-            changed: called after each answer.
+            changed: called after each answer, with the numbers of answers and of units.
         """
         self.batch = batch
         self.answers: dict[str, Evaluated] = {}
         """By prompt id; the first answer counts."""
-        self.units = tuple(units)
+        self.units = evaluation_units(config, prompts, updates=updates, policy=policy)
         self.completed = asyncio.Event()
         self.answered = asyncio.Event()
         """Set after each answer; the waiting task clears it."""
-        self._method, self._hand_out, self._strict, self._tell, self._changed = call, hand_out, strict, tell, changed
-        self._reproducible = reproducible
-        self.ledger = Ledger(units)
+        self._config, self._embeddings, self._method, self._hand_out = config, embeddings, method, hand_out
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._pictured = {prompt.id for prompt in prompts[: config.evaluation.pictures]}
+        self._strict, self._tell, self._changed = strict, tell, changed
+        self._reproducible = not unreproducible_rewards(config)
+        self.ledger = Ledger(self.units)
 
     def begin(self, holds: Held | None = None) -> None:
         """Hand out the remaining units to regenerators that hold the policy (default: the units' own)."""
@@ -73,7 +79,11 @@ class Evaluation(Owner):
     # Owner
 
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
-        return (*self._method(unit), 1)
+        prompt, pictured = self._prompts[unit.prompt_id], unit.prompt_id in self._pictured
+        if self._method == "score_reference":
+            return self._method, (unit, prompt, pictured), 1
+        how = (self._config,) if self._method == "score" else ()
+        return self._method, (*how, unit, prompt, self._embeddings[prompt.id], pictured), 1
 
     def take(self, answer: Answer) -> None:
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
@@ -91,7 +101,7 @@ class Evaluation(Owner):
             if self._strict:
                 raise RunError(f"{said}, and fleet.strict is true")
             self._tell(f"{said}; the first ones count")
-        self._changed()
+        self._changed(len(self.answers), len(self.units))
         self.answered.set()
         if self.ledger.complete:
             self.completed.set()
@@ -127,25 +137,19 @@ class Evaluator:
         started = self._world.now()
         if not overlaps:
             self._telemetry.state(f"evaluating {policy}", stage="evaluate")
-        by_id = {prompt.id: prompt for prompt in prompts}
-        units = evaluation_units(self._config, prompts, updates=updates, policy=holder or UNIT_POLICY[policy])
         pictured = prompts[: self._config.evaluation.pictures]
-
-        def call(unit: WorkUnit) -> tuple[str, tuple[Any, ...]]:
-            prompt = by_id[unit.prompt_id]
-            if policy == "real":
-                return "score_reference", (unit, prompt, prompt in pictured)
-            return "evaluate", (unit, prompt, embeddings[prompt.id], prompt in pictured)
-
         evaluation = Evaluation(
             f"evaluation of {policy} after {updates} updates",
-            units,
-            call,
+            self._config,
+            prompts,
+            embeddings,
             self._hand_out,
+            updates=updates,
+            policy=holder or UNIT_POLICY[policy],
+            method="score_reference" if policy == "real" else "evaluate",
             strict=self._config.fleet.strict,
-            reproducible=not unreproducible_rewards(self._config),
             tell=self._telemetry.message,
-            changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
+            changed=partial(self._telemetry.stage, "evaluate"),
         )
         evaluation.begin(holds=("old", updates) if policy == "real" else None)
         await evaluation.finish()

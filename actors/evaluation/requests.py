@@ -24,10 +24,8 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.workers.regenerator import Evaluated
 from actors.world import World
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.evaluation.held_out import evaluation_units
-from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.records import Prompt
 from solrl_ray.weight_sync.publication import Publication
 
 PATIENCE = 30.0
@@ -206,22 +204,16 @@ class EvaluationRequests:
             await evaluation.answered.wait()  # each unit has its deadline
 
     def _evaluation(self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]) -> _OutsideEvaluation:
-        """`embeddings`: by prompt id, of all prompts before it begins."""
-        config, by_id = request.config, {prompt.id: prompt for prompt in request.prompts}
-        units = evaluation_units(config, request.prompts, updates=request.updates, policy=policy)
-        pictured = request.prompts[: config.evaluation.pictures]
-
-        def call(unit: WorkUnit) -> tuple[str, tuple[Any, ...]]:
-            prompt = by_id[unit.prompt_id]
-            return "score", (config, unit, prompt, embeddings[prompt.id], prompt in pictured)
-
         return _OutsideEvaluation(
             f"the evaluation {request.name} of {policy}",
-            units,
-            call,
+            request.config,
+            request.prompts,
+            embeddings,
             self._hand_out,
+            updates=request.updates,
+            policy=policy,
+            method="score",
             strict=False,
-            reproducible=not unreproducible_rewards(config),
             tell=self._tell,
         )
 

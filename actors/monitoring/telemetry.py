@@ -11,8 +11,9 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,8 +57,10 @@ class Telemetry:
         self._workers: dict[str, str] = {}
         self._notes: dict[str, tuple[str, float]] = {}
         """Actor → its note, and until when that is valid."""
-        self._doing: dict[str, tuple[str, float, float]] = {}
-        """Actor → its note without the state of a progress bar, and since when (since 1970, by the monotonic clock)."""
+        self._doing: dict[str, tuple[Span, float]] = {}
+        """Actor → its open work, by its note without the state of a progress bar, and since when by the monotonic
+        clock.
+        """
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
@@ -66,10 +69,8 @@ class Telemetry:
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = self._evaluated_before = 0
         self._spans: SpanWriter | None = None
-        self._stage: tuple[str, str, float, float] | None = None
-        """Words, stage and start (since 1970, and by the monotonic clock) of the current work, if the timeline shows
-        it.
-        """
+        self._stage: tuple[Span, float] | None = None
+        """As `_doing`, of the current stage, if the timeline shows it."""
         self._lost: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
         self._tiers: set[tuple[str, str]] = set()
@@ -94,15 +95,9 @@ class Telemetry:
 
     def state(self, words: str, *, stage: str = "") -> None:
         """Set what is going on now, and its stage in the timeline; the stage before ends."""
-        now = self._world.now()
         if self._stage is not None:
-            said, name, started, began = self._stage
-            self._record(
-                Span(
-                    kind="stage", name=said, stage=name, iteration=self._iteration, started=started, seconds=now - began
-                )
-            )
-        self._stage = (words, stage, time.time(), now) if stage else None
+            self._end(self._stage)
+        self._stage = self._begin(kind="stage", name=words, stage=stage) if stage else None
         self._state = words
 
     def waits_for(self, what: str) -> None:
@@ -164,22 +159,12 @@ class Telemetry:
     def note(self, actor: str, words: str) -> None:
         """Take an actor's note about a long call; empty: the call is over. The timeline shows it."""
         self._notes.pop(actor, None)
-        what, now = words.partition(", ")[0], self._world.now()
-        said, started, began = self._doing.get(actor, ("", 0.0, 0.0))
-        if what != said:
-            if said:
-                self._record(
-                    Span(
-                        kind="work",
-                        name=said,
-                        stage="start",
-                        iteration=self._iteration,
-                        started=started,
-                        seconds=now - began,
-                        worker=actor,
-                    )
-                )
-            self._doing[actor] = what, time.time(), now
+        what, before = words.partition(", ")[0], self._doing.pop(actor, None)
+        if before is not None and before[0].name != what:
+            self._end(before)
+            before = None
+        if what:
+            self._doing[actor] = before or self._begin(kind="work", name=what, stage="start", worker=actor)
         if words:
             self._notes[actor] = words, self._world.now() + NOTE_SECONDS
 
@@ -344,6 +329,13 @@ class Telemetry:
         self._exporter.set("solrl_reward_requests", costs.get("requests", 0))
         self._exporter.set("solrl_reward_retries", costs.get("retries", 0))
         self._exporter.set("solrl_reward_tokens", sum(costs.get(name, 0) for name in TOKENS))
+
+    def _begin(self, **what: Any) -> tuple[Span, float]:
+        return Span(iteration=self._iteration, started=time.time(), seconds=0.0, **what), self._world.now()
+
+    def _end(self, begun: tuple[Span, float]) -> None:
+        span, since = begun
+        self._record(replace(span, iteration=self._iteration, seconds=self._world.now() - since))
 
     def _record(self, span: Span) -> None:
         spans = self._spans

@@ -7,21 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
-from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
-from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.config.schema import Config, EvaluationConfig
+from solrl_ray.config.loading import LoadedConfig, load_with_sources
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-
-if TYPE_CHECKING:
-    from solrl_ray.cli.outline import Inputs
 
 
 def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
@@ -99,34 +95,23 @@ def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
     return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
 
 
-def print_plan(
-    loaded: LoadedConfig, *, planning: bool = False, timed: bool = False, card: Card | None = None
-) -> Arithmetic:
-    """Check the run's inputs, print and return its arithmetic, with notes and warnings.
+def print_plan(run: Run, *, timed: bool = False, card: Card | None = None) -> Arithmetic:
+    """Print and return the arithmetic of a checked run, with notes and warnings.
 
-    `planning` as in `preflight.check`; `timed`: the duration will be printed after it; `card`: the type of its GPUs.
-    Raises `UserError` as `fitting.check` if it does not fit them.
+    `timed`: the duration will be printed after it; `card`: the type of its GPUs. Raises `UserError` as `fitting.check`
+    if it does not fit them.
     """
-    inputs = _outlined(loaded) if planning else None
-    if inputs is None:
-        if not planning:
-            try_own_functions(loaded.config, loaded.sources)
-        # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be reported at once.
-        import_large("solrl_ray.cli.preflight")
-        from solrl_ray.cli import preflight
-
-        inputs = preflight.check(loaded.config, loaded.sources, planning=planning, elsewhere=card is not None)
-    prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
-    config = loaded.config
-    if card and inputs.facts:
-        config = fitting.with_activation_memory(config, inputs.facts, card)
-    arithmetic = describe(config, inputs.facts, **prompts)
+    prompts = {"train_prompts": len(run.train) or None, "heldout_prompts": len(run.heldout) or None}
+    config = run.config
+    if card and run.facts:
+        config = fitting.with_activation_memory(config, run.facts, card)
+    arithmetic = describe(config, run.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     if on_gpus := fitting.rows(arithmetic, card):
         print(paragraphs(on_gpus), flush=True)
     if card and (fits := fitting.sentence(arithmetic, card)):
         print(paragraphs([("fits", fits)]), flush=True)
-    for note in filter(None, (*inputs.notes, idle_explorers.advice(config), padded_samples.advice(config))):
+    for note in filter(None, (*run.notes, idle_explorers.advice(config), padded_samples.advice(config))):
         print(f"note: {note}", flush=True)
     for warning in strategies.warnings(config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -160,41 +145,3 @@ def on_card(config: Config, fastest: str) -> Config:
     tier = strategies.full_tier(config.model) if fastest in strategies.UNQUANTIZED_TIERS else fastest
     rollout = config.rollout.model_copy(update={"explore": explore.model_copy(update={"precision": tier})})
     return config.model_copy(update={"rollout": rollout})
-
-
-def _outlined(loaded: LoadedConfig) -> Inputs | None:
-    from solrl_ray.cli import outline
-
-    return outline.inputs(loaded.config, loaded.sources)
-
-
-def try_own_functions(config: Config, sources: Sources) -> None:
-    """Try the user's own rewards on two pictures, and `evaluation.reference` on two prompts.
-
-    Raises UserError, with their traceback, if one fails.
-    """
-    own: dict[str, RewardConfig | EvaluationConfig]
-    own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
-    keys = list(own)
-    if config.evaluation.reference and not own_functions.is_shipped(config.evaluation.reference):
-        own["evaluation.reference"] = config.evaluation
-    if not own:
-        return
-    from solrl_ray.cli import reward_trial
-    from solrl_ray.prompts.prompt_set import two_prompts
-
-    prompts = two_prompts(config, sources)
-    trials = [
-        own_functions.Trial(f"{key} ({sources.of(key)})", function, config.model.resolution, prompts)
-        for key, function in own.items()
-    ]
-    gpu = config.fleet.explorers.num_gpus > 0
-    tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
-    for trial, scores in zip(trials, tried or (), strict=False):
-        given = " and ".join(f"{score:.4g}" for score in scores)
-        same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
-    if "evaluation.reference" in own:
-        print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
-    if tried is None:
-        print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)

@@ -1,16 +1,15 @@
-"""The inputs of a plan, from the model's shapes and this machine, without PyTorch, the network or a checkpoint."""
+"""Sizes of a model from its shapes, without PyTorch, the network or a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
-from solrl_ray.config.contradictions import Problem, value_of
+from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
@@ -19,10 +18,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.shapes import ModelShapes, shipped
 from solrl_ray.models.sizes import FAMILY_SIZES
-from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization import capability, planning
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Linear, packed_bytes
-from solrl_ray.records import Prompt
 
 if TYPE_CHECKING:
     import torch
@@ -31,22 +28,10 @@ LARGE = 1_000_000_000
 """Parameters of a transformer that is too large for CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The inputs of the checks, so that each is read once."""
+def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
+    """Sizes of a shipped model and its adapter; None if its shapes are not in the package, but its checkpoint is here.
 
-    train: tuple[Prompt, ...]
-    heldout: tuple[Prompt, ...]
-    facts: ModelFacts
-    notes: tuple[str, ...] = ()
-    """Hints for the user, one sentence each."""
-
-
-def inputs(config: Config, sources: Sources) -> Inputs | None:
-    """The inputs of a plan for a shipped model; None if its shapes are not in the package.
-
-    Missing files are notes. Raises `UserError` for impossible sizes, LoRA targets and tiers, and for existing prompt
-    files that do not fit.
+    Raises `UserError` for impossible sizes, rewards, LoRA targets and tiers, and for a model that nobody here knows.
     """
     shapes, sizes = shipped(config.model), FAMILY_SIZES.get(config.model.family)
     if shapes is None or sizes is None:
@@ -64,19 +49,15 @@ def inputs(config: Config, sources: Sources) -> Inputs | None:
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
     sizes.check(config.model, shapes.transformer, shapes.factor)
     tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
-    facts = facts_of(config, sources, shapes, tier)
+    return facts_of(config, sources, shapes, tier)
+
+
+def missing(config: Config) -> dict[str, str]:
+    """Keys of files and checkpoints that are not on this machine → their places."""
     places = {f"prompts.{name}": value_of(config, f"prompts.{name}") for name in ("train", "heldout")}
     places |= {"model.path": config.model.path}
     places |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
-    missing = {key: place for key, place in places.items() if place and not _is_here(place, key)}
-    found = checked_prompts(config, sources) if not missing.keys() & {"prompts.train", "prompts.heldout"} else ((), ())
-    notes = [
-        f"before the run starts: {key} ({sources.of(key)}) is {place!r}, which is not on this machine"
-        + ("" if key.startswith("prompts.") else "; `solrl list` has the command that gets it")
-        for key, place in missing.items()
-    ]
-    notes += [note] if (note := without_gpus(config, facts)) else []
-    return Inputs(train=found[0], heldout=found[1], facts=facts, notes=tuple(notes))
+    return {key: place for key, place in places.items() if place and not _is_here(place, key)}
 
 
 def _is_here(place: str, key: str) -> bool:
@@ -90,49 +71,9 @@ def _is_here(place: str, key: str) -> bool:
     return (Path(HF_HUB_CACHE) / f"models--{resolved.replace('/', '--')}").is_dir()
 
 
-def checked_prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Training prompts, held-out prompts.
-
-    Raises `UserError` if files are missing, too short or share a prompt; it lists all problems.
-    """
-    read: dict[str, tuple[Prompt, ...]] = {}
-    wrong: list[str] = []
-    for file in ("train", "heldout"):
-        key = f"prompts.{file}"
-        try:
-            read[file] = tuple(read_prompts(value_of(config, key), f"{key} ({sources.of(key)})"))
-        except UserError as error:
-            wrong.append(str(error))
-    wrong += [problem.sentence(config, sources) for problem in _too_few(config, read)]
-    known = {prompt.id for prompt in read.get("train", ())}
-    shared = [prompt for prompt in read.get("heldout", ()) if prompt.id in known]
-    if shared:
-        wrong.append(
-            f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and "
-            f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
-            "an evaluation needs prompts that were never trained on."
-        )
-    if wrong:
-        raise UserError(" ".join(wrong))
-    return read["train"], read["heldout"]
-
-
 def _keys(sources: Sources, entry: str) -> Callable[[str], str]:
     """Names of an entry's fields, each with where it is from."""
     return lambda field: f"{entry}.{field} ({sources.of(f'{entry}.{field}')})"
-
-
-def _too_few(config: Config, read: Mapping[str, tuple[Prompt, ...]]) -> Iterator[Problem]:
-    """Keys that ask for more prompts than the file that was `read` has."""
-    for key, file in (
-        ("rollout.prompts", "train"),
-        ("evaluation.prompts", "heldout"),
-        ("evaluation.pictures", "heldout"),
-    ):
-        if file in read and value_of(config, key) > len(read[file]):
-            path = value_of(config, f"prompts.{file}")
-            right = f"at most {len(read[file])}, the number of distinct prompts in prompts.{file}, {path}"
-            yield Problem(key, right)
 
 
 def without_gpus(config: Config, facts: ModelFacts) -> str:

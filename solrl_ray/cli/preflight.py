@@ -1,59 +1,311 @@
-"""Checks what a run needs on disk before anything starts: prompts, checkpoints, free space.
+"""What a run needs beside a sound configuration (`config.checks`): one list, fast checks first.
 
-Also `model_facts`: sizes from the model's files, read without loading a weight.
+They create nothing, load no weights and touch no device. Each imports what takes seconds itself, so that the checks
+before it are done at once.
 """
 
 from __future__ import annotations
 
 import heapq
+import importlib.util
+import os
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import nn
-
-from solrl_ray import models, rewards
-from solrl_ray.cli.outline import Inputs, checked_prompts, facts_of, preview_tier, without_gpus
+from solrl_ray.cli import outline
+from solrl_ray.common import ray_auth
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, lacks_space, located
+from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
+from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import own_functions
 from solrl_ray.config.arithmetic import ModelFacts
+from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.schema import Config
-from solrl_ray.errors import NotYetThere, UserError
-from solrl_ray.models.blocks import blocks
+from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config, EvaluationConfig
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.shapes import ModelShapes, TextEncoderSize
 from solrl_ray.records import Prompt
-from solrl_ray.rewards import import_callable, trial
-from solrl_ray.storage.checkpoints import filesystem
-from solrl_ray.storage.warm_start import warm_start
 
+if TYPE_CHECKING:
+    import torch
+
+KNOCK_SECONDS = 1.5
+ANSWER_SECONDS = 10.0
+"""A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
 TOKENIZED = 20_000
 """Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
 
 
-def check(config: Config, sources: Sources | None = None, *, planning: bool = False, elsewhere: bool = False) -> Inputs:
-    """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
+Needs = Literal["cards", "files", "folder"]
+"""What a check looks at: the cluster that the run joins, or this machine; prompts, checkpoints and the user's
+functions; the folder that the run writes and the policy that it begins with.
+"""
 
-    With `planning`, the run does not start here: a reward's missing checkpoint or server is a note. With `elsewhere`,
-    the run uses no card of this machine.
 
-    Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
-    prompts, a missing checkpoint, a LoRA target that matches nothing, too little free space.
+@dataclass(slots=True)
+class Run:
+    """A run to check; and what the checks found, so that each file is read once."""
+
+    config: Config
+    sources: Sources = field(default_factory=Sources)
+    address: str | None = None
+    """Of the Ray cluster to join; None: a local Ray will be started."""
+    resumes: bool = False
+    """The run folder exists and is continued."""
+    planned: bool = False
+    """It does not start here: what is missing is a note, and nobody's function is tried."""
+    elsewhere: bool = False
+    """It uses no card of this machine."""
+    train: tuple[Prompt, ...] = ()
+    heldout: tuple[Prompt, ...] = ()
+    facts: ModelFacts | None = None
+    outlined: bool = False
+    """Whether the facts are from the package, not from the checkpoint."""
+    notes: list[str] = field(default_factory=list)
+    """Hints for the user, one sentence each."""
+
+    def named(self, key: str) -> str:
+        """``run.root (--set)``."""
+        return f"{key} ({self.sources.of(key)})"
+
+
+def check(run: Run, *available: Needs) -> Run:
+    """Do the checks of `CHECKS` that need what is available, in order; returns `run`.
+
+    Raises UserError, or RunError if nothing answers at an address or a disk hangs.
     """
-    sources = sources or Sources()
-    train, heldout = checked_prompts(config, sources)
-    notes: list[str] = []
-    _reference(config, sources, heldout)
-    _rewards(config, sources, (lambda missing: notes.append(f"before the run starts: {missing}")) if planning else None)
-    facts = model_facts(config, sources, elsewhere=elsewhere)
-    if note := without_gpus(config, facts):
-        notes.append(note)
-    _space(config, sources)
-    if config.run.init and not config.run.init_digest:  # a run that has begun has a copy in its own folder
-        warm_start(config, sources)
-    if config.checkpoints.upload:
-        filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
-    return Inputs(train=train, heldout=heldout, facts=facts, notes=(*notes, *_truncation(config, train + heldout)))
+    for work, needs in CHECKS:
+        if needs in available:
+            work(run)
+    return run
+
+
+def cluster(run: Run) -> None:
+    """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
+    if run.address:
+        return cluster_at(run.address)
+    ray, config = sys.modules.get("ray"), run.config
+    if _has_gpus() or (ray is not None and ray.is_initialized()):
+        return None
+    workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
+    workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
+    for key in (f"{key}.num_gpus" for key, worker in workers.items() if worker.num_gpus):
+        raise UserError(
+            f"{key} is {value_of(config, key):g} ({run.sources.of(key)}), but this machine has no "
+            "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
+            "clusters part; `solrl plan` needs no GPU)."
+        )
+
+
+def cluster_at(address: str) -> None:
+    """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
+    try:
+        ray_auth.knock(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
+
+
+def _has_gpus() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return False
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()
+
+
+def trackers(run: Run) -> None:
+    """Refuse trackers whose packages are not installed."""
+    for name in run.config.tracking.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"tracking.trackers has {name} ({run.sources.of('tracking.trackers')}), whose package is not "
+                f"installed; pip install {name}, which is also this package's extra {name}."
+            )
+
+
+def prompts(run: Run) -> None:
+    """Refuse files that are missing, too short or share a prompt; all problems at once. A plan notes missing ones."""
+    missing = outline.missing(run.config) if run.planned else {}
+    lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
+    run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
+    if not lacking:
+        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=READ_SECONDS)
+
+
+def _before_it_starts(key: str, place: str) -> str:
+    return f"before the run starts: {key} is {place!r}, which is not on this machine"
+
+
+def _read_prompts(run: Run) -> None:
+    from solrl_ray.prompts.prompt_set import read_prompts
+
+    config, wrong = run.config, list[str]()
+    asking = {"train": ["rollout.prompts"], "heldout": ["evaluation.prompts", "evaluation.pictures"]}
+    for file, keys in asking.items():
+        path = value_of(config, f"prompts.{file}")
+        try:
+            found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
+        except UserError as error:
+            wrong.append(str(error))
+            continue
+        setattr(run, file, found)
+        right = f"at most {len(found)}, the number of distinct prompts in prompts.{file}, {path}"
+        too_many = [Problem(key, right) for key in keys if value_of(config, key) > len(found)]
+        wrong += [problem.sentence(config, run.sources) for problem in too_many]
+    known = {prompt.id for prompt in run.train}
+    if shared := [prompt for prompt in run.heldout if prompt.id in known]:
+        wrong.append(
+            f"prompts.heldout is {config.prompts.heldout} ({run.sources.of('prompts.heldout')}), and "
+            f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
+            "an evaluation needs prompts that were never trained on."
+        )
+    if wrong:
+        raise UserError(" ".join(wrong))
+
+
+def init(run: Run) -> None:
+    """Refuse a first policy that is not there; `first_policy` reads it."""
+    init = run.config.run.init
+    if init and not run.resumes and not located(init, "run.init").exists():
+        raise UserError(
+            f"run.init is {init!r} ({run.sources.of('run.init')}), which is not there; it must be a run folder, "
+            "a checkpoint of one, or a LoRA file."
+        )
+
+
+def folder(run: Run) -> None:
+    """Refuse a folder that cannot be written, has too little space, or holds a run already."""
+    from solrl_ray.storage.run_folder import RunFolder
+
+    config, named = run.config, f"run.root is {run.config.run.root} ({run.sources.of('run.root')})"
+
+    def look() -> None:
+        root = located(config.run.root, "run.root").absolute()
+        existing = next(folder for folder in (root, *root.parents) if folder.exists())
+        if reason := refuses_files(existing):
+            raise UserError(f"{named}, but {existing} {reason}.")
+        if lacking := lacks_space(root, config.checkpoints.min_free_gb):
+            raise UserError(f"{named}, but {lacking}.")
+        if not run.resumes:
+            RunFolder.of(config).check_new(config)
+
+    in_time(look, what=f"{named}: looking at it", seconds=READ_SECONDS)
+
+
+def resumable(run: Run) -> None:
+    """Refuse a run folder that cannot be resumed as it is; wait for the end of a process that works there."""
+    if not run.resumes:
+        return
+    from solrl_ray.storage.resume import check_readable
+    from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
+
+    folder = RunFolder.of(run.config)
+    if folder.lock.held:
+        print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
+        folder.lock.take(seconds=RESUME_PATIENCE)
+        folder.lock.release()
+    in_time(lambda: check_readable(folder, run.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
+
+
+def functions(run: Run) -> None:
+    """Refuse the user's own functions that fail on two pictures, or as `evaluation.reference` on two prompts, with
+    their traceback; print what they gave.
+    """
+    config, own = run.config, dict[str, RewardConfig | EvaluationConfig]()
+    own |= {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
+    keys = list(own)
+    if config.evaluation.reference and not own_functions.is_shipped(config.evaluation.reference):
+        own["evaluation.reference"] = config.evaluation
+    if not own or run.planned:
+        return
+    from solrl_ray.cli import reward_trial
+    from solrl_ray.prompts.prompt_set import two_prompts
+
+    prompts = two_prompts(config, run.sources)
+    trials = [
+        own_functions.Trial(run.named(key), function, config.model.resolution, prompts) for key, function in own.items()
+    ]
+    gpu = config.fleet.explorers.num_gpus > 0
+    tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
+    for trial, scores in zip(trials, tried or (), strict=False):
+        given = " and ".join(f"{score:.4g}" for score in scores)
+        same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
+        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
+    if "evaluation.reference" in own:
+        print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
+    if tried is None:
+        print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)
+
+
+def model(run: Run) -> None:
+    """Refuse a missing checkpoint, impossible sizes, a LoRA target that matches nothing, and a tier that explorers
+    cannot run. Notes: a large model on CPUs, prompts that are cut; for the plan of a shipped model missing checkpoints.
+    """
+    config = run.config
+    if run.planned and (facts := outline.shipped_facts(config, run.sources)):
+        run.facts, run.outlined = facts, True
+        places = {key: place for key, place in outline.missing(config).items() if not key.startswith("prompts.")}
+        get = "; `solrl list` has the command that gets it"
+        run.notes += [_before_it_starts(run.named(key), place) + get for key, place in places.items()]
+    else:
+        # PyTorch and diffusers take seconds: all of it that the checks below need, at once.
+        import_large("solrl_ray.storage.warm_start")
+        run.facts = model_facts(config, run.sources, elsewhere=run.elsewhere)
+        run.notes += _truncation(config, run.train + run.heldout) if run.train else ()
+    if note := outline.without_gpus(config, run.facts):
+        run.notes.append(note)
+
+
+def rewards(run: Run) -> None:
+    """Refuse rewards that cannot be loaded or do not take pictures of this size, and a shipped reference of other
+    prompts.
+    """
+    if run.outlined:
+        return
+    from solrl_ray import rewards
+    from solrl_ray.rewards import trial
+
+    config, notes = run.config, run.notes
+    tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
+    rewards.check(config.rewards, config.model.resolution, run.named, tell=tell)
+    if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
+        key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.resolution, texts)], "cpu")
+
+
+def first_policy(run: Run) -> None:
+    """Refuse a run, checkpoint or LoRA file that is not of this model."""
+    if run.config.run.init and not run.config.run.init_digest:  # a run that has begun has a copy in its own folder
+        from solrl_ray.storage.warm_start import warm_start
+
+        warm_start(run.config, run.sources)
+
+
+def upload(run: Run) -> None:
+    """Refuse a place for copies of checkpoints that no installed package knows."""
+    if place := run.config.checkpoints.upload:
+        from solrl_ray.storage.checkpoints import filesystem
+
+        filesystem(place, run.named("checkpoints.upload"))
+
+
+CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
+    (cluster, "cards"),
+    (trackers, "cards"),
+    (prompts, "files"),
+    (init, "folder"),
+    (folder, "folder"),
+    (resumable, "folder"),
+    (functions, "files"),
+    (model, "files"),
+    (rewards, "files"),
+    (first_policy, "folder"),
+    (upload, "folder"),
+)
 
 
 def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
@@ -61,6 +313,8 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     texts, which = [prompt.text for prompt in prompts], f"{len(prompts):,}"
     if len(texts) > TOKENIZED:
         texts, which = heapq.nlargest(TOKENIZED, texts, key=len), f"the {TOKENIZED:,} longest of {which}"
+    from solrl_ray import models
+
     found = models.family(config.model).truncated(config.model, texts)
     return tuple(
         f"{len(cut.texts):,} of {which} prompts are longer than the {cut.limit} tokens that "
@@ -70,39 +324,18 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     )
 
 
-def _rewards(config: Config, sources: Sources, tell: Callable[[NotYetThere], None] | None) -> None:
-    rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
-
-
-def _reference(config: Config, sources: Sources, heldout: tuple[Prompt, ...]) -> None:
-    """Of the user's own functions only the import; `try_own_functions` tries them in a process of their own."""
-    evaluation = config.evaluation
-    named = f"evaluation.reference ({sources.of('evaluation.reference')})"
-    if own_functions.is_shipped(evaluation.reference):
-        prompts = (heldout[0].text, heldout[-1].text)
-        trial.here([own_functions.Trial(named, evaluation, config.model.resolution, prompts)], "cpu")
-    elif evaluation.reference:
-        import_callable(evaluation.reference, named, evaluation._own)
-
-
-def _space(config: Config, sources: Sources) -> None:
-    root = located(config.run.root, "run.root").absolute()
-
-    def reason() -> str:
-        existing = next(folder for folder in (root, *root.parents) if folder.exists())
-        return lacks_space(root, config.checkpoints.min_free_gb) if existing.is_dir() else f"{existing} is a file"
-
-    named = f"run.root is {config.run.root} ({sources.of('run.root')})"
-    if found := in_time(reason, what=f"{named}: looking at it", seconds=READ_SECONDS):
-        raise UserError(f"{named}, but {found}.")
-
-
 def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
-    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as for `check`.
+    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as in `Run`.
 
     Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches nothing, or the preview
     tier is unknown or would quantise nothing.
     """
+    import torch
+    from torch import nn
+
+    from solrl_ray import models
+    from solrl_ray.models.blocks import blocks
+
     sources = sources or Sources()
     family, model = models.family(config.model), config.model
     skeleton = family.skeleton(model, f"model.path ({sources.of('model.path')})")
@@ -119,11 +352,13 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
-    return facts_of(config, sources, shapes, preview_tier(config, sources, device if known else None))
+    return outline.facts_of(config, sources, shapes, outline.preview_tier(config, sources, device if known else None))
 
 
-def text_encoder_size(encoder: nn.Module) -> TextEncoderSize:
+def text_encoder_size(encoder: torch.nn.Module) -> TextEncoderSize:
     """Of a text encoder, with or without memory."""
+    from torch import nn
+
     tables = nn.ModuleList([each for each in encoder.modules() if isinstance(each, nn.Embedding)])
     parameters, in_tables = (sum(parameter.numel() for parameter in each.parameters()) for each in (encoder, tables))
     return TextEncoderSize(parameters, parameters - in_tables)

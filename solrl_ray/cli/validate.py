@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.lazy_imports import import_large
@@ -13,6 +14,10 @@ from solrl_ray.config import checks
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from solrl_ray.validation.session import Session
+    from solrl_ray.validation.steps import Step
 
 RESOLUTION = 256
 """Default limit, pixels: the check needs no details."""
@@ -28,22 +33,20 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
     for option, value in (("--steps", arguments.steps), ("--deadline", arguments.deadline)):
         if value <= 0:
             raise UserError(f"{option} is {value:g}; it must be above 0.")
-    folders = [path for path in arguments.config if path.is_dir()]
-    if folders:
+    for folder in filter(Path.is_dir, arguments.config):
         raise UserError(
-            f"{folders[0]} is a folder; name a model's configuration, such as flux1_dev, and the folder of its "
-            f"checkpoint with --set model.path={folders[0]}."
+            f"{folder} is a folder; name a model's configuration, such as flux1_dev, and the folder of its "
+            f"checkpoint with --set model.path={folder}."
         )
     given: dict[str, tuple[str, Any]] = {
         **{f"prompts.{name}": ("solrl validate", path) for name, path in PROMPTS.items()},
         "rewards": ("solrl validate", [{"kind": "clipscore"}]),
     }
-    if arguments.resolution is not None:
-        given["model.resolution"] = ("--resolution", arguments.resolution)
+    resolution = arguments.resolution
+    if resolution is None:
+        resolution = min(RESOLUTION, load_with_sources(arguments.config, arguments.set, given).config.model.resolution)
+    given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
-    if arguments.resolution is None and loaded.config.model.resolution > RESOLUTION:
-        given["model.resolution"] = ("solrl validate, --resolution", RESOLUTION)
-        loaded = load_with_sources(arguments.config, arguments.set, given)
     checks.check(loaded.config, loaded.sources)
     return loaded
 
@@ -56,39 +59,62 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
     make_folder(folder)  # fails at once if it cannot be written
     import_large("solrl_ray.models.base")
+    import diffusers
     import torch
+    import transformers
 
     from actors.workers.devices import prepare
     from solrl_ray import models
-    from solrl_ray.validation.validate import validate
+    from solrl_ray.validation import report, steps
+    from solrl_ray.validation.session import Session
 
-    _no_progress_bars()
+    for library in (diffusers, transformers):  # loading bars would mix with the lines of the steps
+        library.utils.logging.disable_progress_bar()
     # Fails at once for a missing checkpoint or sizes that do not fit it.
     models.family(config.model).settings(config.model)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
-    device = prepare(worker, deterministic=config.run.deterministic)
-    outcomes, page = validate(
-        config,
-        device,
-        folder,
-        solver_steps=arguments.steps,
-        seconds=arguments.deadline,
-        command=["solrl", *sys.argv[1:]],
-        tell=lambda line: print(line, flush=True),
-    )
-    failed = [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]
-    if failed:
+    session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
+    planned, outcomes = _steps(session), list[steps.Outcome]()
+    print(f"{len(planned)} steps, of at most {arguments.deadline:g} s each", flush=True)
+    print(f"{planned[0].name}: {planned[0].does} …", flush=True)
+    for number, outcome in enumerate(steps.run(planned, session.device, arguments.deadline), start=1):
+        outcomes.append(outcome)
+        print(outcome.line, flush=True)
+        for following in planned[number : number + 1]:
+            print(f"{following.name}: {following.does} …", flush=True)
+    page = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
+    if failed := [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]:
         print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks")
-    print(
-        f"report: {page}, and {page.with_suffix('.json').name} beside it; look through their paths before you send them"
-    )
+    print(f"report: {page}, and {report.JSON_FILE} beside it; look through their paths before you send them")
     return int(bool(failed))
 
 
-def _no_progress_bars() -> None:
-    """Loading bars would mix with the lines of the steps."""
-    import diffusers
-    import transformers
+def _steps(session: Session) -> list[Step]:
+    """The steps for the model, in order."""
+    from solrl_ray.quantization.capability import QUANTIZED_TIERS
+    from solrl_ray.validation import against_stock, roles
+    from solrl_ray.validation.steps import Step
 
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
+    def of(name: str, does: str, work: Any, *needs: str) -> Step:
+        return Step(name, does, partial(work, session), needs)
+
+    compared = ("text", "stock", "load")
+    return [
+        of("text", "encode prompts", against_stock.text),
+        of("stock", "draw a picture with the stock diffusers pipeline", against_stock.stock_picture),
+        of("load", "load transformer and decoder", against_stock.load),
+        of("forward", "velocities beside the stock pipeline's", against_stock.forward, *compared),
+        of("picture", "a picture beside the stock pipeline's", against_stock.picture, *compared),
+        of("regenerate", "sample chosen seeds twice, preview in full precision", roles.regenerate, "text", "load"),
+        *(
+            of(
+                f"preview {tier}",
+                f"quantise, attest, preview in {tier}",
+                partial(roles.preview, tier=tier),
+                "regenerate",
+            )
+            for tier in QUANTIZED_TIERS
+        ),
+        of("revision", "publish, swap, prove", roles.revision, "text"),
+        of("update", "one update of the policy", roles.update, "regenerate"),
+    ]

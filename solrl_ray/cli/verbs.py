@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import solrl_ray
-from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed, try_own_functions
+from solrl_ray.cli import preflight, submission
+from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
+from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation, named, own_functions, problems
+from solrl_ray.config import checks, continuation, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
@@ -38,8 +39,8 @@ def train(arguments: argparse.Namespace) -> int:
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
-    at_once.check(loaded, address=_address(arguments), resumes=arguments.resume is not None)
-    arithmetic = print_plan(loaded)
+    run = Run(loaded.config, loaded.sources, address=_address(arguments), resumes=arguments.resume is not None)
+    arithmetic = print_plan(preflight.check(run, "cards", "folder", "files"))
     if arguments.dry_run:
         print("dry run: all checks passed, nothing was started", flush=True)
         return 0
@@ -65,13 +66,14 @@ def plan(arguments: argparse.Namespace) -> int:
     foretold = _prices(arguments)
     loaded = fresh(arguments, _given(counts))
     if arguments.address:
-        at_once.cluster(arguments.address)
+        preflight.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
     if foretold:
         check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
         loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
     try:
-        arithmetic = print_plan(loaded, planning=True, timed=foretold is not None, card=card)
+        run = Run(loaded.config, loaded.sources, planned=True, elsewhere=card is not None)
+        arithmetic = print_plan(preflight.check(run, "files"), timed=foretold is not None, card=card)
     except TooSmall as error:
         raise _with_smaller_models(error, foretold[1] if foretold else None) from error
     if foretold:
@@ -189,7 +191,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     ray_auth.settle(local=not (_address(arguments) or clusters))
     from actors.client import evaluate as evaluation
     from actors.client import evaluate_live, live_run
-    from solrl_ray.cli import preflight
     from solrl_ray.evaluation import request as asked
 
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
@@ -199,8 +200,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(loaded.config, loaded.sources)
     config = own_functions.attached(loaded.config, loaded.sources, [run])
-    try_own_functions(config, loaded.sources)
-    preflight.check(config, loaded.sources)
+    preflight.check(Run(config, loaded.sources), "files")
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
@@ -228,7 +228,7 @@ def submit(arguments: argparse.Namespace) -> int:
     """Submit ``solrl train`` with the present folder to a cluster's Job server."""
     resume = arguments.resume
     here = Path.cwd().resolve()
-    files = [_inside(path, here) for path in arguments.config]
+    files = [submission.configuration_file(path, here) for path in arguments.config]
     passed = [*files, *(part for text in arguments.set for part in ("--set", text))]
     if resume is not None:
         passed += ["--resume", *([resume] if resume else [])]
@@ -238,7 +238,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
-        files += at_once.upload(loaded, here)
+        files += submission.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
             raise UserError(
@@ -249,7 +249,7 @@ def submit(arguments: argparse.Namespace) -> int:
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not address:
         raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
-    at_once.job_server(address)
+    submission.job_server(address)
     from actors.client import submit
 
     again = shlex.join(["solrl", "submit", "--resume", resume or str(Path(root) / name), "--address", address])
@@ -258,7 +258,7 @@ def submit(arguments: argparse.Namespace) -> int:
         passed,
         address=address,
         folder=here,
-        without=at_once.NOT_UPLOADED,
+        without=submission.NOT_UPLOADED,
         needed=files,
         follow=not arguments.no_wait,
         again=again,
@@ -359,12 +359,12 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     from solrl_ray.storage.run_folder import RunFolder
 
     if address := _address(arguments):
-        at_once.cluster(address)
+        preflight.cluster_at(address)
         return [address]
     found, silent = [], None
     for each in ray_auth.clusters_here():
         try:
-            at_once.cluster(each)
+            preflight.cluster_at(each)
             found.append(each)
         except RunError as error:  # it is ending, or very busy
             silent = error
@@ -376,19 +376,6 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
     """The command's own options that were given: key → option, value."""
     return {key: (option, value) for key, (option, value) in options.items() if value is not None}
-
-
-def _inside(path: Path, folder: Path) -> str:
-    """`path` as the job will see it."""
-    place = path.resolve()
-    if place.is_relative_to(folder) and place.relative_to(folder).parts[0] not in at_once.NOT_UPLOADED:
-        return str(place.relative_to(folder))
-    if name := named.as_argument(path):
-        return name
-    raise UserError(
-        f"The configuration file {path} is not in what the job is given: {folder} without "
-        f"{', '.join(at_once.NOT_UPLOADED)}."
-    )
 
 
 def _check_system() -> None:

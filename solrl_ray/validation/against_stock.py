@@ -1,17 +1,23 @@
-"""Compares our model with the stock pipeline: text, one forward at each of its states, one picture."""
+"""Compares our model with the stock diffusers pipeline: text, one forward at each of its states, one picture."""
 
 from __future__ import annotations
 
+import functools
 import time
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from solrl_ray import models
+from solrl_ray.config.schema import Model
+from solrl_ray.models import paths
+from solrl_ray.models.base import DTYPES, DiffusionModel
+from solrl_ray.models.stock_call import stock_call
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.validation import stock
-from solrl_ray.validation.outcomes import Measure, at_least, at_most, info, is_true
-from solrl_ray.validation.session import Session, StockRun, psnr, relative_error
+from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
+from solrl_ray.validation.steps import Measure, at_least, at_most, info, is_true
 
 FORWARD_LIMITS = {
     "bfloat16": (0.03, "one rounding is up to 2^-9 = 0.002; dozens of layers in another order may add up to some 0.01"),
@@ -26,6 +32,8 @@ PICTURE_LIMITS = {
 }
 """`model.dtype` → lowest PSNR of a picture, dB, and why. Wrongly scaled latents give less than 20."""
 TEXT_LIMIT = 0.1
+ROUNDS_TIMESTEPS = ("flux", "flux2_klein", "qwen_image")
+"""Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
 
 
 def text(session: Session) -> list[Measure]:
@@ -33,7 +41,7 @@ def text(session: Session) -> list[Measure]:
     started = time.perf_counter()
     model = models.load(session.config.model, "cpu", components={"text"})
     loaded = time.perf_counter()
-    on_cpu = session.embed(model)
+    session.embeddings = on_cpu = session.embed(model)
     encoded = time.perf_counter()
     again = session.embed(model)
     equal = all(one.digest == again[key].digest for key, one in on_cpu.items())
@@ -42,7 +50,6 @@ def text(session: Session) -> list[Measure]:
         info("seconds to encode a prompt on the CPU", (encoded - loaded) / len(on_cpu)),
         is_true("a prompt encoded twice has equal bytes", equal, "embeddings are cached by content"),
     ]
-    session.embeddings = on_cpu
     if session.device.type == "cuda":
         del model
         session.embeddings = session.embed(session.load("text"))
@@ -58,67 +65,121 @@ def text(session: Session) -> list[Measure]:
 
 
 def stock_picture(session: Session) -> list[Measure]:
-    """Draw a picture with the stock pipeline, for comparison."""
+    """Draw a picture with the stock pipeline, for comparison: its scheduler is watched."""
     config = session.config.model
     bare = models.load(config, "cpu", components=())
-    noise, prompt = session.noise(bare), session.prompts[0]
-    found = stock.run(config, session.stock_path, session.device, prompt.text, bare, noise, session.steps)
-    session.stock = found
+    noise, passed = session.noise(bare), list[tuple[Tensor, Tensor, Tensor]]()
+    pipeline, scheduler = _pipeline(session)
+    step = pipeline.scheduler.step
+
+    @functools.wraps(step)  # pipelines inspect its parameters
+    def watched(model_output: Tensor, timestep: Tensor, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+        before = sample.float().cpu(), model_output.float().cpu()
+        given = step(model_output, timestep, sample, *args, **kwargs)
+        passed.append((*before, given[0].float().cpu()))
+        return given
+
+    pipeline.scheduler.step = watched
+    latents = as_given(config.family, noise.clone(), bare)
+    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **stock_call(config, session.steps))
+    grid = pipeline.scheduler.sigmas.double().tolist()
+    found = session.stock = StockRun(grid, passed, called.images.float().cpu())
     session.pictures["stock"] = [found.picture[0]]
-    own = sigmas(config.schedule, session.steps, bare.image_tokens)
-    apart = max(abs(a - b) for a, b in zip(own.tolist(), found.sigmas, strict=True))
-    started = torch.equal(found.states[0], noise.to(found.states[0])) or relative_error(found.states[0], noise) < 0.01
+    own = sigmas(config.schedule, session.steps, bare.image_tokens).tolist()
+    begins = relative_error(passed[0][0], noise) < 0.01
     return [
-        info("scheduler", found.scheduler + (f", in place of {found.replaced}" if found.replaced else "")),
-        info("sigmas of model.schedule beside its own, largest difference", apart),
-        is_true("begins with our noise", started, "else two pictures are compared that have nothing in common"),
+        info("scheduler", scheduler),
+        info(
+            "sigmas of model.schedule beside its own, largest difference",
+            max(abs(a - b) for a, b in zip(own, grid, strict=True)),
+        ),
+        is_true("begins with our noise", begins, "else two pictures are compared that have nothing in common"),
         is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
     ]
 
 
+def as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
+    """Our latents in the stock call's format: FLUX.2 packs them itself."""
+    if family != "flux2_klein":
+        return latents
+    side = round(bare.image_tokens**0.5)
+    return latents.transpose(1, 2).unflatten(2, (side, side))
+
+
+def _pipeline(session: Session) -> tuple[Any, str]:
+    """The stock pipeline, and its scheduler in words; one without Euler steps is replaced."""
+    from diffusers import FlowMatchEulerDiscreteScheduler  # late: it takes seconds
+
+    config = session.config.model
+    source = str(paths.checkpoint(session.stock_path or session.config.model.path, "model.path"))
+    pipeline = models.family(config).PIPELINE.from_pretrained(source, dtype=DTYPES[config.dtype])
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+    pipeline.set_progress_bar_config(disable=True)
+    if session.device.type == "cuda":
+        # One part at a time, so that it needs no more memory than ours.
+        pipeline.enable_model_cpu_offload(device=session.device)
+    own = pipeline.scheduler
+    if type(own) is FlowMatchEulerDiscreteScheduler:
+        return pipeline, type(own).__name__
+    # Both sides must take Euler steps on one grid; a multistep solver would give another picture.
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=float(own.config.get("flow_shift") or 1.0))
+    return pipeline, f"{FlowMatchEulerDiscreteScheduler.__name__}, in place of {type(own).__name__}"
+
+
 def load(session: Session) -> list[Measure]:
     """Load transformer and decoder with the product's loader."""
-    session.model = session.load("transformer", "vae")
-    parameters = sum(parameter.numel() for parameter in session.model.transformer.parameters())
+    session.model = model = session.load("transformer", "vae")
     return [
-        info("transformer", type(session.model.transformer).__name__),
-        info("parameters of the transformer", parameters),
-        info("latent shape", " × ".join(map(str, session.model.latent_shape))),
-        info("decoder", type(session.model.decoder).__name__),
+        info("transformer", type(model.transformer).__name__),
+        info("parameters of the transformer", sum(parameter.numel() for parameter in model.transformer.parameters())),
+        info("latent shape", " × ".join(map(str, model.latent_shape))),
+        info("decoder", type(model.decoder).__name__),
     ]
 
 
 @torch.no_grad()
 def forward(session: Session) -> list[Measure]:
     """Our velocity at each state of the stock pipeline, compared with its own."""
-    model, found = session.loaded, _stock(session)
-    embedding = model.batch_embeddings([session.embeddings[session.prompts[0].id]])
+    model, found = session.model, session.stock
+    assert model
+    assert found
+    embedding, dtype = session.batch(model, 1), session.config.model.dtype
     own, rounded, largest = [], [], []
-    for sigma, state, wanted in zip(found.sigmas, found.states, found.velocities, strict=False):
+    for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         state = state.to(session.device)
         own.append(relative_error(model.velocity(state, sigma, embedding).cpu(), wanted))
-        velocity = model.velocity(state, stock.rounded_sigma(session.config.model, sigma), embedding).cpu()
+        velocity = model.velocity(state, _rounded(session.config.model, sigma), embedding).cpu()
         rounded.append(relative_error(velocity, wanted))
         largest.append(float((velocity - wanted).abs().max()))
-    limit, why = FORWARD_LIMITS[session.config.model.dtype]
+    limit, why = FORWARD_LIMITS[dtype]
     return [
         at_most("relative error of the first velocity", rounded[0], limit, why),
         at_most("largest relative error of all steps", max(rounded), limit, why),
         info("largest error of an element", max(largest)),
         info("largest relative error with sigma as ours rounds it", max(own)),
-        info("standard deviation of the stock velocity", float(found.velocities[0].std())),
+        info("standard deviation of the stock velocity", float(found.passed[0][1].std())),
     ]
+
+
+def _rounded(config: Model, sigma: float) -> float:
+    """The noise level that the stock pipeline's transformer gets."""
+    if config.family not in ROUNDS_TIMESTEPS:
+        return sigma
+    return float(torch.tensor(1000 * sigma, dtype=torch.float32).to(DTYPES[config.dtype]) / 1000)
 
 
 @torch.no_grad()
 def picture(session: Session) -> list[Measure]:
     """Our picture from the same noise on the same noise levels; and our decoder alone on the stock latents."""
-    model, found = session.loaded, _stock(session)
-    embedding = model.batch_embeddings([session.embeddings[session.prompts[0].id]])
-    latents = session.noise(model).to(session.device)
+    model, found = session.model, session.stock
+    assert model
+    assert found
+    embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)
-    ours, decoded = model.decode(latents).cpu(), model.decode(found.final.to(session.device)).cpu()
+    ours, decoded = model.decode(latents).cpu(), model.decode(final.to(session.device)).cpu()
     session.pictures["ours, same noise"] = [ours[0]]
     limit, why = PICTURE_LIMITS[session.config.model.dtype]
     return [
@@ -126,10 +187,5 @@ def picture(session: Session) -> list[Measure]:
         at_least("PSNR of our decoder on the stock latents, dB", psnr(decoded, found.picture), limit, why),
         info("largest error of a pixel, of 0 to 1", float((ours - found.picture).abs().max())),
         info("relative error of the picture", relative_error(ours, found.picture)),
-        info("relative error of the clean latents", relative_error(latents.cpu(), found.final)),
+        info("relative error of the clean latents", relative_error(latents.cpu(), final)),
     ]
-
-
-def _stock(session: Session) -> StockRun:
-    assert session.stock is not None
-    return session.stock

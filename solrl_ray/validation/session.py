@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,8 @@ from solrl_ray.rollout.sampler import Sampled, Sampler, group_of
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.steps import free
 
-PROMPTS = ("a red circle above a blue square", "two green triangles")
+TEXTS = ("a red circle above a blue square", "two green triangles")
+PROMPTS = tuple(Prompt(id=prompt_id(text), text=text) for text in TEXTS)
 SEEDS = (3, 17)
 """Indices of the candidates sampled for each prompt."""
 PROBE_SIGMA = 0.5
@@ -32,19 +34,13 @@ class Brightness(Reward):
         return images.float().mean(dim=(1, 2, 3))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StockRun:
-    """The stock pipeline's run for `PROMPTS[0]`. Tensors are float32 on the CPU."""
+    """The stock pipeline's run for the first prompt. Tensors are float32 on the CPU."""
 
-    scheduler: str
-    replaced: str
-    """The checkpoint's own scheduler, if it has no Euler steps and was replaced; empty if it was used."""
-    sigmas: tuple[float, ...]
-    states: tuple[Tensor, ...]
-    """Before each step, [1, *latent_shape]."""
-    velocities: tuple[Tensor, ...]
-    final: Tensor
-    """Clean latents, [1, *latent_shape]."""
+    sigmas: list[float]
+    passed: list[tuple[Tensor, Tensor, Tensor]]
+    """State, velocity and following state of each step, [1, *latent_shape]; the last one is clean."""
     picture: Tensor
     """[1, 3, H, W] in [0, 1]."""
 
@@ -55,9 +51,8 @@ class Session:
     device: torch.device
     steps: int
     """Solver steps of the comparison with the stock pipeline and of previews."""
-    stock_path: str
-    """The stock pipeline's checkpoint."""
-    prompts: tuple[Prompt, ...] = tuple(Prompt(id=prompt_id(text), text=text) for text in PROMPTS)
+    stock_path: str = ""
+    """The stock pipeline's checkpoint; empty: the configured one."""
     embeddings: dict[str, PromptEmbedding] = field(default_factory=dict)
     stock: StockRun | None = None
     model: DiffusionModel | None = None
@@ -66,16 +61,11 @@ class Session:
     """`probe` of the model in full precision."""
     groups: list[SampleGroup] = field(default_factory=list)
     pictures: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Row of the report → pictures [3, H, W] of `PROMPTS[0]`, on the CPU."""
+    """Row of the report → pictures [3, H, W] of the first prompt, on the CPU."""
 
     def load(self, *components: str) -> DiffusionModel:
         """Uses the product's own loader."""
         return models.load(self.config.model, self.device, components=set(components))
-
-    @property
-    def loaded(self) -> DiffusionModel:
-        assert self.model is not None
-        return self.model
 
     def release(self) -> None:
         """Free the memory of the model in full precision."""
@@ -84,11 +74,15 @@ class Session:
 
     def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
         """Embeddings of all prompts, by prompt id."""
-        encoded = model.encode([prompt.text for prompt in self.prompts])
+        encoded = model.encode([prompt.text for prompt in PROMPTS])
         return {
             prompt.id: PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
-            for prompt, tensors in zip(self.prompts, encoded, strict=True)
+            for prompt, tensors in zip(PROMPTS, encoded, strict=True)
         }
+
+    def batch(self, model: DiffusionModel, count: int) -> dict[str, Tensor]:
+        """The first prompt's embedding, `count` times."""
+        return model.batch_embeddings([self.embeddings[PROMPTS[0].id]] * count)
 
     def noise(self, model: DiffusionModel, count: int = 1) -> Tensor:
         """Addressed, float32 [count, *latent_shape] on the CPU: the same on every machine."""
@@ -96,10 +90,14 @@ class Session:
         return initial_noise([replace(where, index=index) for index in range(count)], model.latent_shape)
 
     @torch.no_grad()
-    def probe(self, model: DiffusionModel) -> Tensor:
-        """The velocity of addressed noise at half the noise level, float32 [1, *latent_shape] on the CPU."""
-        embedding = model.batch_embeddings([self.embeddings[self.prompts[0].id]])
-        return model.velocity(self.noise(model).to(self.device), PROBE_SIGMA, embedding).cpu()
+    def probe(self, model: DiffusionModel) -> tuple[Tensor, float]:
+        """The velocity of two addressed noises at half the noise level, float32 [2, *latent_shape] on the CPU; and the
+        seconds of that forward.
+        """
+        embedding, latents = self.batch(model, len(SEEDS)), self.noise(model, len(SEEDS)).to(self.device)
+        started = time.perf_counter()
+        velocity = model.velocity(latents, PROBE_SIGMA, embedding).cpu()
+        return velocity, time.perf_counter() - started
 
     def sample(self, sampler: Sampler, prompt: Prompt) -> tuple[Sampled, SampleGroup]:
         """The samples of one prompt's seeds, as a regenerator makes them, and the group for a learner."""

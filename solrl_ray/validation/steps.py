@@ -1,9 +1,11 @@
-"""Runs the steps one after another: each has a deadline and is reported at once; a failure does not stop the others."""
+"""Steps one after another: each measures, has a deadline and is reported at once; others outlive its failure."""
 
 from __future__ import annotations
 
 import gc
+import math
 import re
+import resource
 import sys
 import time
 import traceback
@@ -15,20 +17,91 @@ from pathlib import Path
 import torch
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, misses
 
 _RESET_PEAK = "5"
 """Written to ``/proc/self/clear_refs``, it resets the peak of the resident memory (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """A result of a step; with a limit it fails the step unless it holds."""
+
+    name: str
+    value: float | int | str | bool
+    limit: str = ""
+    """``at most 0.05``; empty if there is none."""
+    why: str = ""
+    """The reason of the limit."""
+    holds: bool = True
+
+    @property
+    def shown(self) -> str:
+        if isinstance(self.value, bool):
+            return "yes" if self.value else "no"
+        return f"{self.value:.4g}" if isinstance(self.value, float) else f"{self.value}"
+
+
+def at_most(name: str, value: float, limit: float, why: str) -> Measure:
+    """NaN fails."""
+    return Measure(name, value, f"at most {limit:g}", why, value <= limit)
+
+
+def at_least(name: str, value: float, limit: float, why: str) -> Measure:
+    """NaN fails."""
+    return Measure(name, value, f"at least {limit:g}", why, value >= limit)
+
+
+def above_zero(name: str, value: float, why: str) -> Measure:
+    """NaN and infinity fail."""
+    return Measure(name, value, "above 0", why, 0 < value < math.inf)
+
+
+def info(name: str, value: float | int | str) -> Measure:
+    """A measure without a limit."""
+    return Measure(name, value)
+
+
+def is_true(name: str, value: bool, why: str) -> Measure:
+    return Measure(name, value, "yes", why, value)
+
+
+class Lacks(Exception):
+    """This machine cannot do the step; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     name: str
     does: str
+    """In a few words."""
     work: Callable[[], list[Measure]]
     """Raises `Lacks` if this machine cannot do it."""
     needs: tuple[str, ...] = ()
     """Steps that must have succeeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a step."""
+
+    step: str
+    does: str
+    state: str
+    """``ok``; ``FAILS``; ``lacks``: this machine cannot do it; ``skipped``: a step that it needs did not succeed."""
+    seconds: float = 0.0
+    peak_gb: float | None = None
+    """Peak memory of the GPU, or on a CPU of this process, GB (10^9 bytes); None if the step was skipped."""
+    measures: Sequence[Measure] = ()
+    reason: str = ""
+    """Why it is not ok, in a sentence."""
+    traceback: str = ""
+
+    @property
+    def line(self) -> str:
+        """One line for the terminal."""
+        spent = "" if self.peak_gb is None else f"{self.seconds:.1f} s, {self.peak_gb:.2f} GB"
+        told = self.reason or "; ".join(f"{each.name} {each.shown}" for each in self.measures if each.limit)
+        return f"{self.step:<24} {self.state:<8} {spent:<20} {told}".rstrip()
 
 
 def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator[Outcome]:
@@ -37,68 +110,57 @@ def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator
     Args:
         seconds: deadline of each step. A step that passes it is abandoned in its thread.
     """
-    done: dict[str, str] = {}
+    succeeded: set[str] = set()
     for step in steps:
-        missing = [name for name in step.needs if done.get(name) != "ok"]
-        outcome = _skipped(step, missing) if missing else _done(step, device, seconds)
-        done[step.name] = outcome.state
+        if missing := [name for name in step.needs if name not in succeeded]:
+            reason = f"needs {' and '.join(missing)}, which did not succeed"
+            yield Outcome(step=step.name, does=step.does, state="skipped", reason=reason)
+            continue
+        outcome = _done(step, device, seconds)
+        if outcome.state == "ok":
+            succeeded.add(step.name)
         yield outcome
 
 
-def _skipped(step: Step, missing: list[str]) -> Outcome:
-    reason = f"needs {' and '.join(missing)}, which did not succeed"
-    return Outcome(step=step.name, does=step.does, state="skipped", seconds=0.0, peak_gb=None, reason=reason)
-
-
 def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
-    _reset_peak(device)
-    started = time.perf_counter()
-
-    def outcome(state: str, measures: Sequence[Measure] = (), reason: str = "", trace: str = "") -> Outcome:
-        return Outcome(
-            step=step.name,
-            does=step.does,
-            state=state,  # type: ignore[arg-type]
-            seconds=time.perf_counter() - started,
-            peak_gb=_peak_gb(device),
-            measures=tuple(measures),
-            reason=reason,
-            traceback=trace,
-        )
+    on_gpu = device.type == "cuda"
+    free(device)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # the peak is then that of the whole process
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    measures, trace, started = list[Measure](), "", time.perf_counter()
 
     def work() -> list[Measure]:
         found = step.work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if on_gpu:
+            torch.cuda.synchronize(device)  # else its errors would be the next step's
         return found
 
     try:
         measures = in_time(work, what=step.name, seconds=seconds, silent="it")
+        reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
+        state = "FAILS" if reason else "ok"
     except Lacks as lacking:
-        return outcome("lacks", reason=str(lacking))
+        state, reason = "lacks", str(lacking)
     except Exception as error:  # any error: the report shows it, and the other steps go on
         said = " ".join(str(error).split())
-        return outcome("FAILS", reason=without_home(f"{type(error).__name__}: {said}")[:400], trace=_traceback(error))
-    missed = misses(measures)
-    return outcome("FAILS" if missed else "ok", measures, missed)
-
-
-def _traceback(error: Exception) -> str:
-    """With the home folder removed. Frees frames, and with them GPU memory."""
-    text = "".join(traceback.format_exception(error))
-    traceback.clear_frames(error.__traceback__)
-    return without_home(text)
-
-
-def without_home(text: str) -> str:
-    """Replaces the user's home folder, which contains their name, by ``~`` at the beginning of a path, as set or
-    resolved.
-    """
-    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
-    for home in homes:
-        # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
-        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
-    return text
+        state, reason = "FAILS", without_home(f"{type(error).__name__}: {said}")[:400]
+        trace = without_home("".join(traceback.format_exception(error)))
+        traceback.clear_frames(error.__traceback__)  # and with them GPU memory
+    peak = (
+        torch.cuda.max_memory_allocated(device) if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
+    return Outcome(
+        step=step.name,
+        does=step.does,
+        state=state,
+        seconds=time.perf_counter() - started,
+        peak_gb=peak / 1e9,
+        measures=measures,
+        reason=reason,
+        traceback=trace,
+    )
 
 
 def free(device: torch.device) -> None:
@@ -110,22 +172,12 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _reset_peak(device: torch.device) -> None:
-    free(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with suppress(OSError):  # the peak is then that of the whole process
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-
-
-def _peak_gb(device: torch.device) -> float | None:
-    """Peak since `_reset_peak`, GB (10^9 bytes)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return kib[0] * 1024 / 1e9 if kib else None
+def without_home(text: str) -> str:
+    """Replaces the user's home folder, which contains their name, by ``~`` at the beginning of a path, as set or
+    resolved.
+    """
+    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
+    for home in homes:
+        # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
+        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
+    return text

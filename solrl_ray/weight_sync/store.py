@@ -63,9 +63,6 @@ class RevisionStore:
         ]
         return sorted(numbers)
 
-    def latest(self) -> int | None:
-        return max(self.revisions(), default=None)
-
     def load(self, revision: int) -> Revision:
         """Reads a revision from its snapshot on, verifying every checksum.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from solrl_ray.cli import at_once
+from solrl_ray.cli import submission
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 from solrl_ray.storage import run_folder
@@ -231,7 +231,7 @@ def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    at_once.job_server(f"http://127.0.0.1:{server.server_port}")
+    submission.job_server(f"http://127.0.0.1:{server.server_port}")
     server.shutdown()
     server.server_close()
     assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
@@ -246,7 +246,7 @@ def test_a_token_that_goes_unencrypted_to_another_machine_is_told(
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO())
-    at_once.job_server(address)
+    submission.job_server(address)
     assert capsys.readouterr().err.count("warning: the token goes unencrypted") == warned
 
 
@@ -264,7 +264,7 @@ def test_a_wrong_token_is_told_as_what_it_is(
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
     assert "it wants a token, and this user has none" in sentence(capsys, *submit)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    at_once.job_server(url)
+    submission.job_server(url)
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_the_address_of_another_server_is_told_before_the_plan(
 @pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])
 def test_an_address_that_is_none_is_told_in_a_sentence(address: str) -> None:
     with pytest.raises(RunError, match=f"^the Job server at {address} cannot be used: "):
-        at_once.job_server(address)
+        submission.job_server(address)
 
 
 def test_who_answers_and_is_no_job_server_is_told_in_a_sentence() -> None:
@@ -355,7 +355,7 @@ def test_who_answers_and_is_no_job_server_is_told_in_a_sentence() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(RunError, match=f"^the Job server at {url} cannot be used: "):
-            at_once.job_server(url)
+            submission.job_server(url)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pathlib import Path
 import model_shapes
 import pytest
 
-from solrl_ray.cli import outline, preflight
-from solrl_ray.config.loading import Sources, load
+from solrl_ray.cli import preflight
+from solrl_ray.config.loading import load
 from solrl_ray.models import shapes
-from tests.support.command_line import refusal
+from tests.support.command_line import refusal, solrl
 from tests.support.small import CONFIGS
 
 MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml"))]
@@ -39,10 +39,10 @@ def test_the_shapes_in_the_package_are_those_of_the_architecture(name: str) -> N
 
 def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
     config = load([CONFIGS / "demo.yaml"])
-    found = outline.inputs(config, Sources())
-    assert found is not None
+    found = preflight.check(preflight.Run(config, planned=True), "files")
+    assert found.outlined
     assert found.facts == preflight.model_facts(config)
-    assert (len(found.train), len(found.heldout)) == tuple(map(len, outline.checked_prompts(config, Sources())))
+    assert (len(found.train), len(found.heldout)) == (2048, 96)  # as the testbed was built
 
 
 def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
@@ -79,3 +79,15 @@ def test_a_plan_of_a_model_that_nobody_here_knows_is_refused_without_asking_the_
     said = refusal(capsys, "plan", config_file, "--set", "model.path=nobody/knows")
     assert said.startswith("model.path (--set) is 'nobody/knows', which is neither on this machine nor a model whose")
     assert "`hf download nobody/knows --include '*.json'`" in said
+
+
+def test_a_plan_of_a_model_of_ones_own_notes_missing_prompts_and_executes_nobodys_function(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef draw(prompt, address): ...\n")
+    changes = ("prompts.train=none.txt", f"evaluation.reference='{mine}:draw'")
+    assert solrl("plan", config_file, *(part for change in changes for part in ("--set", change))) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "before the run starts: prompts.train (--set) is 'none.txt', which is not on this machine" in said
+    assert not (tmp_path / "executed").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,6 @@ def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: P
     assert namespace(tmp_path / "elsewhere" / "demo") != namespace(run)
 
 
-UNITS = evaluation_units(made_runs.config(), PROMPTS, updates=0, policy="old")
-
-
 class Regenerator:
     """Answers at once; every unit is also answered by a second worker, whose rewards are others."""
 
@@ -50,7 +48,8 @@ class Regenerator:
         self.name, self._hand_out = "regenerator-0", hand_out
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-        assert (method, arguments, parts) == ("evaluate", (unit, "an embedding"), 1)
+        (prompt,) = (each for each in PROMPTS if each.id == unit.prompt_id)
+        assert (method, arguments, parts) == ("evaluate", (unit, prompt, "an embedding", True), 1)
         for name, rewards in (("regenerator-0", (0.5,)), ("regenerator-1", (0.5 if unit.prompt_id == "aa" else 0.7,))):
             self.name = name
             value = Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.1, started=0.0)
@@ -74,6 +73,15 @@ class Clock:
         return 0.0
 
 
+def evaluation(
+    name: str, hand_out: HandOut, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
+) -> Evaluation:
+    config = made_runs.config()
+    rewards = [reward.model_copy(update={"reproducible": reproducible}) for reward in config.rewards]
+    config, embeddings = config.model_copy(update={"rewards": rewards}), dict.fromkeys(("aa", "bb"), "an embedding")
+    return Evaluation(name, config, prompts, embeddings, hand_out, updates=0, policy="old", **given)
+
+
 def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting() -> None:
     given: list[tuple[WorkUnit, str]] = []
 
@@ -85,8 +93,7 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
         hand_out, worker = HandOut(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
         worker = Keeps(hand_out)
         first, second = (
-            Evaluation(name, UNITS[:1], lambda unit: ("evaluate", (unit,)), hand_out, strict=False, tell=Said().message)
-            for name in ("first", "second")
+            evaluation(name, hand_out, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
         )
         hand_out.ready(worker, ("old", 0))
         first.begin()
@@ -108,25 +115,17 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
 async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
     said = Said()
     hand_out = HandOut(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
-    evaluation = Evaluation(
-        "evaluation",
-        UNITS,
-        lambda unit: ("evaluate", (unit, "an embedding")),
-        hand_out,
-        strict=strict,
-        reproducible=reproducible,
-        tell=said.message,
-    )
+    one = evaluation("evaluation", hand_out, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
     errors: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
     hand_out.ready(Regenerator(hand_out), ("old", 0))
-    evaluation.begin()
+    one.begin()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     if errors:
         raise errors[0]
-    await evaluation.finish()
-    return evaluation, said
+    await one.finish()
+    return one, said
 
 
 def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:

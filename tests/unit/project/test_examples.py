@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from solrl_ray import rewards
-from solrl_ray.cli import configured
+from solrl_ray.cli import preflight
 from solrl_ray.config import own_functions
-from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError
 from solrl_ray.records import Address
@@ -56,7 +56,7 @@ def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPa
     override = documented(source, "solrl train")[2]
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [override]))
     assert Path(config.rewards[0].kind.rpartition(":")[0]) == source.relative_to(EXAMPLES.parent)
-    configured.try_own_functions(config, Sources())
+    preflight.functions(preflight.Run(config))
 
 
 def test_a_trial_says_that_a_reward_is_the_same_for_every_picture(
@@ -65,7 +65,7 @@ def test_a_trial_says_that_a_reward_is_the_same_for_every_picture(
     file = tmp_path / "my_rewards.py"
     file.write_text("def flat(images, prompts):\n    return [1.0] * len(prompts)\n")
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [f"rewards=[{{kind: '{file}:flat'}}]"]))
-    configured.try_own_functions(config, Sources())
+    preflight.functions(preflight.Run(config))
     assert "1 and 1 for two pictures of noise, the same: a run learns" in capsys.readouterr().out
 
 
@@ -73,7 +73,7 @@ def test_a_trial_says_that_a_reward_is_the_same_for_every_picture(
 def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_the_demo(path: Path) -> None:
     config = own_functions.attached(load([CONFIGS / "demo.yaml", path]))
     assert any(":" in reward.kind for reward in config.rewards)
-    configured.try_own_functions(config, Sources())
+    preflight.functions(preflight.Run(config))
 
 
 def test_there_is_such_a_part() -> None:

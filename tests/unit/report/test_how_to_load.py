@@ -23,7 +23,7 @@ from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.solvers import integrate
-from solrl_ray.validation.stock import _as_given
+from solrl_ray.validation.against_stock import as_given
 from tests.support import families, made_runs
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -136,7 +136,7 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp
     pipeline = DiffusionPipeline.from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     before = pipeline.scheduler
-    pipe = Pipe(pipeline, latents=_as_given(family, noise.clone(), bare), output_type="pt")
+    pipe = Pipe(pipeline, latents=as_given(family, noise.clone(), bare), output_type="pt")
     exec(rendered("call.txt", **drawing(config)), {"pipe": pipe})
     assert pipeline.scheduler is not before
     torch.testing.assert_close(pipe.drawn, drawn_by_run(config, noise), atol=2e-5, rtol=0)

@@ -18,10 +18,9 @@ from solrl_ray.config import yaml_text
 from solrl_ray.errors import RunError
 from solrl_ray.models.stock_call import ARGUMENTS
 from solrl_ray.quantization import nvfp4
-from solrl_ray.validation import against_stock, policy, sampling
-from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, at_most, info
+from solrl_ray.validation import against_stock, roles
 from solrl_ray.validation.session import Session
-from solrl_ray.validation.steps import Step, run, without_home
+from solrl_ray.validation.steps import Lacks, Measure, Outcome, Step, at_most, info, run, without_home
 from tests.support import families, tiny
 from tests.support.command_line import refusal, solrl
 
@@ -60,7 +59,7 @@ def session(folder: Path, checkpoint: Path, *, stock_path: Path | None = None, *
 
     file = model_file(folder, changes.pop("family", "flux"), checkpoint, **changes)
     config = configuration(parser().parse_args(["validate", str(file)])).config
-    return Session(config, CPU, 2, str(stock_path or checkpoint))
+    return Session(config, CPU, 2, str(stock_path or ""))
 
 
 def found(measures: list[Measure]) -> dict[str, Measure]:
@@ -159,11 +158,8 @@ def test_a_stock_scheduler_of_several_steps_gives_way_to_eulers(tmp_path: Path) 
     index.write_text(index.read_text().replace("FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler"))
     one = session(tmp_path, checkpoint, family="sana")
     assert compared(one) == {"forward": set(), "picture": set()}
-    assert one.stock is not None
-    assert (one.stock.replaced, one.stock.scheduler) == (
-        "DPMSolverMultistepScheduler",
-        "FlowMatchEulerDiscreteScheduler",
-    )
+    drawn = found(against_stock.stock_picture(one))
+    assert drawn["scheduler"].value == "FlowMatchEulerDiscreteScheduler, in place of DPMSolverMultistepScheduler"
 
 
 def test_a_broken_checkpoint_is_reported_and_the_rest_goes_on(
@@ -194,13 +190,13 @@ def test_a_quantiser_that_is_not_the_published_one_fails_its_tier(
     one = session(tmp_path, tiny_pipeline)
     against_stock.text(one)
     against_stock.load(one)
-    sampling.regenerate(one)
-    assert not failing(sampling.preview(one, "nvfp4-emulated"))
+    roles.regenerate(one)
+    assert not failing(roles.preview(one, "nvfp4-emulated"))
     with pytest.raises(Lacks, match=r"compute capability 10\.0"):
-        sampling.preview(one, "nvfp4")
+        roles.preview(one, "nvfp4")
     monkeypatch.setattr(nvfp4, "SIXTH", 0.16)
     with pytest.raises(RunError, match="known answer"):
-        sampling.preview(one, "nvfp4-emulated")
+        roles.preview(one, "nvfp4-emulated")
 
 
 def test_samples_that_differ_the_second_time_fail(
@@ -209,13 +205,14 @@ def test_samples_that_differ_the_second_time_fail(
     one = session(tmp_path, tiny_pipeline)
     against_stock.text(one)
     against_stock.load(one)
-    velocity, calls = one.loaded._velocity, iter(range(10_000))
+    assert one.model
+    velocity, calls = one.model._velocity, iter(range(10_000))
 
     def drifting(*args: Any) -> torch.Tensor:
         return velocity(*args) * (1 + 1e-6 * next(calls))
 
-    monkeypatch.setattr(one.loaded, "_velocity", drifting)
-    assert failing(sampling.regenerate(one)) == {"equal bytes the second time"}
+    monkeypatch.setattr(one.model, "_velocity", drifting)
+    assert failing(roles.regenerate(one)) == {"equal bytes the second time"}
 
 
 def test_a_revision_of_another_base_and_one_that_changes_nothing_fail(
@@ -223,7 +220,7 @@ def test_a_revision_of_another_base_and_one_that_changes_nothing_fail(
 ) -> None:
     one = session(tmp_path, tiny_pipeline)
     against_stock.text(one)
-    measures = found(policy.revision(one))
+    measures = found(roles.revision(one))
     assert not failing(list(measures.values()))
     first, second = (float(size) for size in str(measures["explorer: payloads, MB"].value).split(" then "))
     assert min(first, second) > 0
@@ -231,10 +228,10 @@ def test_a_revision_of_another_base_and_one_that_changes_nothing_fail(
     def nothing(*args: Any) -> dict[str, torch.Tensor]:
         return {name: factor * 0 for name, factor in made(*args).items()}
 
-    made = policy.made_factors
-    monkeypatch.setattr(policy, "made_factors", nothing)
+    made = roles.made_factors
+    monkeypatch.setattr(roles, "made_factors", nothing)
     still = {f"{role}: relative change of the velocity" for role in ("explorer", "regenerator")}
-    assert failing(policy.revision(one)) == still
+    assert failing(roles.revision(one)) == still
 
 
 def outcomes(*steps: Step, seconds: float = 60.0) -> list[Outcome]:

@@ -61,7 +61,7 @@ def test_a_stored_revision_is_read_back_bit_for_bit(tmp_path: Path) -> None:
         "packed.safetensors",
     ]
     assert same(store.load(20), revision)
-    assert store.latest() == 20
+    assert store.revisions()[-1] == 20
     assert [path.name for path in folder.parent.iterdir()] == ["revision-000020"]
 
 
@@ -103,7 +103,7 @@ def test_stored_deltas_are_read_back_from_their_snapshot_on(tmp_path: Path) -> N
 
 def test_an_empty_store_has_no_latest_revision(tmp_path: Path) -> None:
     store = RevisionStore(tmp_path / "nowhere")
-    assert store.latest() is None
+    assert store.revisions() == []
     with pytest.raises(RunError, match=r"revision 3 is not in .*, which holds \[\]"):
         store.load(3)
 
@@ -183,5 +183,5 @@ def test_what_is_not_finite_is_not_published_and_the_revision_before_stays(tmp_p
     bad[f"{OUT}.lora_A"][1, 1] = torch.inf
     with pytest.raises(RunError, match=r"factor attn\.to_out\.0\.lora_A has NaN or Inf: the revision is not published"):
         maker.build(2, bad)
-    assert store.latest() == 1
+    assert store.revisions()[-1] == 1
     assert torch.equal(net["attn"].to_q.packed, store.load(1).tensors[f"{QUERY}.packed"])
