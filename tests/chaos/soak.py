@@ -263,7 +263,7 @@ class Chaos:
         """Have fewer or more explorers; a run that is not live just now is left alone."""
         at = time.monotonic()
         try:
-            scale(self.run, {"explorers": self.random.choice(SIZES_OF_POOL)}, address=self.cluster.address)
+            scale(self.run, {"explorers": self.random.choice(SIZES_OF_POOL)}, clusters=[self.cluster.address])
         except (UserError, RunError, RayError):
             self.missed += 1
             self.deck.insert(0, kind)

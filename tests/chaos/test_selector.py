@@ -329,7 +329,7 @@ def test_an_answer_to_an_iteration_that_is_over_means_nothing(tmp_path: Path) ->
             late, unit, *_ = (await line.client.open(PLAN)).units
             await line.client.open(AHEAD)
             await line.client.drop(4)
-            said = [line.bring(result_of(late)), line.bring_group(ray.put(group_of(unit)))]
+            said: list[Any] = [line.bring(result_of(late)), line.bring_group(ray.put(group_of(unit)))]
             ahead = replace(unit, iteration=5)
             assert await line.bring(result_of(ahead)) == Ack()
             assert not any(each.done() for each in said)

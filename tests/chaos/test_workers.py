@@ -96,15 +96,15 @@ class MortalExplorer(Explorer):
         return super().load_revision(payload, probe, full)
 
     def _dies_between_two_layers(self) -> None:
-        swap = Receiver._swap
+        overwrite = Receiver._overwrite
 
-        def swapped(payload: Payload, *arguments: Any) -> Any:
-            held = swap(self._receiver, payload, *arguments)
+        def overwritten(payload: Payload, *arguments: Any) -> Any:
+            held = overwrite(self._receiver, payload, *arguments)
             if payload.manifest.revision == 1:
                 once(self._config.run.root, "explorer loading")
             return held
 
-        self._receiver._swap = swapped  # type: ignore[method-assign]
+        self._receiver._overwrite = overwritten  # type: ignore[method-assign]
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         root, before = Path(self._config.run.root), self._answered

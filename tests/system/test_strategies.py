@@ -48,7 +48,7 @@ def train(root: Path, name: str, *overrides: str, roles: ActorClasses | None = N
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Config:
-    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, classes=ActorClasses(learner=Records))
+    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=ActorClasses(learner=Records))
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ class LosesSamples(Selector):
 @pytest.mark.slow
 def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
     roles = ActorClasses(explorer=DiesOnce, selector=LosesSamples)
-    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", classes=roles)
+    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"shot", "lost"}
     assert summary(disturbed)["requeued_units"] >= 2
     assert digests(disturbed) == digests(scaled)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ def finished(folder: Path, model: str | None = None) -> Path:
     return folder
 
 
+def card_data(card: str) -> Any:
+    """What a model card says to the hub, by attribute."""
+    return ModelCard(card).data
+
+
 def test_lora_card_and_pictures_are_published(run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert solrl("push", run, "me/small") == 0
     assert f"pushed:  {hub.url}/me/small/commit/" in capsys.readouterr().out
@@ -90,7 +96,7 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
     assert "A LoRA for the pipeline of the testbed, trained by" in " ".join(card.split())
     assert "3 of 3" in " ".join(card.split())
     assert 'alt="base, reward 0.100"' in card
-    data = ModelCard(card).data
+    data = card_data(card)
     assert (data.library_name, data.pipeline_tag) == ("diffusers", "text-to-image")
     assert "lora" in data.tags
 
@@ -150,7 +156,7 @@ def test_the_licence_is_what_the_base_models_card_says(tmp_path: Path, hub: Hub)
     run = finished(tmp_path / "run", "them/base")
     assert solrl("push", run, "me/small") == 0
     written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
-    data = ModelCard(written).data
+    data = card_data(written)
     assert (data.license, data.license_name) == ("other", "their-licence")
     assert data.license_link == f"{hub.url}/them/base/blob/main/LICENSE.md"
     assert (data.base_model, data["base_model_relation"]) == ("them/base", "adapter")
@@ -162,7 +168,7 @@ def test_the_licence_is_what_the_base_models_card_says(tmp_path: Path, hub: Hub)
     run = finished(tmp_path / "another", str(folder))
     assert solrl("push", run, "me/other", "--dry-run") == 0
     written = (run / "hub" / "README.md").read_text()
-    assert ModelCard(written).data.license == "mit"
+    assert card_data(written).license == "mit"
     assert 'from_pretrained("path/to/mine"' in written
     assert str(tmp_path) not in written
 
@@ -177,7 +183,7 @@ def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
     said = f"note: the licence of them/base is unknown: the hub answered {status} when asked for it\n"
     assert capsys.readouterr().err.startswith(said)  # progress of the upload comes after it
     written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
-    assert ModelCard(written).data.license is None
+    assert card_data(written).license is None
 
 
 @pytest.mark.parametrize(

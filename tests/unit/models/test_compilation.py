@@ -83,7 +83,7 @@ def test_a_cache_folder_that_the_user_has_set_for_pytorch_stays_and_pytorchs_own
     monkeypatch.setattr("tempfile.tempdir", "/tmp")
     for variable in CACHES:
         monkeypatch.setenv(variable, found)
-    with torch.compiler.config.patch(cache_key_tag=""):
+    with torch.compiler.config.patch(cache_key_tag=""):  # type: ignore[attr-defined]
         compile_(transformer(), Compile(enabled=True, cache=str(tmp_path)), CPU, "float32")
     for variable in CACHES:
         assert (os.environ[variable] == found) == kept

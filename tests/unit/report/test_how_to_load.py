@@ -55,6 +55,10 @@ def model_of(name: str) -> Model:
 class Pipe:
     """A pipeline that begins at given noise, and whose picture stays where it is."""
 
+    pipeline: Callable[..., Any]
+    given: dict[str, Any]
+    drawn: Any
+
     def __init__(self, pipeline: Callable[..., Any], **given: Any) -> None:
         self.__dict__.update(pipeline=pipeline, given=given, drawn=None)  # not by `__setattr__`
 
