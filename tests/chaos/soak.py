@@ -349,10 +349,10 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
 
 
 def first_difference(run: Path, twin: Path, iterations: int) -> int | None:
-    """The first iteration whose journal begins with another plan, as with another policy; None if all agree."""
+    """The first iteration whose journal begins with another plan, as with another policy; None if all that are kept agree."""
     for iteration in range(iterations):
-        one, other = (RunFolder(path).journal(iteration).entries()[0]["plan"] for path in (run, twin))
-        if one != other:
+        one, other = (RunFolder(path).journal(iteration).entries() for path in (run, twin))
+        if one and other and one[0]["plan"] != other[0]["plan"]:
             return iteration
     return None
 
