@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -18,6 +17,7 @@ from actors.cluster import capacity, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import card, device_of, settle_tier
+from solrl_ray.common import files
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner, fitting
@@ -231,7 +231,7 @@ def located(config: Config) -> Config:
     """The configuration with absolute local paths: an actor has another working folder than the user."""
     upload = config.checkpoints.upload
     if upload and "://" not in upload:
-        upload = str(Path(upload).expanduser().absolute())
+        upload = str(files.located(upload, "checkpoints.upload").absolute())
     return config.model_copy(
         update={
             "rewards": [_absolute(reward, "path", "base") for reward in config.rewards],

@@ -18,6 +18,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, full_tier
 from solrl_ray.evaluation.held_out import reference_pictures
 from solrl_ray.models.base import Component, DiffusionModel
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
@@ -178,5 +179,5 @@ class Scorer(Regenerator):
 
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Sampler:
     """A sampler for evaluations: the ODE, a prompt's addresses in one micro-batch."""
-    evaluation = config.evaluation
-    return Sampler(config, model, reward, steps=evaluation.steps, micro_batch=evaluation.samples, sampler=Ode())
+    steps, micro_batch = Drawing.of(config).steps, config.evaluation.samples
+    return Sampler(config, model, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

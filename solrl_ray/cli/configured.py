@@ -66,7 +66,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     if arguments.resume:
         if getattr(arguments, "init", ""):
             raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
-        folder = Path(arguments.resume)
+        folder = located(arguments.resume, "--resume")
         place = _place(folder, continuation.stored(folder))
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], arguments.set, place)
     else:

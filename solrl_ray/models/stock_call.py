@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from solrl_ray.config.schema import Config, Model, SigmaSchedule
 
@@ -33,15 +34,32 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
     }
 
 
-def drawing(config: Config) -> dict[str, Any]:
-    """How a run's evaluations draw their pictures, for the lines of ``call.txt``: solver, noise levels and the call."""
-    steps, schedule = config.evaluation.steps, config.model.schedule
-    grid = {"sigmas": f"[1 - i / {steps} for i in range({steps})]"} if schedule.kind == "linear" else {}
-    return {
-        "call": stock_call(config.model, steps) | grid,
-        "scheduler": _scheduler(schedule),
-        "solver": config.rollout.solver,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """How pictures are drawn with the ODE: in a run by `steps`, `solver` and the model's schedule, and by the stock
+    pipeline with `call` and `scheduler`.
+    """
+
+    model: Model
+    """Size, guidance, text length and noise levels."""
+    steps: int
+    solver: Literal["euler", "dpm2"]
+
+    @classmethod
+    def of(cls, config: Config, steps: int | None = None) -> Drawing:
+        """That of a run's evaluations; `steps`: of a stage with other steps."""
+        return cls(model=config.model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of the stock pipeline besides the prompt; ``sigmas`` as Python code."""
+        grid = {"sigmas": f"[1 - i / {self.steps} for i in range({self.steps})]"}
+        return stock_call(self.model, self.steps) | (grid if self.model.schedule.kind == "linear" else {})
+
+    @property
+    def scheduler(self) -> dict[str, Any]:
+        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels."""
+        return _scheduler(self.model.schedule)
 
 
 def _scheduler(schedule: SigmaSchedule) -> dict[str, Any]:

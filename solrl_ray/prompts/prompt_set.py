@@ -35,8 +35,21 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
         raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
+    prompts: dict[str, Prompt] = {}
     try:
-        content = utf8_text(file, f"{key} is {path!r}, but {file}")
+        # Line by line: a file of a million prompts is held once. splitlines() would also break at separators that
+        # a prompt may contain.
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                text = _json_text(line, key, f"{file}, line {number}") if suffix == ".jsonl" else line.strip()
+                identity = prompt_id(text)
+                if identity not in prompts:
+                    prompts[identity] = Prompt(id=identity, text=text)
+    except UnicodeDecodeError:
+        utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
+        raise
     except OSError as error:
         raise UserError(
             f"{key} is {path!r}, but {file} cannot be read ({error.strerror})"
@@ -45,13 +58,6 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
             "or a .jsonl file with one object a line, its prompt under 'text'"
             + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
-    prompts: dict[str, Prompt] = {}
-    # Not splitlines(), which also breaks at separators that a prompt may contain.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        text = _json_text(line, key, f"{file}, line {number}") if suffix == ".jsonl" else line.strip()
-        prompts.setdefault(prompt_id(text), Prompt(id=prompt_id(text), text=text))
     if not prompts:
         raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
     return list(prompts.values())

@@ -19,7 +19,7 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.models import paths
-from solrl_ray.models.stock_call import drawing
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.pictures import reduced
@@ -102,7 +102,7 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
         pictures=pairs,
-        **drawing(config),
+        drawing=Drawing.of(config),
         settings=_settings(config, data.summary),
         licence=target.licence.get("license_name") or target.licence.get("license"),
         licence_link=target.licence.get("license_link"),
@@ -149,7 +149,7 @@ def _metadata(base: str | None, licence: Mapping[str, str]) -> str:
 
 
 def _settings(config: Config, summary: Summary) -> dict[str, str]:
-    rollout, learner, lora = config.rollout, config.learner, config.model.lora
+    rollout, learner, lora, drawing = config.rollout, config.learner, config.model.lora, Drawing.of(config)
     settings = {
         "method": config.objective.kind,
         "rollout strategy": rollout.strategy,
@@ -160,7 +160,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
         pool = pool_sampling(config)
         settings["previews"] = f"{pool.steps} steps in {pool.tier}; they rank and are never trained on"
     settings |= {
-        "pictures": f"{config.evaluation.steps} steps, {rollout.solver}",
+        "pictures": f"{drawing.steps} steps, {drawing.solver}",
         "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, without "
         "classifier-free guidance",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",

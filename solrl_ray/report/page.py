@@ -9,7 +9,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
-from solrl_ray.models.stock_call import drawing
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
@@ -61,7 +61,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "base_model": str(paths.resolve(config.model.path)),
         "dtype": config.model.dtype,
         "on_gpu": config.fleet.learners.num_gpus > 0,
-        **drawing(config),
+        "drawing": Drawing.of(config),
         "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,

@@ -20,6 +20,7 @@ from torch import Tensor
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.pruning import survivors
@@ -106,14 +107,12 @@ class Sampler:
         trajectories of a stochastic sampler.
         """
         self._run_seed = config.run.seed
-        self._solver = config.rollout.solver
+        self._drawing = Drawing.of(config, steps)
         self._sampler = config.rollout.sampler if sampler is None else sampler
         self._model = model
         self._reward = reward
         self._micro_batch = micro_batch
-        self._steps = steps
         self._record = record
-        self._schedule = config.model.schedule
         self._regenerate_steps = config.rollout.regenerate.steps
         if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
@@ -216,22 +215,22 @@ class Sampler:
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             return self._model.velocity(latents, sigma, batch)
 
-        total = part.steps or self._steps
+        total = part.steps or self._drawing.steps
         if isinstance(self._sampler, Ode):
             sigmas, end = self._sigmas(part), total if end is None else end
-            return solvers.advance(velocity, state, sigmas, self._solver, first=first, end=end), ()
+            return solvers.advance(velocity, state, sigmas, self._drawing.solver, first=first, end=end), ()
         start = window_start(self._sampler, part, self._run_seed)
         steps = sde.plan(self._sampler, self._sigmas(part).tolist(), total, start)[first:end]
         increments = {index: self._increment(part, index) for step in steps for index, _ in step.increments}
-        recorded = range(start, start + self._sampler.recorded(self._steps) + 1) if self._record else ()
+        recorded = range(start, start + self._sampler.recorded(self._drawing.steps) + 1) if self._record else ()
         return sde.integrate(velocity, state, steps, increments, keep=recorded)
 
     def _sigmas(self, part: WorkUnit) -> Tensor:
         """Noise levels. With a stochastic sampler, a preview's are part of the full grid; otherwise each has the
         published grid of its steps.
         """
-        steps = (part.steps or self._steps) if isinstance(self._sampler, Ode) else self._regenerate_steps
-        return sigmas(self._schedule, steps, self._model.image_tokens)
+        steps = (part.steps or self._drawing.steps) if isinstance(self._sampler, Ode) else self._regenerate_steps
+        return sigmas(self._drawing.model.schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
         """Noise of each candidate in step `step` of the full schedule."""

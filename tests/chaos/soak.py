@@ -349,7 +349,7 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
 
 
 def first_difference(run: Path, twin: Path, iterations: int) -> int | None:
-    """The first iteration whose journal begins with another plan, as with another policy; None if all that are kept agree."""
+    """The first iteration whose journal, if it is kept, begins with another plan, as with another policy; else None."""
     for iteration in range(iterations):
         one, other = (RunFolder(path).journal(iteration).entries() for path in (run, twin))
         if one and other and one[0]["plan"] != other[0]["plan"]:

@@ -152,6 +152,14 @@ def test_commands_without_what_they_need_say_so(tmp_path: Path, capsys: pytest.C
     assert refusal(capsys, "train", "--resume", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."
 
 
+def test_a_home_is_expanded_in_the_folder_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert refusal(capsys, "train", "--resume=~/gone") == f"{tmp_path}/gone is not a run folder: it has no config.yaml."
+    assert refusal(capsys, "train", "--resume=~nobody-here/run").startswith("--resume is '~nobody-here/run', but this")
+
+
 def test_a_foreign_package_called_actors_is_refused(config_file: Path, tmp_path: Path) -> None:
     (tmp_path / "actors").mkdir()
     (tmp_path / "actors" / "__init__.py").write_text("")

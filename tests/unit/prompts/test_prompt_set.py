@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -111,3 +112,16 @@ def test_every_prompt_is_chosen_about_equally_often() -> None:
 def test_choosing_more_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="takes 3 prompts, but there are 2"):
         choose(prompts_of("a", "b"), run_seed=1, iteration=0, count=3)
+
+
+def test_reading_many_prompts_needs_about_the_memory_of_what_it_returns(tmp_path: Path) -> None:
+    file = tmp_path / "many.txt"
+    file.write_text("".join(f"{i} red squares {'on a blue ground ' * 20}\n" for i in range(20_000)))
+    tracemalloc.start()
+    try:
+        prompts = read_prompts(str(file))
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(prompts) == 20_000
+    assert most < kept + file.stat().st_size / 2  # the whole file and its lines would be twice its size

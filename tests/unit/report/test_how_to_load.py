@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -14,16 +15,17 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from actors.workers.regenerator import evaluating
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, Model, SigmaSchedule
-from solrl_ray.models.stock_call import ARGUMENTS, drawing
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.models.stock_call import ARGUMENTS, Drawing
+from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
-from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import integrate
+from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.against_stock import as_given
+from solrl_ray.validation.session import Brightness
 from tests.support import families, made_runs
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -81,7 +83,7 @@ def given(config: Config) -> dict[str, Any]:
         passed.update(arguments)
         return Pictures()
 
-    exec(rendered("call.txt", **drawing(config)), {"pipe": pipe})
+    exec(rendered("call.txt", drawing=Drawing.of(config)), {"pipe": pipe})
     return passed
 
 
@@ -116,46 +118,63 @@ SHIPPED = {
 }
 
 
-def drawn_by_run(config: Config, noise: Tensor) -> Tensor:
-    """The picture of an evaluation, by our own model, grid and solver."""
+def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
+    """The pictures of two evaluated addresses, float32 [2, 3, H, W], by the sampler of the run's regenerators."""
     model = models.load(config.model, "cpu")
-    embedding = PromptEmbedding(prompt_id="p", tensors=model.encode(["a prompt"])[0], digest="d")
-    batch = model.batch_embeddings([embedding])
-    grid = sigmas(config.model.schedule, config.evaluation.steps, model.image_tokens)
-    with torch.no_grad():
-        return model.decode(integrate(lambda x, s: model.velocity(x, s, batch), noise, grid, config.rollout.solver))
+    embedding = PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([prompt.text])[0], digest="d")
+    unit = WorkUnit(stage="evaluate", iteration=3, revision=0, prompt_id=prompt.id, indices=(0, 1))
+    return evaluating(config, model, Brightness("brightness"))(unit, prompt, embedding).images
 
 
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 @pytest.mark.parametrize("family", SHIPPED)
 def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp_path: Path) -> None:
     checkpoint = families.BUILDERS[family](tmp_path / "pipeline")
-    shipped = load((CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"), ("evaluation.steps=5",))
+    shipped = load(
+        (CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"),
+        ("evaluation.steps=5", "evaluation.samples=2"),
+    )
     model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
     config = shipped.model_copy(
         update={"model": model, "rollout": shipped.rollout.model_copy(update={"solver": solver})}
     )
+    prompt = Prompt(id="p", text="a prompt")
+    addresses = [
+        Address(run_seed=config.run.seed, purpose="evaluation-noise", iteration=0, prompt_id="p", index=i)
+        for i in (0, 1)
+    ]
     bare = models.load(model, "cpu", components=())
-    noise = torch.randn(1, *bare.latent_shape, generator=torch.Generator().manual_seed(0))
+    noise = initial_noise(addresses, bare.latent_shape)
     pipeline = DiffusionPipeline.from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     before = pipeline.scheduler
-    pipe = Pipe(pipeline, latents=as_given(family, noise.clone(), bare), output_type="pt")
-    exec(rendered("call.txt", **drawing(config)), {"pipe": pipe})
+    drawn = []
+    for row in noise.split(1):
+        pipe = Pipe(pipeline, latents=as_given(family, row, bare), output_type="pt")
+        exec(rendered("call.txt", drawing=Drawing.of(config)), {"pipe": pipe})
+        drawn.append(pipe.drawn)
     assert pipeline.scheduler is not before
-    torch.testing.assert_close(pipe.drawn, drawn_by_run(config, noise), atol=2e-5, rtol=0)
+    torch.testing.assert_close(torch.cat(drawn), drawn_by_run(config, prompt), atol=2e-5, rtol=0)
 
 
 def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:
     config = made_runs.config()
-    lines = rendered("call.txt", **drawing(config)).splitlines()
+    lines = rendered("call.txt", drawing=Drawing.of(config)).splitlines()
     assert f"    num_inference_steps={config.evaluation.steps}," in lines
     run = made_runs.write_run(tmp_path / "run")
-    assert page._values(page.read_run(run)).items() >= drawing(config).items()
+    assert page._values(page.read_run(run))["drawing"] == Drawing.of(config)
 
 
 def test_a_schedule_of_ones_own_is_in_the_lines() -> None:
     config = config_of("sd35_large")
     own = config.model.model_copy(update={"schedule": SigmaSchedule(kind="shift", shift=4.5)})
-    text = rendered("call.txt", **drawing(config.model_copy(update={"model": own})))
+    text = rendered("call.txt", drawing=Drawing.of(config.model_copy(update={"model": own})))
     assert re.search(r"^pipe\.scheduler = Solver\(shift=4\.5\)$", text, re.MULTILINE)
+
+
+def test_the_guide_shows_the_lines_of_a_run_of_flux() -> None:
+    config = load((CONFIGS / "runs/flux1_dev_80gb.yaml",))
+    guide = (CONFIGS.parent / "docs/guides/sharing.md").read_text()
+    shown, *_ = re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    lines = rendered("call.txt", drawing=Drawing.of(config))
+    assert ast.unparse(ast.parse(lines)) in ast.unparse(ast.parse(shown))  # the formatter lays the guide's out

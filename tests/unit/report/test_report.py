@@ -20,7 +20,7 @@ from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
-from solrl_ray.models.stock_call import drawing
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import read_run
 from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
@@ -128,7 +128,7 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     shown = text.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
     assert f'pipe.load_lora_weights("{folder}/lora")' in shown
     assert shown.strip().startswith("import torch, diffusers\npipe = diffusers.DiffusionPipeline.from_pretrained(")
-    assert shown.rstrip().endswith(html.unescape(rendered("call.txt", **drawing(config()))).rstrip())
+    assert shown.rstrip().endswith(html.unescape(rendered("call.txt", drawing=Drawing.of(config()))).rstrip())
     assert "torch_dtype=torch.float32)\n" in shown  # as it was trained, on a machine without GPUs
     assert "    guidance_scale=1.0,\n).images[0]\n" in text
     (folder / "starts.json").write_text("[{}]")
