@@ -13,7 +13,8 @@ from collections import Counter
 from multiprocessing import Pool
 from pathlib import Path
 
-from tests.simulated.runs import Plan, run, violation
+from tests.simulated.plans import Plan
+from tests.simulated.runs import run, violation
 
 
 def simulated(seed: int) -> tuple[int, str, list[str]]:
