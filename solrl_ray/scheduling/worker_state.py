@@ -90,6 +90,6 @@ def leavers(states: Mapping[str, State], count: int, on_cards: Collection[str] =
     Empty if `count` is below 0: the pool should grow.
     """
     staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
-    return sorted(
-        staying, key=lambda name: (name in on_cards, states[name] is not State.WAITING, -slot_of(name))
-    )[: max(0, count)]
+    return sorted(staying, key=lambda name: (name in on_cards, states[name] is not State.WAITING, -slot_of(name)))[
+        : max(0, count)
+    ]

@@ -118,7 +118,9 @@ def restores_the_sampling_policy_from_the_trained_one(patch: pytest.MonkeyPatch)
 
 
 def evaluates_what_was_forgotten_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    async def evaluated(self: EvaluationRequests, this: Any, policy: str, evaluation: Any, ended: asyncio.Event) -> None:
+    async def evaluated(
+        self: EvaluationRequests, this: Any, policy: str, evaluation: Any, ended: asyncio.Event
+    ) -> None:
         for prompt in this.request.prompts:
             this.embeddings[prompt.id] = await self._embeddings.one(prompt)
         async with self._publisher.evaluating(this.request.publications[policy]):

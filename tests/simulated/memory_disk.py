@@ -329,7 +329,8 @@ class _OpenFile(io.RawIOBase):
         if self._user in self._path.disk.gone:
             return len(content)
         self._path.disk.before("write")
-        self._path.disk.touched.add(self._path.names)
+        if self._user == self._path.disk.user:  # else a dead process's file is closed
+            self._path.disk.touched.add(self._path.names)
         if self._appends:
             self._position = len(self.node.data)
         self.node.data[self._position : self._position + len(content)] = content

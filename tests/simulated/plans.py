@@ -151,7 +151,9 @@ class Plan:
         scales = [
             (rng.randint(1, sent), rng.choice(pools), rng.choice([1, 2, 3])) for _ in range(rng.choice([0, 0, 1, 2]))
         ]
-        evaluations = [(rng.randint(1, sent), rng.choice([1, 2, 3, 5, 8, 1000])) for _ in range(rng.choice([0, 0, 0, 1]))]
+        evaluations = [
+            (rng.randint(1, sent), rng.choice([1, 2, 3, 5, 8, 1000])) for _ in range(rng.choice([0, 0, 0, 1]))
+        ]
         return replace(
             plan,
             nodes=rng.choice([2, 3] if "node" in roles else [1, 2, 3]),

@@ -89,13 +89,18 @@ def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
     from safetensors.torch import load
 
     _, state, _ = newest_state(folder.checkpoints(), folder.path)
-    assert state is not None and state.updates == config.run.iterations, "a finished run has no last checkpoint"
+    assert state is not None, "a finished run has no checkpoint"
+    assert state.updates == config.run.iterations
     (file,) = folder.lora.iterdir()
     found = load(file.read_bytes())
     for name, factor in state.ema.items():
         strength = config.model.lora.alpha / config.model.lora.rank if name.endswith(".lora_B") else 1.0
         assert torch.equal(found[f"transformer.{name}.weight"], factor * strength), f"{file} is not the average"
-    return str(state.updates), str(state.steps), *[lora_digest(factors) for part in PARTS if (factors := getattr(state, part))]
+    return (
+        str(state.updates),
+        str(state.steps),
+        *[lora_digest(factors) for part in PARTS if (factors := getattr(state, part))],
+    )
 
 
 def check_budget(parts: RunParts, causes: list[str], told: list[str], *, exactly: bool) -> None:
@@ -133,8 +138,10 @@ def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     for kept in (client._plans, client._revised, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
     assert not parts.rollouts._asked
-    assert not parts.learners._offers and parts.learners._inputs is None, "learners keep what they were given"
+    assert not parts.learners._offers
+    assert parts.learners._inputs is None, "learners keep what they were given"
     locks = parts.learners._turn, parts.publisher._turn, client._restarting
     assert not any(lock.locked() for lock in locks)
-    assert not parts.embeddings._queue and not parts.embeddings._coming
+    assert not parts.embeddings._queue
+    assert not parts.embeddings._coming
     assert not any(process._ahead for process in processes), "a process is still waited for"

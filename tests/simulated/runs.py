@@ -45,9 +45,9 @@ PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
     "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
-    "selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
+    "selector: 15, encode: 15, fetch: 15, checkpoint: 30}"
 )
-"""Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
+"""Longer than a call that is fourteen times slower takes; short, as others are asked for a sign of life meanwhile."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
 NOTICED = 60.0
 """Virtual seconds after which a death must have been told, if the run goes on as long."""

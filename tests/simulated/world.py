@@ -37,9 +37,9 @@ T = TypeVar("T")
 KILLED = "it was killed"
 DRAINING = 30.0
 """Seconds for which a leaving node is still there."""
-LONGER = {"is slow": 10.0, "is late": 1000.0}
+LONGER = {"is slow": 14.0, "is late": 1000.0}
 """Fault → factor of a call's time."""
-HARMLESS = ("", "is slow", "cannot start", "lost its samples")
+HARMLESS = ("is slow", "cannot start", "lost its samples")
 """Faults because of which no process may be lost."""
 UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
 """What a run may lose with its machine."""
@@ -367,7 +367,9 @@ class SimulatedWorld:
         player = self._make(role, name, self._tier)
         number = slot_of(name) if role == "learner" or pool_of(name) in ("explorers", "regenerators") else self._ranks
         host = (
-            self._card(number) if number < self._ranks else self._host(Process(), role in ("explorer", "regenerator"))
+            self._card(number)
+            if number < self._ranks
+            else self._host(Process(), role not in ("selector", "text_encoder"))
         )
         actor = SimulatedActor(name, role, player, host, f"{name} ({len(self.actors)})")
         actor.alive = host.alive  # the controller may not know yet that a card is gone
@@ -394,13 +396,11 @@ class SimulatedWorld:
             if not actor.alive:
                 continue
             self._count[actor.role] += 1
-            fault = self._fault(actor.role, call)
+            fault = self._fault(actor, call)
             sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
             seconds = self._random.uniform(0.1, 1.0) * max(sizes, default=1.0)
             if fault:
                 self._happens(f"{actor.name} {fault} at {call.method}")
-            if fault not in HARMLESS:
-                host.cause = fault
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
             if fault == "dies before":
@@ -421,11 +421,13 @@ class SimulatedWorld:
             if fault == "hangs after":
                 await asyncio.get_running_loop().create_future()
 
-    def _fault(self, role: str, call: _Call) -> str:
+    def _fault(self, actor: SimulatedActor, call: _Call) -> str:
         """The fault of a call: the first that is due and applies to this kind of call."""
         for fault in self._faults:
-            if fault.role == role and fault.call <= self._count[role] and self._applies(fault.kind, call):
+            if fault.role == actor.role and fault.call <= self._count[actor.role] and self._applies(fault.kind, call):
                 self._faults.remove(fault)
+                if fault.kind not in HARMLESS:
+                    actor.host.cause = fault.kind
                 return fault.kind
         return ""
 

@@ -79,3 +79,14 @@ def test_bad_rewards_are_refused() -> None:
         rank_fidelity([[1.0]], [[1.0]])
     with pytest.raises(ValueError, match="finite"):
         rank_fidelity([[1.0, float("nan")]], [[1.0, 2.0]])
+
+
+def test_of_an_odd_number_the_smaller_half_is_the_better_one_and_ties_go_to_earlier_seeds() -> None:
+    # Of five, two are better. Proxy: seeds 0 and 1, by their places among four equal ones. Full: seeds 3 and 4.
+    assert rank_fidelity([[1.0, 1.0, 1.0, 1.0, 0.0]], [[1.0, 2.0, 3.0, 4.0, 5.0]]).top_bottom_overlap == pytest.approx(
+        1 / 5
+    )
+    # Of three, one is: seed 0 by its place, and seed 2.
+    assert rank_fidelity([[2.0, 2.0, 1.0]], [[0.0, 1.0, 2.0]]).top_bottom_overlap == pytest.approx(1 / 3)
+    # All are equal under both: the same seeds are better.
+    assert rank_fidelity([[0.0] * 5], [[7.0] * 5]).top_bottom_overlap == 1.0
