@@ -18,12 +18,10 @@ from actors.controller import Controller
 from actors.dispatch.open_iteration import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
-from actors.evaluation.evaluator import Evaluation
 from actors.evaluation.requests import EvaluationRequests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
-from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Opened
 from actors.world import Process
 from solrl_ray.common import files
@@ -140,17 +138,6 @@ def tells_no_window_that_its_evaluation_was_forgotten(patch: pytest.MonkeyPatch)
     patch.setattr(EvaluationRequests, "forget", forgotten)
 
 
-def awaits_what_was_offered_to_dead_ranks(patch: pytest.MonkeyPatch) -> None:
-    renew = LearnerGroup._renew
-
-    def renewed(self: LearnerGroup) -> None:
-        offers = self._offers
-        renew(self)
-        self._offers = offers
-
-    patch.setattr(LearnerGroup, "_renew", renewed)
-
-
 def does_not_tell_a_new_selector_the_revised_policy(patch: pytest.MonkeyPatch) -> None:
     reopen = SelectorClient._reopen
 
@@ -174,16 +161,6 @@ def counts_the_units_of_lost_workers_for_ever(patch: pytest.MonkeyPatch) -> None
         return found
 
     patch.setattr(Dispatcher, "lost", counted)
-
-
-def keeps_answers_to_iterations_that_are_over(patch: pytest.MonkeyPatch) -> None:
-    drop = SelectorClient.drop
-
-    async def dropped(self: SelectorClient, iteration: int) -> None:
-        await drop(self, iteration)
-        self._first = 0
-
-    patch.setattr(SelectorClient, "drop", dropped)
 
 
 # Deadlines and budgets
@@ -214,10 +191,6 @@ def charges_for_a_lost_card_once_a_role(patch: pytest.MonkeyPatch) -> None:
 
 def charges_for_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replacements, "spend", lambda self, worker, reason: None)
-
-
-def charges_for_workers_lost_in_an_evaluation_from_outside(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(requests._OutsideEvaluation, "lost", Evaluation.lost)
 
 
 # Results

@@ -9,7 +9,7 @@ KINDS = {
     "dies after": "the process ends when the call is done, and its answer is lost",
     "hangs": "the call is never done",
     "hangs after": "the call is done, and never answered",
-    "is slow": "the call takes fourteen times as long, which its deadline allows",
+    "is slow": "the call takes nearly as long as its deadline allows",
     "is late": "the call takes a thousand times as long, which is later than every deadline",
     "comes twice": "the message comes twice: the call is done again, and its first answer counts",
     "answers NaN": "the rewards are not finite",

@@ -47,7 +47,7 @@ DEADLINES = (
     "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
     "selector: 15, encode: 15, fetch: 15, checkpoint: 30}"
 )
-"""Longer than a call that is fourteen times slower takes; short, as others are asked for a sign of life meanwhile."""
+"""Longer than a slow call takes; short, as others are asked for a sign of life meanwhile."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
 NOTICED = 60.0
 """Virtual seconds after which a death must have been told, if the run goes on as long."""

@@ -149,7 +149,7 @@ WHOLE = Shape(
 
 
 def test_a_unit_that_is_three_micro_batches_may_take_three_times_as_long() -> None:
-    """One of them, slow, takes up to 30 s; `DEADLINES` has 15 for a micro-batch."""
+    """One of them, slow, takes 43.5 s; `DEADLINES` has 15 for a micro-batch."""
     taken = []
     for seed in range(20):
         faults = tuple(Fault("explorer", call, "is slow") for call in (5, 6, 7, 8))

@@ -37,8 +37,10 @@ T = TypeVar("T")
 KILLED = "it was killed"
 DRAINING = 30.0
 """Seconds for which a leaving node is still there."""
-LONGER = {"is slow": 14.0, "is late": 1000.0}
-"""Fault → factor of a call's time."""
+LATE = 1000.0
+"""Factor of a late call's time."""
+SLOW = 14.5
+"""Seconds that a slow call takes, of a unit for each micro-batch."""
 HARMLESS = ("is slow", "cannot start", "lost its samples")
 """Faults because of which no process may be lost."""
 UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
@@ -398,7 +400,8 @@ class SimulatedWorld:
             self._count[actor.role] += 1
             fault = self._fault(actor, call)
             sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
-            seconds = self._random.uniform(0.1, 1.0) * max(sizes, default=1.0)
+            size = max(sizes, default=1.0)
+            seconds = self._random.uniform(0.1, 1.0) * size
             if fault:
                 self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
@@ -406,7 +409,7 @@ class SimulatedWorld:
             if fault == "dies before":
                 self._die(host, "the worker died")
                 return
-            await asyncio.sleep(seconds * LONGER.get(fault, 1.0))
+            await asyncio.sleep({"is slow": SLOW * size, "is late": LATE * seconds}.get(fault, seconds))
             controller, self.disk.user = self.disk.user, actor.user
             try:
                 for _ in range(2 if fault == "comes twice" else 1):

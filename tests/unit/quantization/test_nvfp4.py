@@ -153,6 +153,19 @@ def test_a_block_that_is_tiny_beside_the_tensors_amax_becomes_zero_and_no_other_
     assert quantized.dequantize()[0, 16:].unique().item() == pytest.approx(2.0, rel=0.07)
 
 
+@pytest.mark.parametrize("amax", [0.7, 3.0, 12345.0, 3e38])
+def test_block_scales_that_are_nearly_ties_come_from_float32_products_in_the_documented_order(amax: float) -> None:
+    """``block amax · (2688 / amax · 1/6)``: another order rounds many of these blocks to the other neighbour."""
+    f = np.float32
+    factor = f(2688) / f(amax) * f(1 / 6)
+    numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
+    ties = ((numbers[1:] + numbers[:-1]) / 2 / float(factor)).astype(f)
+    amaxes = np.concatenate([np.nextafter(ties, f(0)), ties, np.nextafter(ties, f(np.inf))])
+    products = torch.from_numpy(amaxes * factor)
+    quantized = nvfp4.quantize(np.repeat(amaxes[:, None], 16, axis=1), amax=float(f(amax)))
+    assert torch.equal(quantized.scales[:, 0], products.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 @pytest.mark.parametrize("amax", [1e30, 3e38, float(np.finfo(np.float32).max)])
 def test_a_huge_amax_leaves_the_scale_of_its_own_block(amax: float) -> None:
     quantized = nvfp4.quantize(torch.full((1, 16), amax))
