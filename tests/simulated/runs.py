@@ -99,8 +99,8 @@ def _but(config: Config, section: str, **values: Any) -> Config:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
-def run(plan: Plan) -> Ended:
-    """Run it to its end, through its crashes."""
+def run(plan: Plan, *, lost: int | None = None) -> Ended:
+    """Run it to its end, through its crashes. `lost`: seed of what a loss of power takes, if not the plan's."""
     base = configuration(plan.shape)
     explorers = base.fleet.explorers.model_copy(update={"count": plan.explorers})
     regenerators = base.fleet.regenerators.model_copy(update={"count": plan.regenerators})
@@ -128,7 +128,7 @@ def run(plan: Plan) -> Ended:
             last = check_result(RunFolder(folder), config)
             ended.digests = summary.selection_digest, summary.lora_digest, *last
             break
-        disk.lose_power(plan.seed + attempt)
+        disk.lose_power(attempt + (plan.seed if lost is None else lost))
         if end and end.kind == "loses power and a block" and end not in ended.missed:
             _damage(folder, promises, random.Random(plan.seed))
     return ended
@@ -317,17 +317,22 @@ def undisturbed(shape: Shape) -> tuple[str, ...]:
 
 def violation(plan: Plan) -> str:
     """What did not hold in a run; empty if all did."""
+    return judge(plan)[0]
+
+
+def judge(plan: Plan) -> tuple[str, tuple[Fault, ...]]:
+    """`violation`, and the faults that did not happen."""
     expected = undisturbed(plan.shape)
     try:
         ended = run(plan)
     except Exception as error:  # whatever it is: a bug of the code, or a promise that does not hold
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}", ()
+    said = ""
     if ended.digests != expected:
-        return f"digests {ended.digests} instead of {expected}; happened: {ended.happened}; errors: {ended.errors}"
-    for error in ended.errors:
-        if not any(each.search(error) for each in EXPLAINED):
-            return f"an unexpected end: {error}; happened: {ended.happened}"
-    return ""
+        said = f"digests {ended.digests} instead of {expected}; happened: {ended.happened}; errors: {ended.errors}"
+    elif unexplained := [error for error in ended.errors if not any(each.search(error) for each in EXPLAINED)]:
+        said = f"an unexpected end: {unexplained[0]}; happened: {ended.happened}"
+    return said, ended.missed
 
 
 run_folder.to_yaml = Config.model_dump_json  # which is YAML too; with comments and lines it takes a fourth of a run

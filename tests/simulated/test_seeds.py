@@ -16,7 +16,7 @@ import pytest
 
 from tests.simulated.faults import Fault
 from tests.simulated.plans import ENDS, KINDS, SHAPES, Plan, Shape
-from tests.simulated.runs import run, undisturbed, violation
+from tests.simulated.runs import judge, run, undisturbed
 from tests.simulated.world import SimulatedWorld
 
 SEEDS = 2000
@@ -25,8 +25,11 @@ SEEDS = 2000
 @pytest.mark.parametrize("shape", range(SHAPES))
 def test_whatever_goes_wrong_a_run_ends_with_the_digests_of_an_undisturbed_one(shape: int) -> None:
     """Seeds of one shape together: its undisturbed run is needed in one process only."""
-    found = {seed: said for seed in range(shape, SEEDS, SHAPES) if (said := violation(Plan.of(seed)))}
-    assert not found
+    plans = [Plan.of(seed) for seed in range(shape, SEEDS, SHAPES)]
+    judged = [judge(plan) for plan in plans]
+    assert not {plan.seed: said for plan, (said, _) in zip(plans, judged, strict=True) if said}
+    drawn = sum(len(plan.faults) + len(plan.ends) for plan in plans)
+    assert sum(len(missed) for _, missed in judged) < drawn / 5  # else a world in which little happens would do as well
 
 
 def test_a_seed_replays_its_run_to_the_same_trace() -> None:
@@ -202,3 +205,28 @@ def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_en
     last = len(methods) - methods[::-1].index("score")
     assert methods[:last].count("update") <= shape.iterations // 2
     assert ended.digests == undisturbed(shape)
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(colocated: bool) -> None:
+    shape, scored = Plan.of(4).shape, 0
+    for seed in range(1, 4):
+        for call in range(40, 80, 3):
+            plan = Plan(seed, shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
+            ended = run(replace(plan, colocated=colocated))
+            assert ended.digests == undisturbed(shape)
+            scored += any(line.endswith(" is sent score") for line in ended.trace)
+    assert scored > 2
+
+
+@pytest.mark.parametrize(("call", "scaled"), [(4, 30), (6, 36), (6, 38), (8, 52), (8, 54)])
+def test_a_pool_that_is_made_smaller_while_a_card_is_replaced_keeps_the_explorer_of_the_card(
+    call: int, scaled: int
+) -> None:
+    """It is waiting for its place then. The others need packed weights, of which fewer explorers get none."""
+    faults, scales = (Fault("regenerator", call, "dies after"),), ((scaled, "explorers", 1),)
+    plan = Plan(1, Plan.of(4).shape, explorers=3, regenerators=1, ranks=1, colocated=True)
+    ended = run(replace(plan, faults=faults, scales=scales))
+    assert ended.digests == undisturbed(plan.shape)
+    left = [text.split()[0] for text in ended.told if text.endswith("leaves after its present units")]
+    assert left == ["explorer-2", "explorer-1"]
