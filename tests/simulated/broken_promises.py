@@ -6,7 +6,7 @@ Each replaces one method, as those of `test_broken_versions`. Most change no dig
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from actors.evaluation.requests import EvaluationRequests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
+from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Opened
 from actors.world import Process
 from solrl_ray.common import files
@@ -183,6 +184,22 @@ def charges_for_workers_that_leave(patch: pytest.MonkeyPatch) -> None:
         say(self, worker, error, loss)
 
     patch.setattr(Pool, "_say_end", said)
+
+
+def charges_for_cards_that_learners_leave_with_their_node(patch: pytest.MonkeyPatch) -> None:
+    leave, renew = LearnerGroup.leave, LearnerGroup._renew
+
+    def renewed(self: LearnerGroup) -> None:
+        for process in map(self._world.process, self._ranks):
+            process.counted = False
+        renew(self)
+
+    async def left(self: LearnerGroup, nodes: Collection[str]) -> None:
+        with pytest.MonkeyPatch.context() as while_it_leaves:
+            while_it_leaves.setattr(LearnerGroup, "_renew", renewed)
+            await leave(self, nodes)
+
+    patch.setattr(LearnerGroup, "leave", left)
 
 
 def charges_for_a_lost_card_once_a_role(patch: pytest.MonkeyPatch) -> None:

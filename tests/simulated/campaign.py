@@ -1,7 +1,8 @@
 """Simulates runs from a range of seeds: ``python -m tests.simulated.campaign 0..100000``.
 
-Prints seeds a second, each seed with a violation, and how many faults have happened; with ``--trace``, the trace of one seed. With ``--record FILE`` it
-is written as it goes on, after what the file has of the seeds before: ``benchmarks/results/simulation.json``.
+Prints seeds a second, each seed with a violation, and how many faults have happened; with ``--trace``, the trace of one
+seed. With ``--record FILE`` it is written as it goes on, after what the file has of the seeds before:
+``benchmarks/results/simulation.json``.
 """
 
 from __future__ import annotations

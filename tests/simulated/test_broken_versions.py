@@ -235,6 +235,7 @@ BROKEN: dict[Break, str] = {
     promises.counts_the_units_of_lost_workers_for_ever: "workers have",
     promises.forgets_what_a_process_does_before: "are used up",
     promises.charges_for_workers_that_leave: "are used up",
+    promises.charges_for_cards_that_learners_leave_with_their_node: "are used up",
     promises.charges_for_a_lost_card_once_a_role: "are used up",
     promises.charges_for_nobody: "are used up",
     promises.writes_the_sampling_policy_instead_of_the_average: "is not the average",
@@ -263,6 +264,9 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
     ),
     promises.forgets_what_a_process_does_before: _has("explorer", "is slow"),
     promises.charges_for_workers_that_leave: lambda plan: not plan.colocated and _has("node", "drains")(plan),
+    promises.charges_for_cards_that_learners_leave_with_their_node: (
+        lambda plan: plan.colocated and _has("node", "drains")(plan)
+    ),
     promises.charges_for_nobody: lambda plan: not plan.colocated,
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""

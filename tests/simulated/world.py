@@ -325,7 +325,8 @@ class SimulatedWorld:
         for actor in self.actors:
             if actor.host.node == node:
                 has_left = told and actor.role in ("explorer", "regenerator") and not actor.host.process.name
-                actor.host.cause = actor.host.cause or ("" if has_left else "its node dies")
+                if actor.host.alive and not has_left:
+                    actor.host.cause = "its node dies"
                 self._die(actor.host, "its node died")
                 for made in actor.made:
                     made.lost = True
