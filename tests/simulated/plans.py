@@ -144,8 +144,8 @@ class Plan:
             compiled=rng.random() < 0.3,
             colocated=not shape.staleness and rng.random() < 0.6,
         )
-        roles = [rng.choice(list(KINDS)) for _ in range(rng.choice([0, 1, 1, 2, 3, 4]))]
-        ends = [rng.choice(ENDS) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
+        roles = [rng.choice(list(KINDS)) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
+        ends = [rng.choice(ENDS) for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))]
         sent = plan.calls("controller", "dies")
         pools = ["explorers", "regenerators"]
         scales = [

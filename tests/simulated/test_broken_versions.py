@@ -31,6 +31,7 @@ from solrl_ray.storage import journal
 from solrl_ray.storage.journal import Journal
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, Publication
 from tests.simulated import broken_promises as promises
+from tests.simulated.faults import Fault
 from tests.simulated.plans import Plan
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
@@ -230,7 +231,7 @@ BROKEN: dict[Break, str] = {
     promises.restores_the_average_from_the_trained_policy: "ema of the state",
     promises.restores_the_sampling_policy_from_the_trained_one: "old of the state",
     promises.evaluates_what_was_forgotten_meanwhile: "owners left",
-    promises.tells_no_window_that_its_evaluation_was_forgotten: "has not ended",
+    promises.tells_no_window_that_its_evaluation_was_forgotten: "",
     promises.does_not_tell_a_new_selector_the_revised_policy: "",
     promises.counts_the_units_of_lost_workers_for_ever: "workers have",
     promises.forgets_what_a_process_does_before: "are used up",
@@ -257,31 +258,41 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
     tells_of_a_lost_card_once_a_role: lambda plan: plan.colocated and _has("learner", "dies")(plan),
     sends_packed_weights_to_explorers_on_cards: lambda plan: plan.colocated,
     promises.ends_at_a_checkpoint_that_the_disk_does_not_give: _has("disk", "loses power and a block"),
-    promises.evaluates_what_was_forgotten_meanwhile: lambda plan: bool(plan.evaluations),
-    promises.tells_no_window_that_its_evaluation_was_forgotten: lambda plan: any(n < 3 for _, n in plan.evaluations),
-    promises.does_not_tell_a_new_selector_the_revised_policy: (
-        lambda plan: plan.shape.staleness > 0 and _has("selector")(plan)
-    ),
     promises.forgets_what_a_process_does_before: _has("explorer", "is slow"),
-    promises.charges_for_workers_that_leave: lambda plan: not plan.colocated and _has("node", "drains")(plan),
     promises.charges_for_cards_that_learners_leave_with_their_node: (
         lambda plan: plan.colocated and _has("node", "drains")(plan)
     ),
     promises.charges_for_nobody: lambda plan: not plan.colocated,
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
+ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
+GIVEN_UP = [replace(ONE, seed=seed, evaluations=((call, 1),)) for seed in range(1, 6) for call in range(40, 76, 3)]
+SHOWN: dict[Break, list[Plan]] = {
+    promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
+    promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
+    promises.charges_for_workers_that_leave: [
+        replace(ONE, faults=(Fault("regenerator", call, "hangs"), Fault("node", drains, "drains")))
+        for call in range(8, 20)
+        for drains in range(40, 70, 5)
+    ],
+    promises.does_not_tell_a_new_selector_the_revised_policy: [
+        replace(ONE, shape=replace(ONE.shape, staleness=1), faults=(Fault("selector", call, "dies before"),))
+        for call in range(6, 30)
+    ],
+}
+"""Broken version → plans that show what seeds seldom draw; they come first."""
 PLANS = {seed: Plan.of(seed) for seed in range(SEEDS)}
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_a_broken_version_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     shows = NEEDS.get(broken, lambda plan: True)
-    for seed, plan in sorted(PLANS.items(), key=lambda each: not shows(each[1])):
+    for plan in (*SHOWN.get(broken, ()), *sorted(PLANS.values(), key=lambda each: not shows(each))):
         undisturbed(plan.shape)  # by the code as it is
         with monkeypatch.context() as patch:
             broken(patch)
             said = violation(plan)
         if said:
-            assert BROKEN[broken] in said, f"seed {seed}: {said}"
+            assert BROKEN[broken] in said, f"{plan}: {said}"
             return
     pytest.fail(f"none of {SEEDS} seeds found it")

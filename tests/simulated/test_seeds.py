@@ -33,7 +33,7 @@ def test_whatever_goes_wrong_a_run_ends_with_the_digests_of_an_undisturbed_one(s
 
 
 def test_a_seed_replays_its_run_to_the_same_trace() -> None:
-    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 4 and plan.ends)
+    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 3 and plan.ends)
     first, second = run(disturbed), run(disturbed)
     assert first.happened
     assert first.trace == second.trace
@@ -207,16 +207,12 @@ def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_en
     assert ended.digests == undisturbed(shape)
 
 
-@pytest.mark.parametrize("colocated", [False, True])
-def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(colocated: bool) -> None:
-    shape, scored = Plan.of(4).shape, 0
-    for seed in range(1, 4):
-        for call in range(40, 80, 3):
-            plan = Plan(seed, shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
-            ended = run(replace(plan, colocated=colocated))
-            assert ended.digests == undisturbed(shape)
-            scored += any(line.endswith(" is sent score") for line in ended.trace)
-    assert scored > 2
+@pytest.mark.parametrize(("seed", "call"), [(5, 64), (6, 61), (9, 61), (11, 61), (17, 58)])
+def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(seed: int, call: int) -> None:
+    plan = Plan(seed, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
+    ended = run(plan)
+    assert any(line.endswith(" is sent score") for line in ended.trace)
+    assert ended.digests == undisturbed(plan.shape)
 
 
 @pytest.mark.parametrize(("call", "scaled"), [(4, 30), (6, 36), (6, 38), (8, 52), (8, 54)])
