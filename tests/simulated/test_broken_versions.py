@@ -250,13 +250,16 @@ def _has(role: str, kind: str = "") -> Callable[[Plan], bool]:
 
 
 NEEDS: dict[Break, Callable[[Plan], bool]] = {
+    keeps_what_a_lost_worker_had: _has("explorer", "dies"),
+    replays_pruned_units_as_if_nobody_had_been_dropped: (
+        lambda plan: plan.shape.prune != "null" and _has("selector", "dies")(plan)
+    ),
     forgets_what_a_dead_selector_had_not_acknowledged: _has("selector", "dies before"),
     waits_for_a_unit_without_a_deadline: _has("regenerator", "hangs"),
-    waits_for_a_sign_of_life_without_a_deadline: _has("regenerator", "hangs"),
     counts_a_duplicate_as_a_first_result: _has("selector", "dies after"),
-    does_not_ask_for_a_lost_group_again: _has("node", "dies"),
     tells_of_a_lost_card_once_a_role: lambda plan: plan.colocated and _has("learner", "dies")(plan),
     sends_packed_weights_to_explorers_on_cards: lambda plan: plan.colocated,
+    promises.does_not_wait_for_the_checkpoint_before: _has("controller", "hangs at the disk"),
     promises.ends_at_a_checkpoint_that_the_disk_does_not_give: _has("disk", "loses power and a block"),
     promises.forgets_what_a_process_does_before: _has("explorer", "is slow"),
     promises.charges_for_cards_that_learners_leave_with_their_node: (
@@ -268,6 +271,8 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
 ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
 GIVEN_UP = [replace(ONE, seed=seed, evaluations=((call, 1),)) for seed in range(1, 6) for call in range(40, 76, 3)]
 SHOWN: dict[Break, list[Plan]] = {
+    waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
+    does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],
     promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
     promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
     promises.charges_for_workers_that_leave: [
