@@ -13,6 +13,7 @@ from actors.dispatch.hand_out import Answer, HandOut, Owner
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
 from actors.world import World
+from solrl_ray.common.files import make_folder
 from solrl_ray.config.pools import REGENERATORS
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import unreproducible_rewards
@@ -176,6 +177,7 @@ class Evaluator:
         pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
 
         def write() -> None:
+            make_folder(folder)  # with its name synced
             save_pictures(folder, pictures)
             self._folder.save_evaluation(metrics)
 

@@ -141,6 +141,7 @@ class EvaluationRequests:
         for evaluation in this.evaluations.values() if this else ():
             self._hand_out.drop(evaluation)
             evaluation.completed.set()
+            evaluation.answered.set()  # answers to its units that are out will be ignored
 
     # Called by the run
 

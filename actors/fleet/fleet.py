@@ -144,8 +144,10 @@ class Fleet:
 
     @property
     def needs_packed(self) -> bool:
-        """Whether explorers need packed weights."""
-        return needs_packed(self._config, self._targets.wanted("explorers"))
+        """Whether explorers need packed weights: one is on no learner rank's card, or will be."""
+        there = [worker for pool in self.explorers.values() for worker in pool.workers.values()]
+        beyond = any(not worker.process.name for worker in there)
+        return beyond or needs_packed(self._config, self._targets.wanted("explorers"))
 
     async def score_class(self) -> str:
         """What fixes the bits of all pools' answers; waits until a worker of each has started."""

@@ -89,7 +89,8 @@ class Pool:
         for _ in range(count - len(states)):
             self._open(worker_name(self.name, self._next_slot))
             self._next_slot += 1
-        leaving = leavers(states, len(states) - count)
+        on_cards = {worker.name for worker in self._staying() if worker.process.name}
+        leaving = leavers(states, len(states) - count, on_cards)
         for name in leaving:
             self._drain(self.workers[name])
         return leaving

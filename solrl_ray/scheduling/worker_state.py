@@ -12,7 +12,7 @@ prove its policy revision before it gets work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 
@@ -83,10 +83,13 @@ def replacement_name(name: str) -> str:
     return f"{slot}.{int(generation or 0) + 1}"
 
 
-def leavers(states: Mapping[str, State], count: int) -> list[str]:
-    """The `count` workers of a pool that should leave: those that only wait for a place, then the newest slots.
+def leavers(states: Mapping[str, State], count: int, on_cards: Collection[str] = ()) -> list[str]:
+    """The `count` workers of a pool that should leave: those that only wait for a place, then the newest slots. Those
+    on cards of learner ranks are last: their places are taken anyway, and others may need more to be sent.
 
     Empty if `count` is below 0: the pool should grow.
     """
     staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
-    return sorted(staying, key=lambda name: (states[name] is not State.WAITING, -slot_of(name)))[: max(0, count)]
+    return sorted(staying, key=lambda name: (name in on_cards, states[name] is not State.WAITING, -slot_of(name)))[
+        : max(0, count)
+    ]

@@ -264,6 +264,7 @@ class RunFolder:
             if updates_there > updates:
                 remove(damaged := folder.with_name(f"{folder.name}.damaged"))
                 folder.rename(damaged)
+                sync_folder(folder.parent)
         for name in ("journal", "samples", "revisions", "evaluations"):
             for path in sorted((self.path / name).glob("*")):
                 number = _NUMBERED.fullmatch(path.name)

@@ -1,7 +1,8 @@
 """Simulates runs from a range of seeds: ``python -m tests.simulated.campaign 0..100000``.
 
-Prints seeds a second and each seed with a violation; with ``--trace``, the trace of one seed. With ``--record FILE`` it
-is written as it goes on, after what the file has of the seeds before: ``benchmarks/results/simulation.json``.
+Prints seeds a second, each seed with a violation, and how many faults have happened; with ``--trace``, the trace of one
+seed. With ``--record FILE`` it is written as it goes on, after what the file has of the seeds before:
+``benchmarks/results/simulation.json``.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections import Counter
 from multiprocessing import Pool
 from pathlib import Path
 
-from tests.simulated.runs import Plan, run, violation
+from tests.simulated.plans import Plan
+from tests.simulated.runs import judge, run, violation
 
 
-def simulated(seed: int) -> tuple[int, str, list[str]]:
-    """A seed, what did not hold in its run, and the kinds of its faults."""
+def simulated(seed: int) -> tuple[int, str, list[str], int]:
+    """A seed, what did not hold in its run, the kinds of its faults, and how many of them did not happen."""
     plan = Plan.of(seed)
     kinds = [f"{fault.role} {fault.kind}" for fault in (*plan.faults, *plan.ends)]
     kinds += ["a pool is scaled"] * len(plan.scales) + ["an evaluation from outside"] * len(plan.evaluations)
-    return seed, violation(plan), kinds
+    said, missed = judge(plan)
+    return seed, said, kinds, len(missed)
 
 
 def main() -> int:
@@ -37,7 +40,7 @@ def main() -> int:
         print(*ended.trace, f"{plan}", f"errors: {ended.errors}", f"violation: {violation(plan)}", sep="\n")
         return 0
     first, last = map(int, arguments.seeds.split(".."))
-    began, kinds, violations = time.monotonic(), Counter[str](), 0
+    began, kinds, violations, lacking = time.monotonic(), Counter[str](), 0, 0
     before = {"first": first, "last": first, "seconds": 0, "violations": 0, "faults": {}}
     if arguments.record and arguments.record.is_file():
         before = json.loads(arguments.record.read_text())
@@ -56,8 +59,11 @@ def main() -> int:
             arguments.record.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
 
     with Pool(arguments.processes) as pool:
-        for done, (seed, said, drawn) in enumerate(pool.imap(simulated, range(first, last), chunksize=20), start=1):
+        for done, (seed, said, drawn, missed) in enumerate(
+            pool.imap(simulated, range(first, last), chunksize=20), start=1
+        ):
             kinds.update(drawn)
+            lacking += missed
             if said:
                 violations += 1
                 print(f"seed {seed}: {said}", flush=True)
@@ -66,6 +72,7 @@ def main() -> int:
                 record(done)
     seconds = time.monotonic() - began
     print(f"{last - first} seeds in {seconds:.0f} s, {violations} violations")
+    print(f"{kinds.total() - lacking} of {kinds.total()} faults and requests have happened")
     record(last - first)
     return int(violations > 0)
 

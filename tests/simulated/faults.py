@@ -9,7 +9,7 @@ KINDS = {
     "dies after": "the process ends when the call is done, and its answer is lost",
     "hangs": "the call is never done",
     "hangs after": "the call is done, and never answered",
-    "is slow": "the call takes ten times as long",
+    "is slow": "the call takes nearly as long as its deadline allows",
     "is late": "the call takes a thousand times as long, which is later than every deadline",
     "comes twice": "the message comes twice: the call is done again, and its first answer counts",
     "answers NaN": "the rewards are not finite",
@@ -21,8 +21,10 @@ KINDS = {
     "lost its samples": "what it made went down with its node",
     "dies": "the controller ends, with the machine of its disk; or a node, with all actors that are on it",
     "drains": "a node is about to go, and dies after a while",
+    "dies beside the disk": "the controller ends before or after work that it has given to a thread",
     "hangs at the disk": "work that the controller has given to a thread never returns",
     "loses power": "the process that uses the disk ends in the middle of an operation, with the machine",
+    "loses power and a block": "and a file of the newest checkpoint cannot be read afterwards, or has another byte",
     "is full": "the disk takes no more bytes",
 }
 """Possible faults of an actor's call, the controller, a node, or the disk."""

@@ -33,6 +33,8 @@ class _File:
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
     locked: bool = False
+    unreadable: bool = False
+    """Whether a block of it is bad."""
 
     def lose_power(self, chance: random.Random) -> None:
         kept = self.synced if self.data.startswith(self.synced) else b""  # else it was rewritten from the beginning
@@ -83,6 +85,8 @@ class MemoryDisk:
         """The process that uses it now."""
         self.gone: set[str] = set()
         """Ended processes: data in the buffers of their open files is never written."""
+        self.touched: set[Names] = set()
+        """Files and folders whose name or content has changed; whoever wants to know clears it."""
 
     def path(self, path: str) -> MemoryPath:
         """The path of an absolute path string."""
@@ -96,10 +100,33 @@ class MemoryDisk:
 
     def durable(self, path: str) -> bytes | None:
         """Bytes of a file that would surely survive a loss of power now; None if it might be missing."""
-        node: Any = self._root
-        for name in _names(path):
-            node = node.synced.get(name) if isinstance(node, _Folder) else None
+        node = self._synced(_names(path))
         return node.synced if isinstance(node, _File) else None
+
+    def at_risk(self) -> list[str]:
+        """What is there of `touched` and might be missing, or have another content, after a loss of power now."""
+        there = {names: node for names in self.touched if (node := self.node(names)) is not None}
+        lost = [
+            names
+            for names, node in there.items()
+            if self._synced(names) is not node or (isinstance(node, _File) and node.synced != node.data)
+        ]
+        return sorted("/" + "/".join(names) for names in lost)
+
+    def damage(self, path: str, chance: random.Random) -> None:
+        """Give a file another byte, or a block that cannot be read."""
+        file = self.node(_names(path))
+        if chance.random() < 0.5:
+            file.unreadable = True
+        else:
+            file.data[chance.randrange(len(file.data))] ^= 1 << chance.randrange(8)
+            file.synced = bytes(file.data)
+
+    def _synced(self, names: Names) -> Any:
+        node: Any = self._root
+        for name in names:
+            node = node.synced.get(name) if isinstance(node, _Folder) else None
+        return node
 
     def node(self, names: Names) -> Any:
         """The file or folder at this path; None if there is none."""
@@ -186,7 +213,7 @@ class MemoryPath:
             yield from each.rglob(pattern)
 
     def read_bytes(self) -> bytes:
-        return bytes(self._file().data)
+        return bytes(_readable(self._file(), self).data)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
@@ -258,6 +285,13 @@ class MemoryPath:
         folder = self.parent.folder()
         self.disk.before(operation)
         folder.change(change)
+        self.disk.touched |= {(*self.parent.names, name) for name in change}
+
+
+def _readable(file: _File, path: MemoryPath) -> _File:
+    if file.unreadable:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+    return file
 
 
 class _OpenFile(io.RawIOBase):
@@ -286,7 +320,7 @@ class _OpenFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        chunk = self.node.data[self._position : self._position + len(buffer)]
+        chunk = _readable(self.node, self._path).data[self._position : self._position + len(buffer)]
         buffer[: len(chunk)] = chunk
         self._position += len(chunk)
         return len(chunk)
@@ -295,6 +329,8 @@ class _OpenFile(io.RawIOBase):
         if self._user in self._path.disk.gone:
             return len(content)
         self._path.disk.before("write")
+        if self._user == self._path.disk.user:  # else a dead process's file is closed
+            self._path.disk.touched.add(self._path.names)
         if self._appends:
             self._position = len(self.node.data)
         self.node.data[self._position : self._position + len(content)] = content
@@ -305,6 +341,7 @@ class _OpenFile(io.RawIOBase):
         size = self._position if size is None else size
         if size != len(self.node.data):
             self._path.disk.before("truncate")
+            self._path.disk.touched.add(self._path.names)
             del self.node.data[size:]
         return size
 

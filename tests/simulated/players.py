@@ -5,6 +5,7 @@ The selector is the real one; its files are written in its own thread, so that a
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from actors.workers.regenerator import Evaluated
-from actors.workers.selector import Ack, Selector
+from actors.workers.selector import Ack, Opened, Selector
 from solrl_ray.config.compiled_learner import is_compiled
 from solrl_ray.config.pools import is_on_a_card
 from solrl_ray.config.schema import Config, Lora
@@ -26,7 +27,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.pruning import survivors
-from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from solrl_ray.storage.journal import parsed
 from solrl_ray.weight_sync import payload
@@ -40,6 +41,8 @@ from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 MODULE = "block.to_q"
 WIDTH = 32
+POLICIES = ("default", "old", "ema")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 LACKS = 0.1
@@ -198,15 +201,16 @@ _PARTS: dict[Any, RevisionShard] = {}
 
 
 class Learner:
-    """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
+    """Its factors are a function of all samples that it ever learned from, and no two of its policies are alike; one of
+    a group learns as all do.
+    """
 
     def __init__(self, config: Config) -> None:
         self._publisher, self._copies = publisher(config.model.lora), HostCopies()
-        self._world_size = config.learner.world_size
-        self._updates = 0
-        rank = config.model.lora.rank
-        self._a = torch.ones(rank, WIDTH)
-        self._b = torch.zeros(WIDTH, rank)
+        self._rank = config.model.lora.rank
+        self._updates = self._steps = 0
+        self._b = dict.fromkeys((*POLICIES, *MOMENTS), 0.0)
+        """Part of the state → each element of its factor B."""
         self._fed: list[SampleGroup] = []
         self._to_compile = set(passes(config)) if is_compiled(config) else set()
         """Kinds of passes."""
@@ -227,8 +231,8 @@ class Learner:
     def join(self, address: str, port: int, one_host: bool) -> None: ...
 
     def load(self, state: LearnerState) -> None:
-        self._updates = state.updates
-        self._b = state.default[f"{MODULE}.lora_B"].clone()
+        self._updates, self._steps = state.updates, state.steps
+        self._b = {part: getattr(state, part)[f"{MODULE}.lora_B"][0, 0].item() for part in self._b}
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
 
@@ -238,8 +242,9 @@ class Learner:
     def update(self, iteration: int) -> UpdateMetrics:
         assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
-        step = number(*[group_digest(group) for group in self._fed])
-        self._b = self._b + torch.full_like(self._b, step)
+        for step in range(2):
+            self._step(number(step, *[group_digest(group) for group in self._fed]))
+        self._follow("old")
         self._updates += 1
         return UpdateMetrics(
             iteration=iteration,
@@ -256,26 +261,36 @@ class Learner:
             advantage_clipped=0.0,
         )
 
-    def state(self) -> LearnerState:
-        copies = [self._factors("old") for _ in range(5)]
-        return LearnerState(
-            updates=self._updates,
-            steps=self._updates,
-            default=copies[0],
-            old=copies[1],
-            ema=copies[2],
-            exp_avg=copies[3],
-            exp_avg_sq=copies[4],
-        )
+    def _step(self, gradient: float) -> None:
+        self._steps += 1
+        mean, square = (self._b[name] for name in MOMENTS)
+        self._set("exp_avg", 0.9 * mean + 0.1 * gradient)
+        self._set("exp_avg_sq", 0.99 * square + 0.01 * gradient**2)
+        self._set("default", self._b["default"] + self._b["exp_avg"])
+        self._follow("ema")
 
-    def _factors(self, policy: Policy) -> dict[str, torch.Tensor]:
-        return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
+    def _follow(self, policy: str) -> None:
+        """Move a policy towards the trained one, less with each step."""
+        self._set(policy, self._b[policy] + (self._b["default"] - self._b[policy]) / (2 + self._steps))
+
+    def _set(self, part: str, value: float) -> None:
+        self._b[part] = ctypes.c_float(value).value
+
+    def state(self) -> LearnerState:
+        return LearnerState(updates=self._updates, steps=self._steps, **{part: self._factors(part) for part in self._b})
+
+    def _factors(self, part: str) -> dict[str, torch.Tensor]:
+        """Of the state, or of the base."""
+        return {
+            f"{MODULE}.lora_A": torch.ones(self._rank, WIDTH),
+            f"{MODULE}.lora_B": torch.full((WIDTH, self._rank), self._b.get(part, 0.0)),
+        }
 
     def factors(self, policy: Policy) -> PolicyFactors:
         return PolicyFactors(self._factors(policy))
 
     def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool) -> RevisionShard:
-        key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
+        key = policy, self._updates, self._rank, self._b.get(policy, 0.0)
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
         if policy != "old" or not pack:
@@ -305,6 +320,21 @@ class SimulatedSelector(Selector):
     def __init__(self, folder: Path, strict: bool) -> None:
         super().__init__(folder, strict)
         self._writers = AtOnce()  # type: ignore[assignment]
+        self._opens = False
+
+    def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
+        self._opens = True
+        try:
+            return super().open(plan, asked)
+        finally:
+            self._opens = False
+
+    def drop(self, iteration: int) -> None:
+        """What is forgotten must be in a checkpoint."""
+        if iteration in self._open and not self._opens:
+            written: Any = self._folder.checkpoint(iteration + 1) / "state.json"
+            assert written.disk.durable(str(written)) is not None, f"{iteration} is dropped before its checkpoint"
+        super().drop(iteration)
 
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
         """What is acknowledged must be on the disk."""

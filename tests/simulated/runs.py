@@ -20,6 +20,7 @@ import torch
 from actors.client.launch import concluded
 from actors.controller import Controller
 from actors.evaluation.requests import EvaluationRequest
+from actors.fleet import fleet, worker
 from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, Lora, Publish
@@ -34,7 +35,9 @@ from solrl_ray.weight_sync.publication import Publication, Publications
 from tests.simulated import virtual_clock
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
+from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
+from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result
 from tests.simulated.world import SimulatedWorld
 
 ROOT = Path(__file__).parents[2]
@@ -43,53 +46,13 @@ PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
     "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
-    "selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
+    "selector: 15, encode: 15, fetch: 15, checkpoint: 30}"
 )
-"""Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
+"""Longer than a slow call takes; short, as others are asked for a sign of life meanwhile."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
-SHAPES = 80
-"""Kinds of runs among all seeds."""
 NOTICED = 60.0
 """Virtual seconds after which a death must have been told, if the run goes on as long."""
-WORKER = (
-    "dies before",
-    "dies after",
-    "hangs",
-    "hangs after",
-    "is slow",
-    "is late",
-    "comes twice",
-    "loses its input",
-    "lost its samples",
-    "cannot start",
-    "is never placed",
-)
-KINDS = {
-    "explorer": (*WORKER, "answers NaN", "answers another unit", "answers another revision"),
-    "regenerator": WORKER,
-    "selector": (
-        "dies before",
-        "dies after",
-        "hangs",
-        "hangs after",
-        "is slow",
-        "is late",
-        "comes twice",
-        "loses its input",
-    ),
-    "learner": ("dies before", "dies after", "hangs", "hangs after", "is slow", "is late"),
-    "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
-    "node": ("dies", "drains"),
-}
 logging.getLogger("solrl_ray.prompts").setLevel(logging.ERROR)  # embeddings are torn by losses of power
-
-ENDS = (
-    ("controller", "dies", 200),
-    ("disk", "loses power", 600),
-    ("disk", "is full", 600),
-    ("controller", "hangs at the disk", 100),
-)
-"""What ends an attempt, after which the run is resumed: of what, how, and before the how manieth call at the latest."""
 
 
 EXPLAINED = [
@@ -107,141 +70,20 @@ EXPLAINED = [
 """With which a run may end that must."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a run, on which its result depends, and those on which it does not."""
-
-    iterations: int
-    prompts: int
-    units: int
-    staleness: int
-    audits: int
-    every: int
-    strategy: str
-    others: bool
-    """Whether explorers of another kind have a prompt."""
-    fallback: str
-    """The first level of the fallback ladder, which every run takes then; empty: there is none."""
-    unit: int = 4
-    """Candidates of a unit of previews, which are sampled four at a time."""
-    prune: str = "null"
-    """How units of previews are pruned, after 1 of 3 steps."""
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        one_stage = self.strategy != "two_stage"
-        pool, keep = 4 * self.units, 4
-        return (
-            f"run.iterations={self.iterations}",
-            f"rollout={{prompts: {self.prompts}, pool: {pool}, keep: {keep}, strategy: {self.strategy}, "
-            f"max_staleness: {0 if one_stage else self.staleness}}}",
-            "rollout.explore={steps: 3, micro_batch: 4}",
-            *([] if one_stage else [f"rollout.preview={{unit: {self.unit}, prune: {self.prune}}}"]),
-            "rollout.regenerate={steps: 4, micro_batch: 4}",
-            f"fidelity.audit_prompts={0 if one_stage else self.audits}",
-            "fidelity.audit_seeds=2",
-            *(
-                [f"fidelity.fallback=[{self.fallback}]", "fidelity.floor=0.99", "fidelity.patience=1"]
-                if self.fallback
-                else []
-            ),
-            f"evaluation={{every: {self.every}, prompts: 2, samples: 2, pictures: 0, reference: ''}}",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that a seed decides."""
-
-    seed: int
-    shape: Shape
-    explorers: int
-    regenerators: int
-    ranks: int
-    nodes: int = 1
-    faults: tuple[Fault, ...] = ()
-    """Of actors and nodes, in the first attempt."""
-    ends: tuple[Fault, ...] = ()
-    """One for each attempt that does not come to the run's end by itself; the next one resumes."""
-    scales: tuple[tuple[int, str, int], ...] = ()
-    """With the controller's how manieth call which pool is given which size."""
-    evaluations: tuple[tuple[int, int], ...] = ()
-    """With the controller's how manieth call an evaluation is asked for from outside, and how often its sender asks
-    for it before it is gone."""
-    compiled: bool = False
-    """Whether learners compile."""
-    colocated: bool = False
-    """Whether a process a card has all of its roles."""
-
-    @classmethod
-    def of(cls, seed: int) -> Plan:
-        rng = random.Random(f"shape {seed % SHAPES}")  # whose undisturbed run is needed as well
-        one_stage, prompts = rng.random() < 0.25, rng.choice([1, 2, 3])
-        shape = Shape(
-            iterations=rng.choice([2, 2, 3]),
-            prompts=prompts,
-            units=rng.choice([2, 3]),
-            staleness=rng.choice([0, 0, 1]),
-            audits=rng.choice([0, 0, 1]),
-            every=rng.choice([0, 0, 1]),
-            strategy="scaled" if one_stage else "two_stage",
-            others=not one_stage and prompts > 1 and rng.random() < 0.2,
-            fallback="" if one_stage else rng.choice(["", "", "", "", "{steps: 4}", "{precision: bf16}"]),
-        )
-        if not one_stage:
-            shape = _pruned(shape, rng)
-        rng, faults = random.Random(seed), []
-        for _ in range(rng.choice([0, 1, 1, 2, 3, 4])):
-            role = rng.choice(list(KINDS))
-            faults.append(Fault(role, rng.randint(1, 150 if role == "node" else 40), rng.choice(KINDS[role])))
-        ends = []
-        for _ in range(rng.choice([0, 0, 0, 1, 2])):
-            role, kind, most = rng.choice(ENDS)
-            ends.append(Fault(role, rng.randint(1, most), kind))
-        pools = ["explorers", "regenerators"]
-        scales = [
-            (rng.randint(1, 150), rng.choice(pools), rng.choice([1, 2, 3])) for _ in range(rng.choice([0, 0, 1, 2]))
-        ]
-        evaluations = [(rng.randint(1, 150), rng.choice([3, 1000])) for _ in range(rng.choice([0, 0, 0, 1]))]
-        return cls(
-            seed,
-            shape,
-            explorers=rng.choice([1, 2, 3]),
-            regenerators=rng.choice([1, 2]),
-            ranks=rng.choice([1, 2]),
-            nodes=rng.choice([1, 2, 3]),
-            faults=tuple(faults),
-            ends=tuple(ends),
-            scales=tuple(scales),
-            evaluations=tuple(evaluations),
-            compiled=rng.random() < 0.3,
-            colocated=not shape.staleness and rng.random() < 0.6,
-        )
-
-
-def _pruned(shape: Shape, rng: random.Random) -> Shape:
-    """The same with another unit, which may be pruned; a fallback level may end that."""
-    pool, whole = 4 * shape.units, rng.random() < 0.6
-    unit = pool if whole else 4
-    if rng.random() < 0.5:
-        return replace(shape, unit=unit)
-    keep = rng.choice(range(4, pool, 2)) if whole else pool // 2
-    fallback = rng.choice([shape.fallback, "{prune: {}}"]) if shape.fallback else ""
-    return replace(shape, unit=unit, prune=f"{{after: 1, keep: {keep}}}", fallback=fallback)
-
-
 @dataclass(slots=True)
 class Ended:
     """What came of a run."""
 
-    digests: tuple[str, str] | None
-    """Of selections and LoRA; None if it did not come to its end."""
+    digests: tuple[str, ...] | None
+    """Of selections and LoRA, and the numbers of the last state; None if it did not come to its end."""
     errors: list[str] = field(default_factory=list)
     """Sentences with which it ended before it was resumed."""
     happened: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     """What was said to the user."""
+    missed: tuple[Fault, ...] = ()
+    """Faults that did not happen."""
 
 
 @cache
@@ -258,8 +100,8 @@ def _but(config: Config, section: str, **values: Any) -> Config:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
-def run(plan: Plan) -> Ended:
-    """Run it to its end, through its crashes."""
+def run(plan: Plan, *, lost: int | None = None) -> Ended:
+    """Run it to its end, through its crashes. `lost`: seed of what a loss of power takes, if not the plan's."""
     base = configuration(plan.shape)
     explorers = base.fleet.explorers.model_copy(update={"count": plan.explorers})
     regenerators = base.fleet.regenerators.model_copy(update={"count": plan.regenerators})
@@ -268,13 +110,14 @@ def run(plan: Plan) -> Ended:
     placement = "colocated" if plan.colocated else "split"
     config = _but(_but(config, "fleet", placement=placement, **fleet), "learner", world_size=plan.ranks)
     config = _but(config, "compile", learner=plan.compiled)
-    disk, ended = MemoryDisk(), Ended(None)
+    disk, ended, promises = MemoryDisk(), Ended(None, missed=plan.faults), Promises()
     folder: Any = disk.path("/run")
     over = False
-    for attempt, end in enumerate((*plan.ends, None, None)):
-        faults = (*(plan.faults if attempt == 0 else ()), *([end] if end else []))
+    for attempt, end in enumerate((*plan.ends, *[None] * (2 + len(plan.faults)))):
+        faults = (*(fault for fault in ended.missed if fault not in plan.ends), *([end] if end else []))
+        now = replace(plan, faults=faults, seed=plan.seed + attempt)
         try:
-            over = _attempt(replace(plan, faults=faults, seed=plan.seed + attempt), config, folder, ended)
+            over = _attempt(now, config, folder, promises, ended)
         except (
             RunError,
             UserError,
@@ -283,18 +126,30 @@ def run(plan: Plan) -> Ended:
             ended.errors.append(str(error))
         if over:
             summary = read_summary(folder)
-            ended.digests = summary.selection_digest, summary.lora_digest
+            last = check_result(RunFolder(folder), config)
+            ended.digests = summary.selection_digest, summary.lora_digest, *last
             break
-        disk.lose_power(plan.seed + attempt)
+        disk.lose_power(attempt + (plan.seed if lost is None else lost))
+        if end and end.kind == "loses power and a block" and end not in ended.missed:
+            _damage(folder, promises, random.Random(plan.seed))
     return ended
 
 
-def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
+def _damage(path: Any, promises: Promises, chance: random.Random) -> None:
+    """Let the newest checkpoint be damaged, if there is one before it."""
+    *before, newest = [None, None, *RunFolder(path).checkpoints()]
+    if newest is not None and before[-1] is not None:
+        path.disk.damage(str(chance.choice(sorted(newest[1].iterdir()))), chance)
+        promises.newest = before[-1][0]
+
+
+def _attempt(plan: Plan, config: Config, path: Any, promises: Promises, ended: Ended) -> bool:
     """One driver's life. Returns whether the run came to its end; raises the error that ended it."""
     make, cards = players(config, path), plan.ranks if plan.colocated else 0
     world = SimulatedWorld(
         make, path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, cards=cards, size=_size
     )
+    world.promises = promises
     try:
         return virtual_clock.run(_driven(plan, config, path, world, ended.told))
     except PowerLoss:
@@ -302,6 +157,7 @@ def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
     finally:
         ended.happened += world.happened
         ended.trace += world.trace
+        ended.missed = world.left
 
 
 def _size(unit: WorkUnit) -> float:
@@ -310,10 +166,14 @@ def _size(unit: WorkUnit) -> float:
 
 
 async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, said: list[str]) -> bool:
-    if await world.blocking(
-        lambda: _claimed(path, config), "opening the run folder", config.fleet.deadlines.checkpoint
-    ):
-        return True
+    seconds, crash = config.fleet.deadlines.checkpoint, asyncio.ensure_future(world.crashed.wait())
+    claim = asyncio.ensure_future(world.blocking(lambda: _claimed(path, config), "opening the run folder", seconds))
+    await asyncio.wait([claim, crash], return_when=asyncio.FIRST_COMPLETED)
+    if not claim.done() or claim.exception() or claim.result():
+        crash.cancel()
+        claim.cancel()
+        await asyncio.wait([claim, crash])
+        return not claim.cancelled() and claim.result()
     controller = Controller(config, path, world)  # type: ignore[arg-type]
     told = _listen(controller)
     others: list[asyncio.Task[None]] = []
@@ -321,15 +181,20 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))
     for call, patience in plan.evaluations:
         world.visits[call] = partial(_begin, others, partial(_ask, controller, config, patience))
+    promised = world.promises.newest
     life = asyncio.ensure_future(controller.run())
-    crash = asyncio.ensure_future(world.crashed.wait())
     try:
         done, _ = await asyncio.wait([life, crash], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise AssertionError(f"the run has not ended after {PATIENCE:g} s: {_tasks()}")
+        if (point := getattr(controller._parts, "point", None)) is not None:
+            assert point.updates >= promised, f"{promised} updates were saved, and it goes on after {point.updates}"
         if not world.crashed.is_set():
             _check_end(controller, world, told)
             await life
+            check_forgotten(controller, [actor.host.process for actor in world.actors])
+            exactly = not plan.colocated and not plan.evaluations
+            check_budget(controller._parts, world.causes, [text for _, text in told], exactly=exactly)
         return not world.crashed.is_set()
     finally:
         said += [text for _, text in told]
@@ -418,7 +283,7 @@ async def _ask(controller: Controller, config: Config, patience: int) -> None:
         if progress is None or progress.error is not None or progress.found is not None:
             break
         await asyncio.sleep(2.0)
-    else:
+    if patience == 3 and progress is not None and progress.found is None:
         return
     if progress is not None and progress.found is not None:
         weights = publication.revision.manifest.expected["regenerator"].digest
@@ -444,7 +309,7 @@ def _tasks() -> list[str]:
 
 
 @cache
-def undisturbed(shape: Shape) -> tuple[str, str]:
+def undisturbed(shape: Shape) -> tuple[str, ...]:
     """Digests of a run of this shape to which nothing happens."""
     ended = run(Plan(0, shape, explorers=1, regenerators=1, ranks=1))
     assert ended.digests is not None, ended.errors
@@ -453,18 +318,24 @@ def undisturbed(shape: Shape) -> tuple[str, str]:
 
 def violation(plan: Plan) -> str:
     """What did not hold in a run; empty if all did."""
+    return judge(plan)[0]
+
+
+def judge(plan: Plan) -> tuple[str, tuple[Fault, ...]]:
+    """`violation`, and the faults that did not happen."""
     expected = undisturbed(plan.shape)
     try:
         ended = run(plan)
     except Exception as error:  # whatever it is: a bug of the code, or a promise that does not hold
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}", ()
+    said = ""
     if ended.digests != expected:
-        return f"digests {ended.digests} instead of {expected}; happened: {ended.happened}; errors: {ended.errors}"
-    for error in ended.errors:
-        if not any(each.search(error) for each in EXPLAINED):
-            return f"an unexpected end: {error}; happened: {ended.happened}"
-    return ""
+        said = f"digests {ended.digests} instead of {expected}; happened: {ended.happened}; errors: {ended.errors}"
+    elif unexplained := [error for error in ended.errors if not any(each.search(error) for each in EXPLAINED)]:
+        said = f"an unexpected end: {unexplained[0]}; happened: {ended.happened}"
+    return said, ended.missed
 
 
 run_folder.to_yaml = Config.model_dump_json  # which is YAML too; with comments and lines it takes a fourth of a run
+worker.PING_SECONDS = fleet.NODES_SECONDS = 4.0  # instead of 2, which takes a tenth of a run
 gc.freeze()  # what is imported is never garbage: runs take a fifth less

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,43 @@ def test_a_lock_of_either_disk_is_one_processs(folder: Any) -> None:
 def test_a_replaced_file_is_there_after_a_power_loss() -> None:
     disks = after_power_loss(lambda root: files.replace_file(root / "run" / "config.yaml", b"all of it"))
     assert {content(disk, "/run/config.yaml") for disk in disks} == {b"all of it"}
+
+
+def test_a_replaced_folder_is_there_after_a_power_loss() -> None:
+    disks = after_power_loss(lambda root: files.replace_folder(root / "run" / "state", {"one": b"all of it"}))
+    assert {content(disk, "/run/state/one") for disk in disks} == {b"all of it"}
+
+
+def test_what_a_power_loss_may_take_is_known_before() -> None:
+    disk = MemoryDisk()
+    root = disk.path("/")
+    files.replace_file(root / "run" / "kept", b"text")
+    assert disk.at_risk() == []
+    (root / "run" / "kept").rename(root / "run" / "other")
+    assert disk.at_risk() == ["/run/other"]
+    files.sync_folder(root / "run")  # type: ignore[arg-type]
+    with (root / "run" / "other").open("ab") as file:
+        file.write(b"more")
+    assert disk.at_risk() == ["/run/other"]
+    (root / "new").mkdir()
+    assert disk.at_risk() == ["/new", "/run/other"]
+    disk.touched.clear()
+    assert disk.at_risk() == []
+
+
+def test_a_damaged_file_has_another_byte_or_cannot_be_read() -> None:
+    found = set()
+    for seed in range(20):
+        disk = MemoryDisk()
+        files.replace_file(disk.path("/file"), b"text")
+        disk.damage("/file", random.Random(seed))
+        try:
+            found.add(sum(one != other for one, other in zip(disk.path("/file").read_bytes(), b"text", strict=True)))
+        except OSError as error:
+            found.add(error.errno or 0)
+            with pytest.raises(OSError, match="Input/output error"):
+                disk.path("/file").open("rb").read()
+    assert found == {1, errno.EIO}
 
 
 def test_bytes_that_were_not_synced_are_cut_off_anywhere() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulated.faults import Fault
-from tests.simulated.runs import ENDS, KINDS, SHAPES, Plan, Shape, run, undisturbed, violation
+from tests.simulated.plans import ENDS, KINDS, SHAPES, Plan, Shape
+from tests.simulated.runs import judge, run, undisturbed
 from tests.simulated.world import SimulatedWorld
 
 SEEDS = 2000
@@ -24,12 +25,15 @@ SEEDS = 2000
 @pytest.mark.parametrize("shape", range(SHAPES))
 def test_whatever_goes_wrong_a_run_ends_with_the_digests_of_an_undisturbed_one(shape: int) -> None:
     """Seeds of one shape together: its undisturbed run is needed in one process only."""
-    found = {seed: said for seed in range(shape, SEEDS, SHAPES) if (said := violation(Plan.of(seed)))}
-    assert not found
+    plans = [Plan.of(seed) for seed in range(shape, SEEDS, SHAPES)]
+    judged = [judge(plan) for plan in plans]
+    assert not {plan.seed: said for plan, (said, _) in zip(plans, judged, strict=True) if said}
+    drawn = sum(len(plan.faults) + len(plan.ends) for plan in plans)
+    assert sum(len(missed) for _, missed in judged) < drawn / 5  # else a world in which little happens would do as well
 
 
 def test_a_seed_replays_its_run_to_the_same_trace() -> None:
-    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 4 and plan.ends)
+    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 3 and plan.ends)
     first, second = run(disturbed), run(disturbed)
     assert first.happened
     assert first.trace == second.trace
@@ -39,8 +43,7 @@ def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     """Else a test that nothing goes wrong in would be passed as well."""
     plans = [Plan.of(seed) for seed in range(SEEDS)]
     drawn = {(fault.role, fault.kind) for plan in plans for fault in (*plan.faults, *plan.ends)}
-    ends = {(role, kind) for role, kind, _ in ENDS}
-    assert drawn == {(role, kind) for role, kinds in KINDS.items() for kind in kinds} | ends
+    assert drawn == {(role, kind) for role, kinds in KINDS.items() for kind in kinds} | set(ENDS)
     assert any(plan.scales for plan in plans)
     assert any(plan.evaluations for plan in plans)
     assert any(plan.shape.others for plan in plans)
@@ -149,7 +152,7 @@ WHOLE = Shape(
 
 
 def test_a_unit_that_is_three_micro_batches_may_take_three_times_as_long() -> None:
-    """One of them, slow, takes up to 30 s; `DEADLINES` has 15 for a micro-batch."""
+    """One of them, slow, takes 43.5 s; `DEADLINES` has 15 for a micro-batch."""
     taken = []
     for seed in range(20):
         faults = tuple(Fault("explorer", call, "is slow") for call in (5, 6, 7, 8))
@@ -202,3 +205,24 @@ def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_en
     last = len(methods) - methods[::-1].index("score")
     assert methods[:last].count("update") <= shape.iterations // 2
     assert ended.digests == undisturbed(shape)
+
+
+@pytest.mark.parametrize(("seed", "call"), [(5, 64), (6, 61), (9, 61), (11, 61), (17, 58)])
+def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(seed: int, call: int) -> None:
+    plan = Plan(seed, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
+    ended = run(plan)
+    assert any(line.endswith(" is sent score") for line in ended.trace)
+    assert ended.digests == undisturbed(plan.shape)
+
+
+@pytest.mark.parametrize(("call", "scaled"), [(3, 30), (4, 32), (6, 44), (8, 42), (8, 44)])
+def test_a_pool_that_is_made_smaller_while_a_card_is_replaced_keeps_the_explorer_of_the_card(
+    call: int, scaled: int
+) -> None:
+    """It is waiting for its place then. The others need packed weights, of which fewer explorers get none."""
+    faults, scales = (Fault("regenerator", call, "dies after"),), ((scaled, "explorers", 1),)
+    plan = Plan(1, Plan.of(4).shape, explorers=3, regenerators=1, ranks=1, colocated=True)
+    ended = run(replace(plan, faults=faults, scales=scales))
+    assert ended.digests == undisturbed(plan.shape)
+    left = [text.split()[0] for text in ended.told if text.endswith("leaves after its present units")]
+    assert left == ["explorer-2", "explorer-1"]

@@ -30,14 +30,21 @@ from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
+from tests.simulated.promises import Promises
 
 T = TypeVar("T")
 
 KILLED = "it was killed"
 DRAINING = 30.0
 """Seconds for which a leaving node is still there."""
-LONGER = {"is slow": 10.0, "is late": 1000.0}
-"""Fault → factor of a call's time."""
+LATE = 1000.0
+"""Factor of a late call's time."""
+SLOW = 14.5
+"""Seconds that a slow call takes, of a unit for each micro-batch."""
+HARMLESS = ("is slow", "cannot start", "lost its samples")
+"""Faults because of which no process may be lost."""
+UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
+"""What a run may lose with its machine."""
 
 
 class Ref:
@@ -73,6 +80,8 @@ class _Host:
     actors: list[SimulatedActor] = field(default_factory=list)
     life: asyncio.Task[None] | None = None
     alive: bool = True
+    cause: str = ""
+    """A fault because of which the run may lose it."""
 
 
 @dataclass(eq=False)
@@ -138,6 +147,7 @@ class SimulatedWorld:
         """Faults so far."""
         self.trace: list[str] = []
         """Sent and answered calls, with the time."""
+        self.promises = Promises()
         self.crashed = asyncio.Event()
         """Set when the controller has died."""
 
@@ -184,9 +194,16 @@ class SimulatedWorld:
         for call in list(actor.waiting):
             self._fail(call, actor, KILLED)
 
-    def living(self) -> list[str]:
-        """Names of live actors."""
-        return [actor.name for actor in self.actors if actor.alive]
+    @property
+    def left(self) -> tuple[Fault, ...]:
+        """Faults that have not happened."""
+        return tuple(self._faults)
+
+    @property
+    def causes(self) -> list[str]:
+        """For each process that the run may have lost, a name and why."""
+        hosts = {id(actor.host): f"{actor.name} {actor.host.cause}" for actor in self.actors if actor.host.cause}
+        return sorted(hosts.values())
 
     # Calls
 
@@ -236,12 +253,21 @@ class SimulatedWorld:
             self._happens(f"the controller hangs at the disk: {what}")
             await asyncio.sleep(seconds)
             raise RunError(f"{what} passed its deadline of {seconds:g} s")
+        dies = self._hits("controller", "dies beside the disk", self._count["blocking"])
+        if dies and self._random.random() < 0.5:
+            await self._controller_dies(f"before {what}")
         await asyncio.sleep(self._random.uniform(0.0, 0.05))
         self._is_blocking = True
+        self.disk.touched.clear()
         try:
-            return work()
+            value = work()
         finally:
             self._is_blocking = False
+        lost = [path for path in self.disk.at_risk() if not path.startswith(UNSYNCED)]
+        assert not lost, f"{what} has ended, and a loss of power may take {lost}"
+        if dies:
+            await self._controller_dies(f"after {what}")
+        return value
 
     def draining_nodes(self) -> frozenset[str]:
         return frozenset(self._draining)
@@ -270,7 +296,8 @@ class SimulatedWorld:
         if sent in self.visits:
             self.visits[sent]()
         if self._hits("controller", "dies", sent):
-            self._controller_dies()
+            self._happens("the controller dies")
+            self._crash()
         if len(self._nodes) > 1 and self._hits("node", "dies", sent):
             self._node_dies(self._random.choice(self._nodes))
         if len(self._nodes) > 1 and self._hits("node", "drains", sent):
@@ -280,8 +307,12 @@ class SimulatedWorld:
             self._draining.add(node)
             asyncio.get_running_loop().call_later(DRAINING, self._node_dies, node)
 
-    def _controller_dies(self) -> None:
-        self._happens("the controller dies")
+    async def _controller_dies(self, when: str) -> None:
+        self._happens(f"the controller dies {when}")
+        self._crash()
+        await asyncio.get_running_loop().create_future()
+
+    def _crash(self) -> None:
         self.disk.gone.add(self.disk.user)
         self.crashed.set()
 
@@ -289,9 +320,13 @@ class SimulatedWorld:
         self._happens(f"{node} dies")
         if node in self._nodes:
             self._nodes.remove(node)
+        told = node in self._draining
         self._draining.discard(node)
         for actor in self.actors:
             if actor.host.node == node:
+                has_left = told and actor.role in ("explorer", "regenerator") and not actor.host.process.name
+                if actor.host.alive and not has_left:
+                    actor.host.cause = "its node dies"
                 self._die(actor.host, "its node died")
                 for made in actor.made:
                     made.lost = True
@@ -304,13 +339,14 @@ class SimulatedWorld:
         if user.startswith("controller") and not self._is_blocking:
             raise AssertionError(f"the controller uses the disk ({operation}) outside of World.blocking")
         self._count["disk"] += 1
-        if self._hits("disk", "loses power", self._count["disk"]):
+        count = self._count["disk"]
+        if self._hits("disk", "loses power", count) or self._hits("disk", "loses power and a block", count):
             self._happens(f"{user} loses power at {operation}")
             self.disk.gone.add(user)
             if user.startswith("controller"):
                 self.crashed.set()
             raise PowerLoss
-        if not self._is_full and self._hits("disk", "is full", self._count["disk"]):
+        if not self._is_full and self._hits("disk", "is full", count):
             self._is_full = True
             self._happens("the disk is full")
         if self._is_full and operation in ("write", "create", "mkdir"):
@@ -334,7 +370,9 @@ class SimulatedWorld:
         player = self._make(role, name, self._tier)
         number = slot_of(name) if role == "learner" or pool_of(name) in ("explorers", "regenerators") else self._ranks
         host = (
-            self._card(number) if number < self._ranks else self._host(Process(), role in ("explorer", "regenerator"))
+            self._card(number)
+            if number < self._ranks
+            else self._host(Process(), role not in ("selector", "text_encoder"))
         )
         actor = SimulatedActor(name, role, player, host, f"{name} ({len(self.actors)})")
         actor.alive = host.alive  # the controller may not know yet that a card is gone
@@ -361,9 +399,10 @@ class SimulatedWorld:
             if not actor.alive:
                 continue
             self._count[actor.role] += 1
-            fault = self._fault(actor.role, call)
+            fault = self._fault(actor, call)
             sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
-            seconds = self._random.uniform(0.1, 1.0) * max(sizes, default=1.0)
+            size = max(sizes, default=1.0)
+            seconds = self._random.uniform(0.1, 1.0) * size
             if fault:
                 self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
@@ -371,13 +410,13 @@ class SimulatedWorld:
             if fault == "dies before":
                 self._die(host, "the worker died")
                 return
-            await asyncio.sleep(seconds * LONGER.get(fault, 1.0))
+            await asyncio.sleep({"is slow": SLOW * size, "is late": LATE * seconds}.get(fault, seconds))
             controller, self.disk.user = self.disk.user, actor.user
             try:
                 for _ in range(2 if fault == "comes twice" else 1):
                     self._do(actor, call, fault)
             except PowerLoss:
-                fault = "dies after"
+                fault = host.cause = "dies after"
             finally:
                 self.disk.user = controller
             if fault == "dies after":
@@ -386,11 +425,13 @@ class SimulatedWorld:
             if fault == "hangs after":
                 await asyncio.get_running_loop().create_future()
 
-    def _fault(self, role: str, call: _Call) -> str:
+    def _fault(self, actor: SimulatedActor, call: _Call) -> str:
         """The fault of a call: the first that is due and applies to this kind of call."""
         for fault in self._faults:
-            if fault.role == role and fault.call <= self._count[role] and self._applies(fault.kind, call):
+            if fault.role == actor.role and fault.call <= self._count[actor.role] and self._applies(fault.kind, call):
                 self._faults.remove(fault)
+                if fault.kind not in HARMLESS:
+                    actor.host.cause = fault.kind
                 return fault.kind
         return ""
 

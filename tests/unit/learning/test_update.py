@@ -28,6 +28,7 @@ from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import Velocities
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.policy.ema import Ema
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.learning import config, embeddings, groups
 from tests.support.tiny import model_config
@@ -196,6 +197,26 @@ def test_old_and_ema_follow_the_trained_policy_and_nothing_else_moves(build: Bui
     assert learner.revision == 1
 
 
+def test_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
+    build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    learner = build(learner={"updates": 2}, objective={"old_decay": {"kind": "linear", "slope": 0.1, "cap": 0.9}})
+    averages: list[float] = []
+    update = Ema.update
+    monkeypatch.setattr(
+        Ema, "update", lambda self, trained, decay: (averages.append(decay), update(self, trained, decay))
+    )
+    run(learner, 1).state().save(tmp_path / "half")
+    learner.load(LearnerState.load(tmp_path / "half"))
+    before = learner.factors("old")
+    run(learner, 1, first=1)
+    assert averages == pytest.approx([2 / 11, 3 / 12, 4 / 13, 5 / 14])  # (1 + s) / (10 + s)
+    trained, old = learner.factors("default"), learner.factors("old")
+    for name in before:  # after four steps
+        torch.testing.assert_close(old[name], 0.4 * before[name] + 0.6 * trained[name])
+    assert (learner.state().updates, learner.state().steps) == (2, 4)
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_equal_learners_end_with_equal_bytes(build: Build, stage: int) -> None:
     first, second = (run(build(learner={"zero_stage": stage}), 3) for _ in range(2))
@@ -282,11 +303,11 @@ def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None
     run(learner, 1)  # a refusal is not a failed update
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}], ids=str)
 def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
-    build: Build, tmp_path: Path, stage: int
+    build: Build, tmp_path: Path, learner: dict[str, int]
 ) -> None:
-    settings = {"learner": {"zero_stage": stage}}
+    settings = {"learner": learner}
     run(build(**settings), 4).state().save(tmp_path / "straight")
     run(build(**settings), 2).state().save(tmp_path / "half")
     resumed = build(**settings)

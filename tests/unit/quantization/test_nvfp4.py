@@ -139,6 +139,41 @@ def test_a_frozen_amax_with_headroom_costs_no_accuracy() -> None:
     assert signal_to_noise(1.5 * natural) == pytest.approx(signal_to_noise(natural), abs=0.05)
 
 
+@pytest.mark.parametrize("tiny", [2.0**-40, 1e-37])
+def test_a_block_that_is_tiny_beside_the_tensors_amax_becomes_zero_and_no_other_changes(tiny: float) -> None:
+    """Its scale underflows. Its elements are then scaled by the largest float32, as in Transformer Engine: 0 stays 0,
+    others become ±6 times a scale of 0.
+    """
+    x = torch.zeros(1, 32)
+    x[0, 1], x[0, 2], x[0, 16:] = tiny, -tiny, 2.0
+    quantized = nvfp4.quantize(x, amax=1e4)
+    assert quantized.scales[0, 0] == 0
+    assert nvfp4.unpack(quantized.packed)[0, :4].tolist() == [0, 7, 15, 0]
+    assert quantized.dequantize()[0, :16].abs().max() == 0
+    assert quantized.dequantize()[0, 16:].unique().item() == pytest.approx(2.0, rel=0.07)
+
+
+@pytest.mark.parametrize("amax", [0.7, 3.0, 12345.0, 3e38])
+def test_block_scales_that_are_nearly_ties_come_from_float32_products_in_the_documented_order(amax: float) -> None:
+    """``block amax · (2688 / amax · 1/6)``: another order rounds many of these blocks to the other neighbour."""
+    f = np.float32
+    factor = f(2688) / f(amax) * f(1 / 6)
+    numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
+    ties = ((numbers[1:] + numbers[:-1]) / 2 / float(factor)).astype(f)
+    amaxes = np.concatenate([np.nextafter(ties, f(0)), ties, np.nextafter(ties, f(np.inf))])
+    products = torch.from_numpy(amaxes * factor)
+    quantized = nvfp4.quantize(np.repeat(amaxes[:, None], 16, axis=1), amax=float(f(amax)))
+    assert torch.equal(quantized.scales[:, 0], products.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.parametrize("amax", [1e30, 3e38, float(np.finfo(np.float32).max)])
+def test_a_huge_amax_leaves_the_scale_of_its_own_block(amax: float) -> None:
+    quantized = nvfp4.quantize(torch.full((1, 16), amax))
+    assert quantized.scales.item() == 0x7E  # 448
+    assert nvfp4.unpack(quantized.packed).unique().item() == 7
+    assert quantized.dequantize().unique().item() == pytest.approx(amax, rel=1e-6)
+
+
 def test_a_block_beyond_a_given_amax_saturates() -> None:
     quantized = nvfp4.quantize(torch.full((1, 16), 4.0), amax=1.0)
     assert quantized.scales.item() == 0x7E

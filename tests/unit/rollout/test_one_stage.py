@@ -302,3 +302,15 @@ def test_a_group_of_scores_that_may_differ_is_read_again_by_its_samples(tmp_path
     opened = Selector(tmp_path).open(ONCE)
     assert [group.prompt_id for group in opened.groups] == ["beef", "cafe"]
     assert opened.units == ()
+
+
+def recorded(group: SampleGroup, first_step: int) -> SampleGroup:
+    """With trajectories of two steps from `first_step` on."""
+    states = torch.arange(len(group.indices) * 6, dtype=torch.float32).reshape(len(group.indices), 3, 2)
+    return replace(group, trajectory=Trajectory(states=states, first_step=first_step))
+
+
+def test_the_step_at_which_trajectories_begin_is_part_of_a_groups_bytes() -> None:
+    group = sampled(PLAN.pool_units()[0])
+    digests = {group_digest(each) for each in (group, recorded(group, 0), recorded(group, 1), recorded(group, 2))}
+    assert len(digests) == 4

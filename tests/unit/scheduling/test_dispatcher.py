@@ -280,3 +280,15 @@ def test_every_unit_is_done_once_whatever_happens_to_the_workers(seed: int) -> N
                 if held.id not in done:
                     it.requeue(held, worker)
     assert it.waiting("i") == it.out("i") == 0
+
+
+def test_nobody_looks_for_late_units_of_workers_that_are_lost() -> None:
+    it = dispatcher(hedge=2.0)
+    it.ready("explorer-0", "explorers", OLD)
+    it.add([unit(0), unit(1)], batch="i", pool="explorers")
+    assert len(given(it)) == 2
+    assert it.hedge_look(0.0) is not None
+    assert len(it.lost("explorer-0")) == 2
+    assert it.hedge_look(0.0) is None
+    assert it.units_of("explorer-0") == []
+    assert it.waiting("i") == 2

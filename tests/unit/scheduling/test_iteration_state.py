@@ -1,7 +1,7 @@
 import itertools
 import random
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -362,3 +362,41 @@ def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() 
     made = group(selection)
     again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))
     assert state.with_first_scores(again).rewards == tuple(c.reward for c in selection.chosen)
+
+
+PLANS: list[dict[str, object]] = [
+    {"iteration": 5},
+    {"revision": 5},
+    {"staleness": 1},
+    {"prompt_ids": ("beef", "f00d")},
+    {"pool": 8},
+    {"keep": 2},
+    {"unit": 3},
+    {"selection": SelectionRule(kind="best")},
+    {"one_stage": True},
+    {"policy_digest": "bb"},
+    {"kinds": ("", "l40s")},
+    {"score_class": "c"},
+    {"audit": AuditPlan(run_seed=1, prompts=1, seeds=2)},
+    {"fallback_level": 1},
+    {"steps": 9, "fallback_level": 1},
+    {"prune": Pruning(after=1, keep=2)},
+    {"reproducible": False},
+]
+
+
+@pytest.mark.parametrize("other", PLANS, ids=lambda other: next(iter(other)))
+def test_every_part_of_a_plan_is_in_its_journal(other: dict[str, object]) -> None:
+    assert plan_entry(replace(PLAN, **other)) != plan_entry(PLAN)
+
+
+def test_the_plans_above_differ_in_every_part() -> None:
+    assert {next(iter(other)) for other in PLANS} == {field.name for field in fields(IterationPlan)}
+
+
+def test_the_journal_tells_levels_with_the_same_steps_apart_and_steps_of_a_level() -> None:
+    """A level may change the tier alone."""
+    entries = [
+        plan_entry(replace(PLAN, fallback_level=level, steps=steps)) for level, steps in ((1, 9), (2, 9), (1, 8))
+    ]
+    assert all(one != other for one, other in itertools.combinations(entries, 2))

@@ -84,3 +84,9 @@ def test_who_waits_for_a_place_leaves_first_then_the_newest() -> None:
     assert leavers(states, 2) == ["explorer-1.1", "explorer-10"]
     assert leavers(states, 9) == ["explorer-1.1", "explorer-10", "explorer-2", "explorer-0"]
     assert leavers(states, 0) == leavers(states, -1) == []  # the pool grows
+
+
+def test_who_is_on_a_card_leaves_last_even_if_it_waits_for_its_place() -> None:
+    states = {"explorer-0.1": State.WAITING, "explorer-1": State.READY, "explorer-2": State.WAITING}
+    assert leavers(states, 3, {"explorer-0.1"}) == ["explorer-2", "explorer-1", "explorer-0.1"]
+    assert leavers(states, 3) == ["explorer-2", "explorer-0.1", "explorer-1"]

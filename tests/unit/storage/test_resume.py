@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -242,3 +243,22 @@ def test_a_damaged_note_of_the_prompts_is_named(tmp_path: Path, content: str, pr
     run.prompts.write_text(content)
     with pytest.raises(UserError, match=problem):
         check_prompts(run, reads(run))
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bad, read = folder.checkpoint(4) / name, Path.read_bytes
+
+    def given(path: Path) -> bytes:
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", given)
+    point = resume_point(folder, iterations=9)
+    assert point.updates == 3
+    (note,) = point.notes
+    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert "Input/output error" in note

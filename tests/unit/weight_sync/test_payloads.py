@@ -189,6 +189,16 @@ def test_explorers_of_another_tier_are_sent_a_snapshot() -> None:
     assert [p.kind for p in sent] == ["snapshot", "delta", "snapshot", "delta", "factors"]
 
 
+def test_no_delta_is_between_revisions_that_state_other_formats_though_their_tensors_fit() -> None:
+    publications = Publications(Publish(snapshot_every=10))
+    revisions = [publisher().build(n, moving(n)) for n in range(3)]
+    stated = {module: "fp8" for module in revisions[1].manifest.formats}
+    manifest = dataclasses.replace(revisions[1].manifest, formats=stated)
+    revisions[1] = dataclasses.replace(revisions[1], manifest=manifest)
+    sent = [publications.publish(revision) for revision in revisions]
+    assert [(p.kind, p.deltas, p.parent) for p in sent] == [("snapshot", {}, "")] * 3
+
+
 def test_a_chain_of_deltas_ends_in_the_bytes_of_a_snapshot() -> None:
     chain = published(range(4))
     net, fresh = explorer(), explorer()

@@ -15,6 +15,7 @@ from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Receipt
+from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy
 from solrl_ray.weight_sync.payload import Payload
@@ -151,6 +152,21 @@ def test_an_explorer_ends_with_what_the_revision_states_at_the_same_addresses() 
     assert bound == 2
     assert addresses(net) == before
     assert torch.equal(net["attn"].to_k.packed, untouched)
+
+
+def test_a_receipt_is_of_what_the_layers_hold_and_not_of_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, revision = explorer(), publisher().build(5, factors())
+    before = tensors_digest({f"{QUERY}.{name}": each for name, each in net.get_submodule(QUERY).tensors().items()})
+    load = EmulatedNVFP4Linear.load
+
+    def half_loaded(self: EmulatedNVFP4Linear, tensors: dict[str, torch.Tensor]) -> None:
+        load(self, tensors)
+        self.packed[0, 0] ^= 1
+
+    monkeypatch.setattr(EmulatedNVFP4Linear, "load", half_loaded)
+    bound, digest = Receiver(net).apply(sent(revision))
+    assert bound == 2
+    assert digest not in (before, revision.manifest.expected["explorer"].digest)
 
 
 def test_an_explorer_computes_with_the_merged_weight() -> None:

@@ -1,0 +1,223 @@
+"""Versions of the code that break a promise about the disk, a resume, who is told, budgets or results.
+
+Each replaces one method, as those of `test_broken_versions`. Most change no digest: invariants of `promises` see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.controller import Controller
+from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.selector_client import SelectorClient
+from actors.evaluation import requests
+from actors.evaluation.requests import EvaluationRequests
+from actors.fleet.pool import Pool
+from actors.fleet.worker import Worker
+from actors.training.checkpoints import CheckpointWriter
+from actors.training.learner_group import LearnerGroup
+from actors.workers.selector import Opened
+from actors.world import Process
+from solrl_ray.common import files
+from solrl_ray.errors import RunError
+from solrl_ray.learning import state
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.dispatcher import Dispatcher
+from solrl_ray.scheduling.iteration_state import IterationPlan
+from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import State
+from solrl_ray.storage import run_folder
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+# The disk
+
+
+def renames_a_checkpoint_without_syncing_its_folder(patch: pytest.MonkeyPatch) -> None:
+    def replaced(folder: Path, contents: Mapping[str, bytes]) -> None:
+        sync = files.sync_folder
+        with pytest.MonkeyPatch.context() as unsynced:
+            unsynced.setattr(files, "sync_folder", lambda each: None if each == folder.parent else sync(each))
+            files.replace_folder(folder, contents)
+
+    patch.setattr(state, "replace_folder", replaced)
+
+
+def replaces_a_file_without_syncing_its_folder(patch: pytest.MonkeyPatch) -> None:
+    def replaced(path: Path, content: bytes) -> None:
+        with pytest.MonkeyPatch.context() as unsynced:
+            unsynced.setattr(files, "sync_folder", lambda each: None)
+            files.replace_file(path, content)
+
+    patch.setattr(run_folder, "replace_file", replaced)
+
+
+def says_that_a_checkpoint_is_saved_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
+    save = CheckpointWriter.save
+
+    async def saved(self: CheckpointWriter, state: LearnerState, updates: int) -> float:
+        self._learners.saved()
+        return await save(self, state, updates)
+
+    patch.setattr(CheckpointWriter, "save", saved)
+
+
+def does_not_wait_for_the_checkpoint_before(patch: pytest.MonkeyPatch) -> None:
+    roll_out = Controller._roll_out
+
+    async def rolled_out(self: Controller, iteration: int) -> RolloutResult:
+        self._checkpoint = None
+        return await roll_out(self, iteration)
+
+    patch.setattr(Controller, "_roll_out", rolled_out)
+
+
+def ends_at_a_checkpoint_that_the_disk_does_not_give(patch: pytest.MonkeyPatch) -> None:
+    load = LearnerState.load
+
+    def loaded(folder: Path) -> LearnerState:
+        try:
+            return load(folder)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be read: {error}") from error
+
+    patch.setattr(LearnerState, "load", loaded)
+
+
+# A resume
+
+
+def _resumes_with(patch: pytest.MonkeyPatch, changed: Callable[[LearnerState], LearnerState]) -> None:
+    load = LearnerState.load
+    patch.setattr(LearnerState, "load", lambda folder: changed(load(folder)))
+
+
+def restores_the_optimisers_steps_from_updates(patch: pytest.MonkeyPatch) -> None:
+    _resumes_with(patch, lambda state: replace(state, steps=state.updates))
+
+
+def restores_the_average_from_the_trained_policy(patch: pytest.MonkeyPatch) -> None:
+    _resumes_with(patch, lambda state: replace(state, ema=state.default))
+
+
+def restores_the_sampling_policy_from_the_trained_one(patch: pytest.MonkeyPatch) -> None:
+    _resumes_with(patch, lambda state: replace(state, old=state.default))
+
+
+# Who is told
+
+
+def evaluates_what_was_forgotten_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    async def evaluated(
+        self: EvaluationRequests, this: Any, policy: str, evaluation: Any, ended: asyncio.Event
+    ) -> None:
+        for prompt in this.request.prompts:
+            this.embeddings[prompt.id] = await self._embeddings.one(prompt)
+        async with self._publisher.evaluating(this.request.publications[policy]):
+            evaluation.begin()
+            await requests._first_of(ended, evaluation.completed)
+            await self._rest(evaluation)
+
+    patch.setattr(EvaluationRequests, "_evaluate", evaluated)
+
+
+def tells_no_window_that_its_evaluation_was_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def forgotten(self: EvaluationRequests, name: str) -> None:
+        this = self._open.pop(name, None)
+        for evaluation in this.evaluations.values() if this else ():
+            self._hand_out.drop(evaluation)
+
+    patch.setattr(EvaluationRequests, "forget", forgotten)
+
+
+def does_not_tell_a_new_selector_the_revised_policy(patch: pytest.MonkeyPatch) -> None:
+    reopen = SelectorClient._reopen
+
+    async def reopened(self: SelectorClient, plan: IterationPlan) -> Opened:
+        revised, self._revised = self._revised, {}
+        try:
+            return await reopen(self, plan)
+        finally:
+            self._revised = revised
+
+    patch.setattr(SelectorClient, "_reopen", reopened)
+
+
+def counts_the_units_of_lost_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
+    lost = Dispatcher.lost
+
+    def counted(self: Dispatcher, worker: str) -> list[WorkUnit]:
+        before = self._held
+        found = lost(self, worker)
+        self._held = before
+        return found
+
+    patch.setattr(Dispatcher, "lost", counted)
+
+
+# Deadlines and budgets
+
+
+def forgets_what_a_process_does_before(patch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def waited_for(self: Process, seconds: float | None) -> Iterator[float | None]:
+        yield seconds
+
+    patch.setattr(Process, "waited_for", waited_for)
+
+
+def charges_for_workers_that_leave(patch: pytest.MonkeyPatch) -> None:
+    say = Pool._say_end
+
+    def said(self: Pool, worker: Worker, error: BaseException | None, loss: Any) -> None:
+        if worker.state is State.DRAINING and error is not None:
+            self._replacements.spend(worker.name, str(error))
+        say(self, worker, error, loss)
+
+    patch.setattr(Pool, "_say_end", said)
+
+
+def charges_for_cards_that_learners_leave_with_their_node(patch: pytest.MonkeyPatch) -> None:
+    leave, renew = LearnerGroup.leave, LearnerGroup._renew
+
+    def renewed(self: LearnerGroup) -> None:
+        for process in map(self._world.process, self._ranks):
+            process.counted = False
+        renew(self)
+
+    async def left(self: LearnerGroup, nodes: Collection[str]) -> None:
+        with pytest.MonkeyPatch.context() as while_it_leaves:
+            while_it_leaves.setattr(LearnerGroup, "_renew", renewed)
+            await leave(self, nodes)
+
+    patch.setattr(LearnerGroup, "leave", left)
+
+
+def charges_for_a_lost_card_once_a_role(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Process, "counted", property(lambda self: False, lambda self, counted: None), raising=False)
+
+
+def charges_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replacements, "spend", lambda self, worker, reason: None)
+
+
+# Results
+
+
+def writes_the_sampling_policy_instead_of_the_average(patch: pytest.MonkeyPatch) -> None:
+    complete = CheckpointWriter._complete
+
+    def completed(self: CheckpointWriter) -> LearnerState:
+        state = complete(self)
+        return replace(state, ema=state.old)
+
+    patch.setattr(CheckpointWriter, "_complete", completed)

@@ -1,0 +1,147 @@
+"""What a run promises whatever happens, beside its digests: about its checkpoints, its budget, and what it forgets.
+
+A mistake in most of these changes no digest: a resumed run makes the same bytes again, from wherever it begins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors import run_parts
+from actors.controller import Controller
+from actors.run_parts import RunParts
+from actors.training.learner_group import LearnerGroup
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.run_folder import RunFolder
+
+PARTS = tuple(field.name for field in fields(LearnerState) if field.name not in ("updates", "steps"))
+SPENT = ("the selector is restarted", "the learner group is rebuilt")
+"""How sentences on a loss begin that is paid for, beside those that say who takes somebody's place."""
+
+
+class Promises:
+    """What the drivers of a run have said about its checkpoints."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, LearnerState] = {}
+        """Updates → the state of which a driver said that it is saved."""
+        self.newest = 0
+        """A run goes on from this many updates, or more."""
+
+    def keep(self, state: LearnerState, folder: Path) -> None:
+        """The learners were told that a state is saved: all of it must be on the disk."""
+        path: Any = RunFolder(folder).checkpoint(state.updates)
+        names = [str(file) for file in path.iterdir()] if path.is_dir() else []
+        assert any(name.endswith("state.json") for name in names), f"{path} is said to be saved and is not there"
+        for name in names:
+            assert path.disk.durable(name) == path.disk.path(name).read_bytes(), f"{name} is saved and may be lost"
+        check_equal(LearnerState.load(path), state)
+        check_equal(self.saved.setdefault(state.updates, state), state)  # made again it is the same
+        self.newest = state.updates
+
+    def resumed(self, state: LearnerState | None) -> None:
+        """Learners begin with a state."""
+        if state is not None and state.updates in self.saved:
+            check_equal(state, self.saved[state.updates])
+
+
+def check_equal(state: LearnerState, saved: LearnerState) -> None:
+    """Field by field."""
+    assert (state.updates, state.steps) == (saved.updates, saved.steps), f"counters {state.updates}, {state.steps}"
+    for part in PARTS:
+        mine, other = getattr(state, part), getattr(saved, part)
+        same = mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
+        assert same, f"{part} of the state after {state.updates} updates is not the one that was saved"
+
+
+class Learners(LearnerGroup):
+    """Is asked what the promises need."""
+
+    _made: LearnerState
+    _world: Any
+
+    async def state(self) -> LearnerState:
+        self._made = await super().state()
+        return self._made
+
+    def saved(self) -> None:
+        self._world.promises.keep(self._made, self._world.disk.path("/run"))
+        super().saved()
+
+    async def _join(self, state: LearnerState | None) -> None:
+        self._world.promises.resumed(state)
+        await super()._join(state)
+
+
+run_parts.LearnerGroup = Learners  # type: ignore[misc]
+
+
+def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
+    """The result of a finished run is the average of its last checkpoint; returns all of that, for a comparison."""
+    from safetensors.torch import load
+
+    _, state, _ = newest_state(folder.checkpoints(), folder.path)
+    assert state is not None, "a finished run has no checkpoint"
+    assert state.updates == config.run.iterations
+    (file,) = folder.lora.iterdir()
+    found = load(file.read_bytes())
+    for name, factor in state.ema.items():
+        strength = config.model.lora.alpha / config.model.lora.rank if name.endswith(".lora_B") else 1.0
+        assert torch.equal(found[f"transformer.{name}.weight"], factor * strength), f"{file} is not the average"
+    return (
+        str(state.updates),
+        str(state.steps),
+        *[lora_digest(factors) for part in PARTS if (factors := getattr(state, part))],
+    )
+
+
+def check_budget(parts: RunParts, causes: list[str], told: list[str], *, exactly: bool) -> None:
+    """Replacements that were used up are no more than processes that something happened to.
+
+    Args:
+        causes: one for each such process.
+        exactly: whether each sentence on a loss is of one that is paid for: no card, whose roles tell their own, and no
+            evaluation from outside, which pays itself.
+    """
+    spent = parts.fleet.replacements.total - parts.fleet.replacements.left
+    assert spent <= len(causes), f"{spent} replacements are used up, for {causes}"
+    rebuilt = sum(text.startswith(SPENT) for text in told)
+    replaced = sum(" was lost (" in text and text.endswith(" takes its place") for text in told)
+    if exactly:
+        assert spent == rebuilt + replaced, f"{spent} replacements are used up; told: {told}"
+
+
+def check_forgotten(controller: Controller, processes: list[Any]) -> None:
+    """At the end of a run nothing is left of what is over, and all counts are those of what is there."""
+    parts = controller._parts
+    hand_out, dispatcher = parts.fleet.hand_out, parts.fleet.hand_out._dispatcher
+    open_ = {this.batch for this in parts.rollouts._open.values()}
+    open_ |= {each.batch for this in parts.requests._open.values() for each in this.evaluations.values()}
+    assert set(hand_out._owners) <= open_, f"owners left: {set(hand_out._owners) - open_}"
+    assert set(dispatcher.requeued) <= open_, f"counts of {set(dispatcher.requeued) - open_} are left"
+    assert not dispatcher._entries, f"units left: {list(dispatcher._entries)}"
+    assert not +dispatcher._waiting, f"waiting units: {dispatcher._waiting}"
+    held = sum(len(worker.units) for worker in dispatcher._workers.values())
+    assert dispatcher._held == held, f"workers have {held} units, not {dispatcher._held}"
+    holders = Counter((worker.pool, worker.holds) for worker in dispatcher._workers.values() if worker.holds)
+    assert dispatcher._holders == holders, f"{dispatcher._holders} instead of {holders}"
+    client = parts.rollouts._selector
+    assert not client._inbox, f"answers left: {client._inbox}"
+    for kept in (client._plans, client._revised, client._groups):
+        assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
+    assert not parts.rollouts._asked
+    assert not parts.learners._offers
+    assert parts.learners._inputs is None, "learners keep what they were given"
+    locks = parts.learners._turn, parts.publisher._turn, client._restarting
+    assert not any(lock.locked() for lock in locks)
+    assert not parts.embeddings._queue
+    assert not parts.embeddings._coming
+    assert not any(process._ahead for process in processes), "a process is still waited for"

@@ -1,0 +1,76 @@
+"""A learner group whose ranks move or are lost while they have been offered samples."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.training.learner_group import LearnerGroup
+from solrl_ray.scheduling.replacements import Replacements
+from tests.simulated import virtual_clock
+from tests.simulated.faults import Fault
+from tests.simulated.memory_disk import MemoryDisk
+from tests.simulated.world import SimulatedWorld
+from tests.support.small import small_config
+
+OFFER = 8
+"""The first rank's first offer comes after start, node, join of both ranks, and the address of one."""
+
+
+class Rank:
+    """Learns nothing."""
+
+    def start(self) -> str:
+        return "host"
+
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def join(self, address: str, port: int, one_host: bool) -> None: ...
+
+    def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None: ...
+
+    def update(self, iteration: int) -> str:
+        return f"update {iteration}"
+
+
+async def nothing(*_: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(("moves", "spent"), [(True, 0), (False, 1)], ids=["its node leaves", "a rank hangs"])
+def test_what_was_offered_to_ranks_that_are_gone_is_not_waited_for(tmp_path: Path, moves: bool, spent: int) -> None:
+    config = small_config(tmp_path, "ranks", "learner.world_size=2")
+    replacements = Replacements(5)
+
+    async def test() -> None:
+        faults = [Fault("learner", OFFER, "hangs")]
+        world: Any = SimulatedWorld(lambda role, name, tier: Rank(), MemoryDisk(), faults=faults)
+        group = LearnerGroup(
+            config,
+            world,
+            last_state=nothing,
+            replacements=replacements,
+            tell=lambda text: None,
+            supply=nothing,
+        )
+        await group.spawn()
+        await group.start(None)
+        group.offer(0, [4], 0, ["group"], ["embedding"])
+        await asyncio.sleep(5.0)
+        if moves:
+            await group.leave(["node-1"])
+        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+        assert world.happened == ["learner-0.0 hangs at offer"]
+        assert group.rebuilt == 1
+        for actor in world.actors:
+            world.kill(actor)
+        await asyncio.sleep(0.0)
+
+    virtual_clock.run(test())
+    assert replacements.left == 5 - spent
