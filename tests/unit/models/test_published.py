@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import full_size
+import model_shapes
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -175,16 +176,22 @@ OURS = {
 def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: Path) -> None:
     published = (PUBLISHED | OURS)[name]
     class_name, settings = published.transformer
+    texts = {f"text_encoder{n}": text for n, text in zip(("", "_2", "_3"), model_shapes.TEXTS[name], strict=False)}
+    classes = {part: ["transformers", kind.__name__] for part, (kind, _) in texts.items()}
     for part, content in {
-        "model_index.json": {"_class_name": published.pipeline, "transformer": ["diffusers", class_name]},
+        "model_index.json": {"_class_name": published.pipeline, "transformer": ["diffusers", class_name]} | classes,
         "transformer/config.json": {"_class_name": class_name, **settings},
         "vae/config.json": published.vae,
+        **{f"{part}/config.json": own for part, (_, own) in texts.items()},
     }.items():
         (tmp_path / part).parent.mkdir(exist_ok=True)
         (tmp_path / part).write_text(json.dumps(content))
     config = configuration(name, f"model.path={tmp_path}")
 
     facts = preflight.model_facts(config)
+    known = shipped(configuration(name).model)
+    assert known is not None
+    assert facts.text_parameters == sum(text.parameters for text in known.texts)
     assert facts.latent_shape == published.latent_shape
     assert models.load(config.model, "cpu", components=()).image_tokens == published.image_tokens
     assert (facts.lora_modules, facts.lora_parameters) == (published.lora_modules, published.lora_parameters)
