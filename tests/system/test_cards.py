@@ -127,7 +127,7 @@ def test_an_explorer_that_joins_a_card_works_from_the_next_revision_on(calm: Con
     done = handle.run.remote()
     wait_for(handle, lambda p: "explore " in explorers(p).get("explorer-0", "") and p.iteration == 1)
     ray.get(handle.scale.remote({"explorers": 2}), timeout=PATIENCE)
-    wait_for(handle, lambda p: explorers(p).get("explorer-1") == "stale")
+    wait_for(handle, lambda p: explorers(p).get("explorer-1") == "waiting for a revision that is packed for it")
     (tmp_path / "gate-1").touch()
     wait_for(handle, lambda p: "explore " in explorers(p).get("explorer-1", "") and p.iteration == 2)
     (tmp_path / "gate-2").touch()
