@@ -150,12 +150,6 @@ class OneProcessWorld:
         loop.call_soon(self._do, actor, method, arguments, sent)
         return sent
 
-    def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
-        each = [self.send(actor, method, argument).answer for argument in arguments]
-        together = asyncio.gather(*[ref.future for ref in each])
-        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no task waits
-        return Sent(Ref(together)), each
-
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         # Without its deadline: the loop that would notice it is busy with the call. `campaign.py` has one for the run.
         return await asyncio.shield(sent.answer.future)

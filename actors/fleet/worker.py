@@ -258,11 +258,11 @@ class Worker:
         return role_of(self.name) != EXPLORER or bool(self.process.name) or weights.publication.is_packed
 
     async def _load(self, weights: Weights) -> None:
-        payloads = weights.of_card if self.process.name else weights.payloads
-        # A delta needs the revision before; a worker that never held one gets a snapshot.
-        full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
-        if self.process.name:  # without a learner there, it must be sent the factors
-            full = not self.process.learns
+        if self.process.name:
+            payloads, full = weights.of_card, not self.process.learns  # without a learner there, factors must be sent
+        else:  # a delta needs the revision before; a worker that never held one gets a snapshot
+            payloads = weights.payloads
+            full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:
             self._now(f"waiting for {weights.publication.name}")
             payload = await payloads.ref(full=full)

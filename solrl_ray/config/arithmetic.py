@@ -16,7 +16,7 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.encoding import DTYPE_BYTES, EncodingCosts, encoding_costs
+from solrl_ray.config.encoding import EncodingCosts, encoding_costs
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import REGENERATORS, apart, encoded_ahead, needs_packed, on_cards, reserved
 from solrl_ray.config.problems import listed
@@ -34,6 +34,7 @@ from solrl_ray.config.update import (
 
 NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,8 @@ class Arithmetic:
         facts = self.facts
         if facts is None or not facts.text_parameters:
             return None
-        return encoding_costs(self.config, facts.text_parameters, facts.text_flops, facts.embedding_bytes)
+        weight_bytes = facts.text_parameters * DTYPE_BYTES[self.config.model.dtype]
+        return encoding_costs(self.config, weight_bytes, facts.text_flops, facts.embedding_bytes)
 
     @property
     def cpus(self) -> float:

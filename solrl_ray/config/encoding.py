@@ -14,7 +14,6 @@ better of two measurements on an EPYC.
 """
 LOAD_BYTES = 2.5e9
 """Assumed bytes a second from the page cache to a device."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +37,15 @@ class EncodingCosts:
         return self.load_seconds + rounds * self.batch_seconds if prompts else 0.0
 
 
-def encoding_costs(config: Config, parameters: int, flops: int, prompt_bytes: int) -> EncodingCosts:
+def encoding_costs(config: Config, weight_bytes: int, flops: int, prompt_bytes: int) -> EncodingCosts:
     """
     Args:
-        parameters: of the text encoders.
+        weight_bytes: of the text encoders.
         flops: floating-point operations of encoding a prompt.
         prompt_bytes: of an embedding.
     """
     worker, batch = encoder_of(config.fleet), encoding_batch(config.fleet)
     rows = batch + (batch > 1)  # see `DiffusionModel.encode`
-    weight_bytes = parameters * DTYPE_BYTES[config.model.dtype]
     return EncodingCosts(
         load_seconds=weight_bytes / LOAD_BYTES,
         batch_seconds=rows * flops / (GPU_FLOPS if worker.num_gpus else THREAD_FLOPS * worker.threads),

@@ -9,33 +9,14 @@ from tests.simulated.faults import Fault
 
 SHAPES = 80
 """Kinds of runs among all seeds."""
-WORKER = (
-    "dies before",
-    "dies after",
-    "hangs",
-    "hangs after",
-    "is slow",
-    "is late",
-    "comes twice",
-    "loses its input",
-    "lost its samples",
-    "cannot start",
-    "is never placed",
-)
+CALL = ("dies before", "dies after", "hangs", "hangs after", "is slow", "is late")
+ANSWER = (*CALL, "comes twice", "loses its input")
+WORKER = (*ANSWER, "lost its samples", "cannot start", "is never placed")
 KINDS = {
     "explorer": (*WORKER, "answers NaN", "answers another unit", "answers another revision"),
     "regenerator": WORKER,
-    "selector": (
-        "dies before",
-        "dies after",
-        "hangs",
-        "hangs after",
-        "is slow",
-        "is late",
-        "comes twice",
-        "loses its input",
-    ),
-    "learner": ("dies before", "dies after", "hangs", "hangs after", "is slow", "is late"),
+    "selector": ANSWER,
+    "learner": CALL,
     "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
     "node": ("dies", "drains"),
 }

@@ -221,12 +221,6 @@ class SimulatedWorld:
             self._fail(call, actor, "the actor died")
         return sent
 
-    def send_each(self, actor: SimulatedActor, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Ref]]:
-        each = [self.send(actor, method, argument).answer for argument in arguments]
-        together = asyncio.gather(*[ref.future for ref in each])
-        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no task waits
-        return Sent(Ref(together), None, actor.host.process), each
-
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         try:
             with sent.process.waited_for(seconds) as deadline:
