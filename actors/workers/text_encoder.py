@@ -24,9 +24,10 @@ class TextEncoder(Callee):
 
         start: load, take the digest ─► embed … ─► leave ─► embed: load again …
 
-    As a role of a card it is asked to let the text encoders leave between the stages of encoding. They are dropped
-    rather than moved to the host: both bring T5-XXL's 9.5 GB back at the speed of copies from pageable memory, and the
-    files are in the page cache, which the host may use otherwise. The digest is not taken again.
+    As a role of a card it is asked to let the text encoders leave between the stages of encoding; they also
+    leave before another role loads. They are dropped rather than moved to the host: both bring T5-XXL's 9.5 GB back at
+    the speed of copies from pageable memory, and the files are in the page cache, which the host may use otherwise. The
+    digest is not taken again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -41,6 +42,7 @@ class TextEncoder(Callee):
     def share(self, model: SharedModel) -> None:
         """Live in a card's process. Text encoders are no part of the shared copy, which stays on the card."""
         self._shared = model
+        model.free_text = self.leave
 
     def start(self) -> dict[str, str]:
         """Load; returns what fixes the bits of an embedding besides its text."""

@@ -56,6 +56,8 @@ class SharedModel:
         """The last revision that a role was given, with its factors."""
         self.factors: Callable[[Policy], dict[str, Tensor]] | None = None
         """Gives a policy of the learner; None without a learner."""
+        self.free_text: Callable[[], None] | None = None
+        """Frees the text encoders of the card; None without an encoder."""
         self._kernels = attention.kernels()
         self.kernels: dict[Role, str] = {}
         """Attention kernels (`attention.kernels`) of a role that needs other ones than the process began with."""
@@ -70,6 +72,8 @@ class SharedModel:
         }
         missing = wanted - (self._model.components if self._model else frozenset())
         if missing:
+            if self.free_text is not None:
+                self.free_text()  # an encoder may have started before, and not encoded yet
             loaded = models.load(config, device, components=missing)
             self._model = self._model.joined(loaded) if self._model else loaded
             if "transformer" in missing:

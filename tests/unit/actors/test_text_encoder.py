@@ -19,6 +19,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Prompt
+from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.documents import ROOT
 
@@ -103,3 +104,15 @@ def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
     assert encoder.living == 1
     card.dismiss("encoder-0")
     assert encoder.living == 0
+
+
+def test_it_is_away_before_another_role_loads_and_comes_back_to_encode(tiny_pipeline: Path) -> None:
+    config = config_of(tiny_pipeline)
+    shared, encoder = SharedModel(config), Noting(config)
+    encoder.share(shared)
+    encoder.start()
+    before = [each.digest for each in encoder.embed(PROMPTS)]
+    assert encoder.living == 1
+    shared.load(torch.device("cpu"), {"transformer"})
+    assert encoder.living == 0
+    assert [each.digest for each in encoder.embed(PROMPTS)] == before
