@@ -245,7 +245,7 @@ async def _controller(root: Path) -> dict[str, float]:
                 alone=lambda: False,
                 unplaced=lambda worker, seconds, since: None,
                 observer=fleet,
-                hand_out=fleet.hand_out,
+                router=fleet.router,
             )
             pool.workers[name].state = State.READY
         some = list(pool.workers.values())[:TOGETHER]
@@ -257,7 +257,7 @@ async def _controller(root: Path) -> dict[str, float]:
         }
         for worker in some:
             await stack.enter_async_context(worker._answers)
-            fleet.hand_out.ready(worker, ("old", 0))
+            fleet.router.ready(worker, ("old", 0))
         return costs | await _handed_out(fleet, world, tasks)
 
 
@@ -281,7 +281,7 @@ def _iteration(
         opened,
         world=world,
         tasks=tasks,
-        hand_out=fleet.hand_out,
+        router=fleet.router,
         selector=agreeing,  # type: ignore[arg-type]
         publication=dict,
         tell=lambda _: None,
@@ -323,7 +323,7 @@ async def _handed_out(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> dict[st
         agreeing.left = TOGETHER
         agreeing.all_came.clear()
         began = time.thread_time()
-        fleet.hand_out._assign()
+        fleet.router._assign()
         calls.append((time.thread_time() - began) / TOGETHER)
         ray.wait(world.sent, num_returns=TOGETHER, timeout=60.0)
         began = time.thread_time()
@@ -354,9 +354,9 @@ def _looking(fleet: Fleet) -> float:
     for name in fleet.explorers["explorers"].workers:
         dispatcher.ready(name, "explorers", ("old", 0))
     dispatcher.assign(0.0)
-    own, fleet.hand_out._dispatcher = fleet.hand_out._dispatcher, dispatcher
+    own, fleet.router._dispatcher = fleet.router._dispatcher, dispatcher
     shown = _median(fleet._show, 20, time.thread_time)
-    fleet.hand_out._dispatcher = own
+    fleet.router._dispatcher = own
     return shown + _median(lambda: dispatcher._hedges(1.0), 20, time.thread_time) * SHOW_SECONDS / HEDGE_LOOK
 
 

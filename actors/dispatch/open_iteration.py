@@ -15,8 +15,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.dispatch.hand_out import Answer, HandOut, Owner
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.workers.selector import Ack, Opened
 from actors.world import Tasks, World
 from solrl_ray.errors import InputGone
@@ -97,7 +97,7 @@ class OpenIteration(Owner):
         *,
         world: World,
         tasks: Tasks,
-        hand_out: HandOut,
+        router: UnitRouter,
         selector: SelectorClient,
         publication: Callable[[], dict[str, float]],
         tell: Callable[[str], None],
@@ -130,7 +130,7 @@ class OpenIteration(Owner):
         """Set when every prompt has its group, and every audited one its audit."""
         self.grown = asyncio.Event()
         """Set when a group arrives; the waiting task clears it."""
-        self._world, self._tasks, self._hand_out, self._selector = world, tasks, hand_out, selector
+        self._world, self._tasks, self._router, self._selector = world, tasks, router, selector
         self._explored_with, self._tell, self._changed, self._staged = publication, tell, changed, staged
         self._waiting: list[WorkUnit] = []
         """Of a staged iteration: units that wait until all is explored."""
@@ -170,7 +170,7 @@ class OpenIteration(Owner):
 
     def reopened(self, opened: Opened) -> None:
         """As `add`, for a new selector; units that it no longer wants are forgotten."""
-        self._hand_out.keep_only(self, opened.units)
+        self._router.keep_only(self, opened.units)
         self.add(opened)
 
     @property
@@ -207,7 +207,7 @@ class OpenIteration(Owner):
             clocks=self.clocks,
             publication=self._publication,
             staleness=self.plan.staleness,
-            requeued=self._hand_out.requeued(self),
+            requeued=self._router.requeued(self),
             reward_costs=dict(self._reward_costs),
         )
 
@@ -241,7 +241,7 @@ class OpenIteration(Owner):
     def learned(self) -> None:
         """Note that the update is done: nothing is made again."""
         self._learned = True
-        self._hand_out.drop(self)
+        self._router.drop(self)
 
     # Owner
 
@@ -259,7 +259,7 @@ class OpenIteration(Owner):
                 lambda reason: self._group_lost(answer, reason),
             )
         elif answer.value.unit != answer.unit:
-            self._hand_out.refuse_another(answer, answer.value.unit)
+            self._router.refuse_another(answer, answer.value.unit)
         else:
             self._selector.accept(answer.value, lambda ack: self._result_taken(answer, ack))
 
@@ -267,10 +267,10 @@ class OpenIteration(Owner):
 
     def _result_taken(self, answer: Answer, ack: Ack) -> None:
         if ack.refused:
-            self._hand_out.refuse(answer, ack.refused)
+            self._router.refuse(answer, ack.refused)
             return
         result: UnitResult = answer.value
-        self._hand_out.done(answer.unit)
+        self._router.done(answer.unit)
         self._reward_costs.update(result.reward_costs or {})
         if answer.unit.stage == "audit":
             self.clocks["audit"].stop(self._world.now(), result.seconds)
@@ -287,16 +287,16 @@ class OpenIteration(Owner):
 
     def _group_taken(self, answer: Answer, ack: Ack) -> None:
         if ack.refused:
-            self._hand_out.refuse(answer, ack.refused)
+            self._router.refuse(answer, ack.refused)
             return
-        self._hand_out.done(answer.unit)
+        self._router.done(answer.unit)
         self._reward_costs.update(answer.value.reward_costs or {})
         self.clocks["regenerate"].stop(self._world.now(), answer.value.seconds)
         self._keep(answer.unit.prompt_id, answer.value.rewards, answer.large)
 
     def _group_lost(self, answer: Answer, reason: str) -> None:
         self._tell(f"{answer.unit.in_words} is done again ({reason})")
-        self._hand_out.requeue(answer)
+        self._router.requeue(answer)
 
     async def _assemble(self, unit: WorkUnit) -> None:
         """Have the selector make a group of the kept samples, by reference; the prompt's other samples are freed."""
@@ -328,7 +328,7 @@ class OpenIteration(Owner):
             pool = explorers if unit.stage in _EXPLORING else "regenerators"
             alike[pool, self.plan.iteration * _PRIORITIES + _PRIORITY[unit.stage]].append(unit)
         for (pool, priority), same in alike.items():
-            self._hand_out.add(self, same, pool, priority=priority)
+            self._router.add(self, same, pool, priority=priority)
 
     def _look(self) -> None:
         """Update the events."""

@@ -117,7 +117,7 @@ class PromptEmbeddings:
             await self._leave()
         return len(coming)
 
-    def ask_ahead(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
+    def prefetch(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
         """`encode` for later calls of `of`, without waiting."""
         self._tasks.start(self.encode(prompts, further), "encoding prompts ahead")
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actors.dispatch.hand_out import HandOut
 from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import UnitRouter
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.selector import Opened
 from actors.world import Tasks, World
@@ -30,7 +30,7 @@ class Rollouts:
         config: Config,
         world: World,
         tasks: Tasks,
-        hand_out: HandOut,
+        router: UnitRouter,
         telemetry: Telemetry,
         *,
         replacements: Replacements,
@@ -41,7 +41,7 @@ class Rollouts:
             replacements: the budget that pays for restarts of the selector.
             publication: state of the explorers' revision: see `IterationMetrics.publication`.
         """
-        self._world, self._tasks, self._hand_out, self._telemetry = world, tasks, hand_out, telemetry
+        self._world, self._tasks, self._router, self._telemetry = world, tasks, router, telemetry
         self._publication, self._staged = publication, bool(config.fleet.offload)
         self._selector = SelectorClient(
             world,
@@ -100,7 +100,7 @@ class Rollouts:
             opened,
             world=self._world,
             tasks=self._tasks,
-            hand_out=self._hand_out,
+            router=self._router,
             selector=self._selector,
             publication=self._publication,
             tell=self._telemetry.message,

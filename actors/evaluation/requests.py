@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.dispatch.hand_out import HandOut
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
+from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.training.policy_publisher import PolicyPublisher
 from actors.workers.regenerator import Evaluated
@@ -99,13 +99,13 @@ class EvaluationRequests:
         self,
         config: Config,
         world: World,
-        hand_out: HandOut,
+        router: UnitRouter,
         publisher: PolicyPublisher,
         embeddings: PromptEmbeddings,
         tell: Callable[[str], None],
     ) -> None:
         """`tell` is given a sentence for the user."""
-        self._config, self._world, self._hand_out = config, world, hand_out
+        self._config, self._world, self._router = config, world, router
         self._publisher, self._embeddings, self._tell = publisher, embeddings, tell
         self._open: dict[str, _Open] = {}
         """By name, in the order of arrival."""
@@ -139,7 +139,7 @@ class EvaluationRequests:
         """The sender has the result, or gives up."""
         this = self._open.pop(name, None)
         for evaluation in this.evaluations.values() if this else ():
-            self._hand_out.drop(evaluation)
+            self._router.drop(evaluation)
             evaluation.completed.set()
             evaluation.answered.set()  # answers to its units that are out will be ignored
 
@@ -198,8 +198,8 @@ class EvaluationRequests:
     async def _rest(self, evaluation: _OutsideEvaluation) -> None:
         """Return once no worker has a unit of it; the rest waits for the next window."""
         while True:
-            self._hand_out.withdraw(evaluation)  # includes units that wait again because their worker was lost
-            if not self._hand_out.out(evaluation):
+            self._router.withdraw(evaluation)  # includes units that wait again because their worker was lost
+            if not self._router.out(evaluation):
                 return
             evaluation.answered.clear()
             await evaluation.answered.wait()  # each unit has its deadline
@@ -210,7 +210,7 @@ class EvaluationRequests:
             request.config,
             request.prompts,
             embeddings,
-            self._hand_out,
+            self._router,
             updates=request.updates,
             policy=policy,
             method="score",

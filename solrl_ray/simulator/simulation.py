@@ -185,7 +185,7 @@ class Simulation:
                 self._load(worker)
 
     def _hand_out(self) -> None:
-        """As `actors.dispatch.hand_out.HandOut`."""
+        """As `actors.dispatch.unit_router.UnitRouter`."""
         for each in self._dispatcher.assign(self._now):
             self._spend(self._costs.call)
             self._hedged += each.hedge

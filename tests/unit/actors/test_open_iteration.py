@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from actors.controller import Controller
-from actors.dispatch.hand_out import HandOut
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import UnitRouter
 from actors.workers.selector import Opened, Selector
 from actors.world import Sent, Tasks
 from solrl_ray.config.fleet import FleetConfig
@@ -137,7 +137,7 @@ class Scene:
         self.watching = Watching()
         self.retired: list[str] = []
         fleet = FleetConfig(max_inflight=9, strikes=2)
-        self.hand_out = HandOut(self.world, fleet, self.watching, lambda name, _: self.retired.append(name))
+        self.router = UnitRouter(self.world, fleet, self.watching, lambda name, _: self.retired.append(name))
         self.open: dict[int, OpenIteration] = {}
         self.selector = SelectorClient(
             self.world,
@@ -159,7 +159,7 @@ class Scene:
             opened,
             world=self.world,
             tasks=self.tasks,
-            hand_out=self.hand_out,
+            router=self.router,
             selector=self.selector,
             publication=lambda: {"bytes": 7.0},
             tell=self.watching.said.append,
@@ -169,7 +169,7 @@ class Scene:
 
     async def worker(self, name: str, pool: str, holds: tuple[str, int] = OLD) -> Hand:
         hand = Hand(name, pool)
-        self.hand_out.ready(hand, holds)
+        self.router.ready(hand, holds)
         await settled()
         return hand
 
@@ -178,7 +178,7 @@ class Scene:
         units, hand.given = hand.given, []
         for unit in units:
             value, large = answer_to(unit, hand.name)
-            self.hand_out.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
+            self.router.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
         await settled()
 
 
@@ -294,19 +294,19 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     explorer = await scene.worker("explorer-0", "explorers")
     first, second, *_ = explorer.given
     value, _ = answer_to(first, explorer.name)
-    scene.hand_out.answered(explorer, second, this.batch, value, None)
+    scene.router.answered(explorer, second, this.batch, value, None)
     await settled()
     assert scene.watching.said[0].startswith(
         f"{second.in_words} is repeated; strike 1 of 2 for explorer-0: "
         f"explorer-0 was given {second.in_words} of revision 4 and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
-    scene.hand_out.answered(explorer, first, this.batch, wrong, None)
+    scene.router.answered(explorer, first, this.batch, wrong, None)
     await settled()
     assert "strike 2 of 2 for explorer-0: refused a result of explorer-0" in scene.watching.said[1]
     assert scene.retired == ["explorer-0"]
     assert this.candidates == 0
-    scene.hand_out.lost("explorer-0")
+    scene.router.lost("explorer-0")
     other = await scene.worker("explorer-1", "explorers")
     await scene.answer(other)
     assert this.explored.is_set()
@@ -468,7 +468,7 @@ def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_n
                 def offer(self, *arguments: Any) -> None:
                     offered.append(arguments)
 
-            parts: Any = controller._parts
+            parts: Any = controller._components
             parts.rollouts, parts.learners = {4: this}, Learners()
             tasks.start(controller._offer(4), "offering")
             sizes, said = [2] * 4, []

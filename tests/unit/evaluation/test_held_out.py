@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.cluster.names import namespace
-from actors.dispatch.hand_out import HandOut
+from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.workers.regenerator import Evaluated
 from solrl_ray.errors import RunError
@@ -44,8 +44,8 @@ class Regenerator:
 
     pool, is_alone = "regenerators", False
 
-    def __init__(self, hand_out: HandOut) -> None:
-        self.name, self._hand_out = "regenerator-0", hand_out
+    def __init__(self, router: UnitRouter) -> None:
+        self.name, self._router = "regenerator-0", router
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
         (prompt,) = (each for each in PROMPTS if each.id == unit.prompt_id)
@@ -53,7 +53,7 @@ class Regenerator:
         for name, rewards in (("regenerator-0", (0.5,)), ("regenerator-1", (0.5 if unit.prompt_id == "aa" else 0.7,))):
             self.name = name
             value = Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.1, started=0.0)
-            self._hand_out.answered(self, unit, batch, value, None)
+            self._router.answered(self, unit, batch, value, None)
         self.name = "regenerator-0"
 
 
@@ -74,12 +74,12 @@ class Clock:
 
 
 def evaluation(
-    name: str, hand_out: HandOut, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
+    name: str, router: UnitRouter, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
 ) -> Evaluation:
     config = made_runs.config()
     rewards = [reward.model_copy(update={"reproducible": reproducible}) for reward in config.rewards]
     config, embeddings = config.model_copy(update={"rewards": rewards}), dict.fromkeys(("aa", "bb"), "an embedding")
-    return Evaluation(name, config, prompts, embeddings, hand_out, updates=0, policy="old", **given)
+    return Evaluation(name, config, prompts, embeddings, router, updates=0, policy="old", **given)
 
 
 def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting() -> None:
@@ -90,22 +90,22 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
             given.append((unit, batch))
 
     async def scenario() -> None:
-        hand_out, worker = HandOut(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
-        worker = Keeps(hand_out)
+        router, worker = UnitRouter(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
+        worker = Keeps(router)
         first, second = (
-            evaluation(name, hand_out, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
+            evaluation(name, router, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
         )
-        hand_out.ready(worker, ("old", 0))
+        router.ready(worker, ("old", 0))
         first.begin()
         await asyncio.sleep(0)
         ((unit, batch),) = given
         value = Evaluated(unit=unit, rewards=(0.5,), images=None, seconds=0.1, started=0.0)
-        hand_out.answered(worker, unit, batch, value, None)
-        hand_out.not_ready(worker)
+        router.answered(worker, unit, batch, value, None)
+        router.not_ready(worker)
         second.begin()
-        hand_out.answered(worker, unit, batch, value, None)  # of a worker that repeated it
+        router.answered(worker, unit, batch, value, None)  # of a worker that repeated it
         assert first.ledger.duplicates == 1
-        hand_out.ready(worker, ("old", 0))
+        router.ready(worker, ("old", 0))
         await asyncio.sleep(0)
         assert [unit.id for unit, _ in given[1:]] == [each.id for each in second.units]
 
@@ -114,11 +114,11 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
 
 async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
     said = Said()
-    hand_out = HandOut(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
-    one = evaluation("evaluation", hand_out, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
+    router = UnitRouter(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
+    one = evaluation("evaluation", router, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
     errors: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-    hand_out.ready(Regenerator(hand_out), ("old", 0))
+    router.ready(Regenerator(router), ("old", 0))
     one.begin()
     await asyncio.sleep(0)
     await asyncio.sleep(0)

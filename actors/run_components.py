@@ -44,7 +44,7 @@ LOCK_SECONDS = 30.0
 """Seconds that a controller waits for the run folder, which an earlier one may hold."""
 
 
-class RunParts:
+class RunComponents:
     """Made by `open`; then every part is ready for the first iteration."""
 
     fleet: Fleet
@@ -107,7 +107,7 @@ class RunParts:
             config,
             world,
             tasks,
-            self.fleet.hand_out,
+            self.fleet.router,
             self.telemetry,
             replacements=self.fleet.replacements,
             publication=self.fleet.publication_counts,
@@ -117,12 +117,12 @@ class RunParts:
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = (await self.embeddings.of(self.heldout[:1]))[self.heldout[0].id]
         self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
-        evaluator = Evaluator(config, world, self.fleet.hand_out, self.folder, self.telemetry)
+        evaluator = Evaluator(config, world, self.fleet.router, self.folder, self.telemetry)
         self.evaluations = EvaluationSchedule(
             config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry
         )
         self.requests = EvaluationRequests(
-            config, world, self.fleet.hand_out, self.publisher, self.embeddings, self.telemetry.message
+            config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
         self.telemetry.waits_for("the learners")
@@ -142,7 +142,7 @@ class RunParts:
         plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
         await self.rollouts.open(plan, prompts, embeddings)
 
-    async def ask_ahead(self, iteration: int) -> None:
+    async def prefetch(self, iteration: int) -> None:
         """Request the pools of the next iteration before its revision exists: tens of thousands of units take a while
         to queue. Not if later measurements may change them.
         """

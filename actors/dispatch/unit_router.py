@@ -46,7 +46,7 @@ class Owner(ABC):
 
     @abstractmethod
     def take(self, answer: Answer) -> None:
-        """Must lead to `HandOut.done`, `refuse` or `requeue` of the unit, now or later."""
+        """Must lead to `UnitRouter.done`, `refuse` or `requeue` of the unit, now or later."""
 
     def failed(self, error: RunError | UserError) -> bool:
         """A unit raised an error of its own. Returns whether the owner handles it; if not, it ends the run."""
@@ -68,7 +68,7 @@ class Loss:
 
 
 class Recipient(Protocol):
-    """A worker, as the hand-out sees it."""
+    """A worker, as the router sees it."""
 
     name: str
     pool: str
@@ -89,7 +89,7 @@ class Watcher(Protocol):
     def message(self, text: str) -> None: ...
 
 
-class HandOut:
+class UnitRouter:
     def __init__(
         self,
         world: World,

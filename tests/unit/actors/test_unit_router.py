@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from actors.dispatch.hand_out import Answer, HandOut, Loss, Owner
+from actors.dispatch.unit_router import Answer, Loss, Owner, UnitRouter
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.records import WorkUnit
 from tests.unit.actors.test_open_iteration import Watching
@@ -49,19 +49,19 @@ class Value:
     seconds, started = 1.0, 0.0
 
 
-def lose(*batches: Batch, before: Callable[[HandOut], None] = lambda hand_out: None) -> Loss:
+def lose(*batches: Batch, before: Callable[[UnitRouter], None] = lambda router: None) -> Loss:
     """A worker that has one unit of each batch is lost, after something else."""
 
     async def test() -> Loss:
         clock: Any = Clock()
-        hand_out = HandOut(clock, FleetConfig(max_inflight=9), Watching(), lambda name, reason: None)
-        hand_out.ready(Hand(), HOLDS)
+        router = UnitRouter(clock, FleetConfig(max_inflight=9), Watching(), lambda name, reason: None)
+        router.ready(Hand(), HOLDS)
         for batch in batches:
-            hand_out.add(batch, [batch.unit], "regenerators")
+            router.add(batch, [batch.unit], "regenerators")
         await asyncio.sleep(0)
-        assert len(hand_out.units_of("regenerator-0")) == len(batches)
-        before(hand_out)
-        return hand_out.lost("regenerator-0")
+        assert len(router.units_of("regenerator-0")) == len(batches)
+        before(router)
+        return router.lost("regenerator-0")
 
     return asyncio.run(test())
 
@@ -81,9 +81,9 @@ def test_the_run_pays_for_a_lost_worker_for_which_no_owner_does() -> None:
 def test_an_owner_that_has_dropped_its_units_is_told_nothing_more() -> None:
     gone, there = Batch("one", True), Batch("two", False)
 
-    def dropped(hand_out: HandOut) -> None:
-        hand_out.drop(gone)
-        hand_out.answered(Hand(), gone.unit, gone.batch, Value(), None)
+    def dropped(router: UnitRouter) -> None:
+        router.drop(gone)
+        router.answered(Hand(), gone.unit, gone.batch, Value(), None)
 
     assert lose(gone, there, before=dropped) == Loss(requeued=1, charged=True)
     assert (gone.lost_workers, gone.answers) == ([], [])
