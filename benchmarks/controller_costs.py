@@ -29,7 +29,7 @@ from actors.fleet.fleet import SHOW_SECONDS, Fleet
 from actors.fleet.worker import Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
-from actors.workers.selector import Ack, Opened, Selector
+from actors.workers.selector import Ack, Selector
 from actors.world import Sent, Tasks
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import HEDGE_LOOK, Dispatcher
@@ -75,11 +75,11 @@ class Agreeing:
         """Results that are still to come."""
         self.all_came = asyncio.Event()
 
-    def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
-        acknowledged(Ack())
+    async def accept(self, result: UnitResult) -> Ack:
         self.left -= 1
         if not self.left:
             self.all_came.set()
+        return Ack()
 
 
 class NotingWorld(RayWorld):
@@ -250,7 +250,7 @@ async def _controller(root: Path) -> dict[str, float]:
             pool.workers[name].state = State.READY
         some = list(pool.workers.values())[:TOGETHER]
         costs = {
-            "queue": _queued(fleet, world, tasks),
+            "queue": await _queued(fleet, world, tasks),
             "embed": await _embedded(PromptEmbeddings(config, folder.embeddings, world, tasks), world),
             "worker": _looking(fleet) / WORKERS,
             "load": await _loading(some, world),
@@ -267,18 +267,12 @@ def _prompts(plan: IterationPlan) -> list[Prompt]:
 
 
 def _iteration(
-    plan: IterationPlan,
-    opened: Opened | None,
-    agreeing: Agreeing,
-    fleet: Fleet,
-    world: NotingWorld,
-    tasks: Tasks,
+    plan: IterationPlan, agreeing: Agreeing, fleet: Fleet, world: NotingWorld, tasks: Tasks
 ) -> OpenIteration:
     return OpenIteration(
         plan,
         _prompts(plan),
         dict.fromkeys(plan.prompt_ids, world.put(torch.zeros(8))),
-        opened,
         world=world,
         tasks=tasks,
         router=fleet.router,
@@ -289,12 +283,15 @@ def _iteration(
     )
 
 
-def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
+async def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
     """Median seconds a unit, of many, until an iteration's pools wait for workers that hold its revision."""
     seconds = []
     for number in range(100, 105):
+        plan = _plan(number, LARGE, MICRO_BATCH)
         began = time.thread_time()
-        this = _iteration(_plan(number, LARGE, MICRO_BATCH), None, Agreeing(), fleet, world, tasks)
+        this = _iteration(plan, Agreeing(), fleet, world, tasks)
+        this.begin(plan.pool_units())
+        await asyncio.sleep(0)  # each prompt requests its units
         seconds.append((time.thread_time() - began) / (LARGE * POOL // MICRO_BATCH))
         this.learned()
     return statistics.median(seconds)
@@ -314,11 +311,10 @@ async def _handed_out(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> dict[st
     """Median seconds a unit: to choose who does it and send it; and to take its answer, which is there."""
     plan = _plan(0, TOGETHER * ROUNDS * MICRO_BATCH // POOL, MICRO_BATCH)
     agreeing = Agreeing()
-    nothing = Opened(groups=(), candidates=0, units=())
-    this = _iteration(plan, nothing, agreeing, fleet, world, tasks)
+    this = _iteration(plan, agreeing, fleet, world, tasks)
     units, calls, answers = plan.pool_units(), [], []
     for start in range(0, len(units), TOGETHER):
-        this._want(units[start : start + TOGETHER])
+        fleet.router.request(this, units[start : start + TOGETHER], "explorers")
         world.sent.clear()
         agreeing.left = TOGETHER
         agreeing.all_came.clear()

@@ -13,7 +13,6 @@ from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutR
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import UnitRouter
 from actors.monitoring.telemetry import Telemetry
-from actors.workers.selector import Opened
 from actors.world import Tasks, World
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt
@@ -49,17 +48,16 @@ class Rollouts:
             seconds=config.fleet.deadlines.selector,
             replacements=replacements,
             tell=telemetry.message,
-            reopened=self._reopened,
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
-        self._asked: dict[int, OpenIteration] = {}
+        self._prefetched: dict[int, OpenIteration] = {}
         """Iterations whose pools are requested but that are not open yet."""
         self._newest = -1
         """The last one opened."""
         self._shows = False
 
-    def ask(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
+    def prefetch(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Request the pools of an iteration before it is opened: its units wait until explorers hold its revision.
 
         Args:
@@ -67,37 +65,32 @@ class Rollouts:
             embeddings: prompt id → reference of its embedding.
         """
         if plan.iteration > self._newest:
-            self._asked[plan.iteration] = self._made(plan, prompts, embeddings, None)
+            this = self._prefetched[plan.iteration] = self._made(plan, prompts, embeddings)
+            this.begin(plan.pool_units())
 
-    def is_asked(self, iteration: int) -> bool:
-        return iteration in self._asked
+    def is_prefetched(self, iteration: int) -> bool:
+        return iteration in self._prefetched
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Open an iteration: from now on its units go to explorers that hold its revision.
 
         Args:
-            embeddings: as for `ask`; ignored after it.
+            embeddings: as for `prefetch`; ignored after it.
         """
         self._newest = plan.iteration
-        this = self._asked.pop(plan.iteration, None)
-        opened = await self._selector.open(plan, asked=this is not None)
+        this = self._prefetched.pop(plan.iteration, None)
+        opened = await self._selector.open(plan, prefetched=this is not None)
         if opened.message:
             self._telemetry.message(opened.message)
-        if this is None:
-            this = self._made(plan, prompts, embeddings, opened)
-        else:
-            this.opened(plan, opened)
-        self._open[plan.iteration] = this
+        this = self._open[plan.iteration] = this or self._made(plan, prompts, embeddings)
+        this.opened(plan, opened)
         self._show()
 
-    def _made(
-        self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], opened: Opened | None
-    ) -> OpenIteration:
+    def _made(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> OpenIteration:
         return OpenIteration(
             plan,
             prompts,
             embeddings,
-            opened,
             world=self._world,
             tasks=self._tasks,
             router=self._router,
@@ -122,13 +115,12 @@ class Rollouts:
         """
         this = self._open[iteration]
         if this.plan.staleness:
-            this.add(await self._selector.revise(iteration, policy_digest))
+            this.revised(await self._selector.revise(iteration, policy_digest))
 
     async def finish(self, iteration: int) -> RolloutResult:
         """Return once every prompt of an open iteration has its group."""
         this = self._open[iteration]
-        await this.completed.wait()  # each unit has its deadline
-        await this.explored.wait()
+        await this.finish()
         return this.result()
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
@@ -138,7 +130,7 @@ class Rollouts:
             regenerating: enters a block in which regenerators hold the newest revision.
         """
         while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
-            await self._open[iteration].again(summary, regenerating)
+            await self._open[iteration].make_again(regenerating)
         for sentence in summary.violations:
             self._telemetry.message(f"{sentence}; the first result counts")
         return summary
@@ -148,10 +140,6 @@ class Rollouts:
         for done in [number for number in self._open if number < iteration]:
             self._open.pop(done).learned()
             await self._selector.drop(done)
-
-    def _reopened(self, iteration: int, opened: Opened) -> None:
-        if iteration in self._open:
-            self._open[iteration].reopened(opened)
 
     def _changed(self) -> None:
         """Show progress soon, once for many answers: computing its metrics costs as much as an answer."""

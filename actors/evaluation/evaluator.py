@@ -70,7 +70,7 @@ class Evaluation(Owner):
 
     def begin(self, holds: Held | None = None) -> None:
         """Hand out the remaining units to regenerators that hold the policy (default: the units' own)."""
-        self._router.add(self, self.ledger.wanted(), REGENERATORS, holds=holds)
+        self._router.request(self, self.ledger.wanted(), REGENERATORS, holds=holds)
 
     async def finish(self) -> None:
         """Return once every unit is answered."""
@@ -86,16 +86,12 @@ class Evaluation(Owner):
         how = (self._config,) if self._method == "score" else ()
         return self._method, (*how, unit, prompt, self._embeddings[prompt.id], pictured), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> Evaluated:
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
-        if value.unit != unit:
-            self._router.refuse_another(answer, value.unit)
-            return
         scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)
         if outcome is Outcome.ACCEPTED:
-            self._router.done(unit)
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
             said = f"{answer.worker} has other rewards for {unit.in_words} than {self.ledger.finisher(unit.id)}"
@@ -106,6 +102,7 @@ class Evaluation(Owner):
         self.answered.set()
         if self.ledger.complete:
             self.completed.set()
+        return self.answers[unit.prompt_id]
 
 
 class Evaluator:

@@ -53,7 +53,7 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
-        self.router = UnitRouter(world, handed_out_by, telemetry, self._retire)
+        self.router = UnitRouter(world, tasks, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(

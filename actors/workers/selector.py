@@ -45,10 +45,10 @@ WRITERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The outcome of one of the results of a call."""
+    """The outcome of one of the results of a call. The same result sent again has the same outcome."""
 
     units: tuple[WorkUnit, ...] = ()
-    """Units that are wanted now because of it."""
+    """Once its prompt's pool is complete: the prompt's units that are wanted now."""
     assemble: WorkUnit | None = None
     """In one stage: the unit whose group can now be made of kept samples."""
     refused: str = ""
@@ -131,7 +131,7 @@ class Selector(Callee):
         """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
-    def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
+    def open(self, plan: IterationPlan, prefetched: bool = False) -> Opened:
         """Begin an iteration, or continue it where its journal ends.
 
         A journal made with another policy under the same revision number, or by workers of other score classes, is set
@@ -139,8 +139,8 @@ class Selector(Callee):
         regenerated.
 
         Args:
-            asked: whether the caller has queued the plan's pools already, so that tens of thousands of units need not
-                be sent again.
+            prefetched: whether the caller has queued the plan's pools already, so that tens of thousands of units need
+                not be sent again.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -169,7 +169,7 @@ class Selector(Callee):
         groups = self._replay_all(state, now)
         state.restart()
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
-        as_planned = asked and not entries[1:]
+        as_planned = prefetched and not entries[1:]
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
@@ -252,8 +252,6 @@ class Selector(Callee):
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
         self._judge(state, outcome, lost=state.explore.wants_again(result.unit.id))
-        if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION):
-            return _COUNTED
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
         regeneration = state.regeneration(prompt_id)

@@ -207,7 +207,7 @@ class IterationState:
         In two stages that is when the selection is there; in one, when all chosen samples are kept.
         """
         selection = self.selections.get(prompt_id)
-        if selection is None:
+        if selection is None or self._keeps_group(prompt_id):
             return None
         lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
         for unit in lost:
@@ -216,7 +216,8 @@ class IterationState:
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
         """Units of a prompt that workers should do now: without a result, or with one whose samples are lost."""
-        units = [unit for unit in self._pools[prompt_id] if self.explore.wants(unit.id)]
+        pool = [] if self._keeps_group(prompt_id) else self._pools[prompt_id]
+        units = [unit for unit in pool if self.explore.wants(unit.id)]
         selection = self.selections.get(prompt_id)
         if selection is not None and not self.plan.one_stage:
             unit = self.regenerate_unit(selection)
@@ -262,6 +263,10 @@ class IterationState:
         """Whether a prompt's group was accepted and lost, and must be made again."""
         selection = self.selections.get(prompt_id)
         return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
+
+    def _keeps_group(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted and is not lost: no samples are needed for it."""
+        return self.has_group(prompt_id) and not self.has_lost(prompt_id)
 
     def lose_group(self, prompt_id: str) -> None:
         """Note that an accepted group is gone, and request it again."""

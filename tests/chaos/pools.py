@@ -158,9 +158,9 @@ def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publi
 class Batch(Owner):
     """Wants units done, and keeps the answers."""
 
-    def __init__(self, router: UnitRouter, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """`arguments`: of each call, after the unit."""
-        self._router, self._arguments = router, arguments
+        self._arguments = arguments
         self.batch = f"the batch {next(_NUMBERS)}"
         self.answers: dict[str, str] = {}
         """Unit → who did it."""
@@ -170,9 +170,8 @@ class Batch(Owner):
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
         return "explore", (unit, *self._arguments), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> None:
         self.answers[answer.unit.id], self.values[answer.unit.id] = answer.worker, answer.value.worker
-        self._router.done(answer.unit)
 
 
 @dataclass
@@ -257,8 +256,8 @@ class Stage:
         return {name: worker.words() for name, worker in self.pool.workers.items()}
 
     def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> Batch:
-        batch = Batch(self.router, *arguments)
-        self.router.add(batch, wanted, "explorers")
+        batch = Batch(*arguments)
+        self.router.request(batch, wanted, "explorers")
         return batch
 
 
@@ -284,7 +283,7 @@ async def opened(
     there, told, left = world(start), Told(), Replacements(replacements)
     async with Tasks() as tasks:
         router = UnitRouter(
-            there, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
+            there, tasks, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
         )
         pool = Pool(
             "explorers",

@@ -15,6 +15,7 @@ import pytest
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.fleet import Fleet
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
@@ -122,7 +123,7 @@ def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None
 
 
 def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OpenIteration, "_group_lost", lambda self, answer, reason: None)
+    patch.setattr(UnitRouter, "_repeat", lambda self, answer, reason: None)
 
 
 def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch) -> None:

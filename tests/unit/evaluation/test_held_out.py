@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,11 +14,13 @@ from actors.cluster.names import namespace
 from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.workers.regenerator import Evaluated
+from actors.world import Tasks
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES, UNIT_POLICY, evaluation_units
 from solrl_ray.records import Prompt, WorkUnit
 from tests.support import made_runs
 
+T = TypeVar("T")
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
 
 
@@ -89,8 +91,8 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
         def give(self, unit: WorkUnit, batch: str, *arguments: Any) -> None:
             given.append((unit, batch))
 
-    async def scenario() -> None:
-        router, worker = UnitRouter(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
+    async def scenario(tasks: Tasks) -> None:
+        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, Said(), lambda worker, why: None)  # type: ignore[arg-type]
         worker = Keeps(router)
         first, second = (
             evaluation(name, router, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
@@ -101,35 +103,45 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
         ((unit, batch),) = given
         value = Evaluated(unit=unit, rewards=(0.5,), images=None, seconds=0.1, started=0.0)
         router.answered(worker, unit, batch, value, None)
+        await asyncio.sleep(0)
         router.not_ready(worker)
         second.begin()
         router.answered(worker, unit, batch, value, None)  # of a worker that repeated it
+        await asyncio.sleep(0)
         assert first.ledger.duplicates == 1
         router.ready(worker, ("old", 0))
         await asyncio.sleep(0)
         assert [unit.id for unit, _ in given[1:]] == [each.id for each in second.units]
 
-    asyncio.run(scenario())
+    in_a_run(scenario)
 
 
-async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
+def in_a_run(scenario: Callable[[Tasks], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        async with Tasks() as tasks:
+            return await scenario(tasks)
+
+    return asyncio.run(run())
+
+
+def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
     said = Said()
-    router = UnitRouter(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
-    one = evaluation("evaluation", router, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
-    errors: list[BaseException] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-    router.ready(Regenerator(router), ("old", 0))
-    one.begin()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    if errors:
-        raise errors[0]
-    await one.finish()
-    return one, said
+
+    async def scenario(tasks: Tasks) -> Evaluation:
+        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
+        one = evaluation("evaluation", router, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
+        router.ready(Regenerator(router), ("old", 0))
+        one.begin()
+        await one.completed.wait()
+        await asyncio.sleep(0)  # second answers
+        await one.finish()
+        return one
+
+    return in_a_run(scenario), said
 
 
 def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:
-    evaluation, said = asyncio.run(evaluated())
+    evaluation, said = evaluated()
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
     assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 1)
     (sentence,) = said
@@ -140,11 +152,11 @@ def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counte
 def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
     said = r"^regenerator-1 has other rewards for evaluate \(.* than regenerator-0, and fleet\.strict is true$"
     with pytest.raises(RunError, match=said):
-        asyncio.run(evaluated(strict=True))
+        evaluated(strict=True)
 
 
 def test_where_rewards_may_differ_others_are_duplicates_and_end_no_strict_run() -> None:
-    evaluation, said = asyncio.run(evaluated(strict=True, reproducible=False))
+    evaluation, said = evaluated(strict=True, reproducible=False)
     assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 0)
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
     assert not list(said)
