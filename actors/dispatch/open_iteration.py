@@ -23,7 +23,7 @@ from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.workers.selector import Ack, Opened
 from actors.world import Tasks, World
-from solrl_ray.errors import InputGone, NonsenseError
+from solrl_ray.errors import InputGone, NonsenseError, RunError
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
@@ -157,25 +157,52 @@ class OpenIteration(Owner):
         learner.
 
         Args:
-            wanted: the units of the prompt that the selector wants, which a resumed run has fewer of.
+            wanted: the units of the prompt that the selector wants: a resumed run begins on the way.
         """
         samples: dict[WorkUnit, Any] = {}
         """In one stage: references of the pool's samples."""
         while pool := [unit for unit in wanted if unit.stage in _EXPLORING]:
-            explored = [await result for result in self._request(pool)]
-            wanted = await self._select(prompt_id, explored, samples)
+            explored = [accepted for result in self._request(pool) if (accepted := await result) is not None]
+            samples |= {each.answer.unit: each.answer.large for each in explored if each.answer.large is not None}
+            chosen = dict.fromkeys(unit for each in explored for unit in each.ack.units)
+            # Nothing is chosen yet if the selector had results before, or has lost some with its disk.
+            wanted = list(chosen) or await self._wanted(prompt_id)
         if self._staged:
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
             wanted = [unit for unit in wanted if not self._is_done(unit)]
-        for unit, made in zip(wanted, self._request(wanted), strict=True):
-            result = await made
-            if result is not None and unit.stage == "audit":
+        if self.plan.one_stage:
+            for unit in wanted:
+                await self._assemble(unit, samples)
+            return
+        for unit, result in zip(wanted, self._request(wanted), strict=True):
+            if (made := await result) is None:
+                continue
+            if unit.stage == "audit":
                 self.audits.add(prompt_id)
-            elif result is not None:
-                self._give_to_learner(prompt_id, result.answer.value.rewards, result.answer.large)
-            self._changed()
+                self._changed()
+            else:
+                self._give_to_learner(prompt_id, made.answer.value.rewards, made.answer.large)
+
+    async def _assemble(self, unit: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
+        """Have the selector put a prompt's group together from samples of its pool; lost ones are made again."""
+        pool = [each for each in self.plan.pool_units_of(unit.prompt_id) if set(each.indices) & set(unit.indices)]
+        while True:
+            for result in self._request([each for each in pool if each not in samples]):
+                made = await result
+                assert made is not None  # nothing else asks for it
+                if made.ack.differs:
+                    raise RunError(f"{made.ack.differs}, whose samples are lost")
+                samples[made.answer.unit] = made.answer.large
+            try:
+                rewards, group = await self._selector.assemble(unit, *[samples[each] for each in pool])
+            except InputGone as error:  # some were lost with their node
+                self._tell(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
+                samples.clear()
+            else:
+                self._give_to_learner(unit.prompt_id, rewards, group)
+                return
 
     def _request(self, units: Sequence[WorkUnit]) -> list[asyncio.Future[_Accepted | None]]:
         """Have units of one prompt done. None: it is not wanted any more."""
@@ -188,31 +215,6 @@ class OpenIteration(Owner):
             priority = self.plan.iteration * _PRIORITIES + _PRIORITY[stage]
             results += self._router.request(self, same, pool, priority=priority)
         return results
-
-    async def _select(
-        self, prompt_id: str, explored: Sequence[_Accepted | None], samples: dict[WorkUnit, Any]
-    ) -> Sequence[WorkUnit]:
-        """The units that the selector wants when it has a prompt's pool: the chosen seeds. In one stage, it makes the
-        group of the pool's `samples`; wanted are only those that are lost.
-        """
-        accepted = [each for each in explored if each is not None]
-        for each in accepted:
-            if each.answer.large is not None:
-                samples.setdefault(each.answer.unit, each.answer.large)  # a unit's first result counts
-        chosen = next((each.ack.assemble for each in accepted if each.ack.assemble is not None), None)
-        if chosen is None:
-            units = dict.fromkeys(unit for each in accepted for unit in each.ack.units)
-            # None if the selector had results before, or has lost some with its disk.
-            return list(units) or await self._wanted(prompt_id)
-        parts = [ref for unit, ref in samples.items() if set(unit.indices) & set(chosen.indices)]
-        samples.clear()  # the others are freed
-        try:
-            rewards, group = await self._selector.assemble(chosen, *parts)
-        except InputGone as error:  # some were lost with their node
-            self._tell(f"chosen samples of prompt {prompt_id} are made again ({error.reason})")
-            return await self._selector.lose(chosen)
-        self._give_to_learner(prompt_id, rewards, group)
-        return ()
 
     async def _wanted(self, prompt_id: str) -> list[WorkUnit]:
         return [unit for unit in await self._selector.wanted(self.plan.iteration) if unit.prompt_id == prompt_id]

@@ -123,10 +123,6 @@ class SelectorClient:
         units, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
         return units, None if units else group
 
-    async def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
-        """`Selector.lose`."""
-        return await self._ask("lose", unit)
-
     # Results that come while the selector answers go in its next call
 
     async def _delivered(self, iteration: int, result: Any, *, is_group: bool) -> Ack:

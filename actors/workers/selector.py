@@ -49,8 +49,8 @@ class Ack:
 
     units: tuple[WorkUnit, ...] = ()
     """Once its prompt's pool is complete: the prompt's units that are wanted now."""
-    assemble: WorkUnit | None = None
-    """In one stage: the unit whose group can now be made of kept samples."""
+    differs: str = ""
+    """If it came again with other bytes than the first result, which counts: who brought what, as a sentence."""
     refused: str = ""
     """Why it was refused, if it is no answer."""
 
@@ -167,7 +167,6 @@ class Selector(Callee):
             journal.append(header)
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         groups = self._replay_all(state, now)
-        state.restart()
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
         as_planned = prefetched and not entries[1:]
         return Opened(
@@ -251,13 +250,12 @@ class Selector(Callee):
             outcome, selection = state.record(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
-        self._judge(state, outcome, lost=state.explore.wants_again(result.unit.id))
+        self._judge(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        regeneration = state.regeneration(prompt_id)
-        if prompt_id not in state.selections:
-            return _COUNTED
-        return Ack(units=state.wanted(prompt_id), assemble=regeneration if state.plan.one_stage else None)
+        units = state.wanted(prompt_id) if prompt_id in state.selections else ()
+        differs = state.violation if outcome is Outcome.VIOLATION else ""
+        return Ack(units=units, differs=differs) if units or differs else _COUNTED
 
     def record_audit(self, result: UnitResult) -> Outcome:
         """Take the rewards of seeds that were not selected, which are only measured. Raises as `record`."""
@@ -316,12 +314,6 @@ class Selector(Callee):
             pass
         opened.state.lose_group(prompt_id)
         return opened.state.wanted(prompt_id), None
-
-    def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
-        """Note that the kept samples of a prompt's group are gone; returns the units that make them again."""
-        state = self._of(unit.iteration).state
-        state.lose(unit.prompt_id)
-        return state.wanted(unit.prompt_id)
 
     def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
         """The summary of an iteration, once all of it is on the disk; or the missing units, if it is not complete:

@@ -4,8 +4,6 @@ Per prompt, in two stages and in one::
 
     explore units ──record──► all in? ──► Selection ──► a regenerate unit ──record_group──► finished
     sample units ───record──► all in? ──► Selection ──► a group of kept samples ──record_group──► finished
-         ▲                                  │
-         └─────── chosen ones are lost ─────┘   after a node's loss or a resume; to the same bytes
 
 In two stages, some prompts also have an audit unit, of seeds that were not chosen; its rewards are only measured. A
 prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival order,
@@ -162,8 +160,6 @@ class IterationState:
             p: PromptSelection(plan.pool, plan.keep, prompt_id=p, rule=plan.selection, iteration=plan.iteration)
             for p in plan.prompt_ids
         }
-        self._kept: set[str] = set()
-        """Units whose samples are in the object store."""
         self._group_rewards: dict[str, tuple[float, ...]] = {}
         self._audits: dict[str, UnitResult] = {}
         self._violations: list[str] = []
@@ -171,8 +167,6 @@ class IterationState:
 
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
         """Take an explorer's answer; returns the prompt's Selection once, with its last unit.
-
-        In a one-stage plan, the unit's samples are available from now on, until `lose`.
 
         Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
         that contradict its early scores), or for another kind of explorer than planned.
@@ -186,8 +180,6 @@ class IterationState:
         out = set(dropped(result))
         digest = self._scores_digest(result) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
-        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self._kept.add(result.unit.id)
         if outcome is not Outcome.ACCEPTED:
             return outcome, None
         candidates = self._candidates[result.unit.prompt_id]
@@ -201,45 +193,22 @@ class IterationState:
             return outcome, None
         return outcome, self._select(result.unit.prompt_id)
 
-    def regeneration(self, prompt_id: str) -> WorkUnit | None:
-        """The regenerate unit of a prompt once it can be done; requests lost chosen samples again.
-
-        In two stages that is when the selection is there; in one, when all chosen samples are kept.
-        """
-        selection = self.selections.get(prompt_id)
-        if selection is None or self._keeps_group(prompt_id):
-            return None
-        lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
-        for unit in lost:
-            self.explore.redo(unit.id)
-        return None if lost else self.regenerate_unit(selection)
-
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
-        """Units of a prompt that workers should do now: without a result, or with one whose samples are lost."""
-        pool = [] if self._keeps_group(prompt_id) else self._pools[prompt_id]
-        units = [unit for unit in pool if self.explore.wants(unit.id)]
+        """Units of a prompt without a result that counts; in one stage, the regenerate unit is to put its group
+        together.
+        """
+        units = [unit for unit in self._pools[prompt_id] if self.explore.wants(unit.id)]
         selection = self.selections.get(prompt_id)
-        if selection is not None and not self.plan.one_stage:
+        if selection is not None:
             unit = self.regenerate_unit(selection)
             units += [unit] if self.regenerate.wants(unit.id) else []
-        if selection is not None and prompt_id in self._audited and prompt_id not in self._audits:
-            units.append(self._audit_unit(selection))
+            if prompt_id in self._audited and prompt_id not in self._audits:
+                units.append(self._audit_unit(selection))
         return tuple(units)
 
     def all_wanted(self) -> tuple[WorkUnit, ...]:
         """`wanted` of every prompt, in the plan's order."""
         return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
-
-    def sources(self, prompt_id: str) -> list[WorkUnit]:
-        """The pool units whose kept samples form a selected prompt's group; none in two stages."""
-        chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
-        units = self._pools[prompt_id] if self.plan.one_stage else []
-        return [unit for unit in units if chosen & set(unit.indices)]
-
-    def lose(self, prompt_id: str) -> None:
-        """Note that the kept samples of a selected prompt are gone, and request them again."""
-        self._kept -= {unit.id for unit in self.sources(prompt_id)}
-        self.regeneration(prompt_id)
 
     def holds(self, group: SampleGroup) -> bool:
         """Whether a group is the one that was accepted."""
@@ -264,22 +233,9 @@ class IterationState:
         selection = self.selections.get(prompt_id)
         return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
 
-    def _keeps_group(self, prompt_id: str) -> bool:
-        """Whether a prompt's group was accepted and is not lost: no samples are needed for it."""
-        return self.has_group(prompt_id) and not self.has_lost(prompt_id)
-
     def lose_group(self, prompt_id: str) -> None:
         """Note that an accepted group is gone, and request it again."""
         self.regenerate.redo(self.regenerate_unit(self.selections[prompt_id]).id)
-        if self.plan.one_stage:
-            self.lose(prompt_id)
-
-    def restart(self) -> None:
-        """Note that no samples are kept any more, as after a replayed journal; requests chosen ones again."""
-        self._kept.clear()
-        for prompt_id in self.selections:
-            if not self.has_group(prompt_id):
-                self.regeneration(prompt_id)
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take the group of a prompt's regenerate unit. Raises ValueError if it is not what the selection asked for."""

@@ -357,6 +357,23 @@ async def test_of_one_stage_groups_are_put_together_from_kept_samples_and_lost_o
     assert [group.value.latents.tolist() for group in this.result().groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
 
 
+def test_samples_that_are_made_again_with_other_bytes_end_the_run(tmp_path: Path) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            await scene.begin(replace(PLAN, one_stage=True))
+            explorer = await scene.worker("explorer-0", "explorers")
+            await scene.answer(explorer, lost=True)
+            unit = explorer.given[0]
+            value, large = answer_to(unit, explorer.name)
+            other = replace(value, samples_digest="other bytes")
+            scene.router.answered(explorer, unit, "iteration 4", other, Reference(large))
+            await settled()
+
+    with pytest.raises(RunError, match=r"brought other bytes for sample .* than explorer-0, whose samples are lost"):
+        asyncio.run(acted())
+
+
 @scene
 async def test_a_damaged_group_is_made_again_when_the_groups_are_wanted_once_more(scene: Scene) -> None:
     this = await scene.begin()

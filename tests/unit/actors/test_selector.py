@@ -62,7 +62,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
             with pytest.raises(RunError, match=re.escape(sentence) + ", and fleet.strict is true"):
                 selector.accept([result(unit, "explorer-1", shift=1.0)])
             continue
-        assert selector.accept([result(unit, "explorer-1", shift=1.0)]) == [Ack()]
+        assert selector.accept([result(unit, "explorer-1", shift=1.0)]) == [Ack(differs=sentence)]
         for ready in explore(selector, tuple(left)):
             made = group_of(ready)
             assert selector.record_group(made) is Outcome.ACCEPTED
@@ -85,7 +85,7 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_stays_wanted(tmp
     for answer in wrong:
         (ack,) = selector.accept([answer])
         assert ack.refused.startswith("refused a result of explorer-0: ")
-        assert (ack.units, ack.assemble) == ((), None)
+        assert ack.units == ()
     assert selector.wanted(4) == units
     assert entries(selector) == ["open"]
 

@@ -94,11 +94,9 @@ def test_what_is_wanted_of_a_prompt_is_its_pool_and_then_its_group_until_that_is
     assert state.all_wanted() == tuple(PLAN.pool_units())
     beef = PLAN.pool_units_of("beef")
     for done, unit in enumerate(beef, 1):
-        assert state.regeneration("beef") is None
         state.record(result(unit))
         assert state.wanted("beef")[: 3 - done] == tuple(beef[done:])
     (regenerate,) = state.wanted("beef")
-    assert state.regeneration("beef") == regenerate
     assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
     assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
     state.record_group(group(state.selections["beef"]))
