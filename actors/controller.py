@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.rollout_result import RolloutResult
 from actors.evaluation.requests import EvaluationRequests
 from actors.run_components import RunComponents
 from actors.training.iteration_clock import IterationClock
@@ -60,7 +60,7 @@ class Controller:
                     await self._begin(iteration + 1)
                 await self._evaluate_on_the_way(iteration + 1)
             await self._checkpoint_written()
-            await components.evaluations.of_ema(last)
+            await components.evaluations.evaluate_ema(last)
             await components.checkpoints.finish(components.point.seconds + self._clock.elapsed)
 
     # Called from outside while `run` is at work

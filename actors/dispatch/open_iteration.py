@@ -15,10 +15,11 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from actors.dispatch.rollout_result import RolloutResult, StageClock
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.workers.selector import Ack, Opened
@@ -43,58 +44,6 @@ class _Accepted:
 
     answer: Answer
     ack: Ack
-
-
-@dataclass(slots=True)
-class StageClock:
-    """Wall time from a stage's first unit handed out to its last result, and the sum of its workers' seconds."""
-
-    first: float | None = None
-    last: float = 0.0
-    busy: float = 0.0
-
-    def start(self, now: float) -> None:
-        self.first = now if self.first is None else self.first
-
-    def stop(self, now: float, seconds: float) -> None:
-        self.last = now
-        self.busy += seconds
-
-    @property
-    def wall(self) -> float:
-        return 0.0 if self.first is None else max(0.0, self.last - self.first)
-
-
-@dataclass(slots=True)
-class RolloutResult:
-    """A finished rollout."""
-
-    groups: list[Any]
-    """References of the sample groups, in prompt order."""
-    embeddings: list[Any]
-    """References of their prompts' embeddings."""
-    rewards: list[tuple[float, ...]]
-    """Rewards of each group's samples, in prompt order and selection order."""
-    clocks: dict[str, StageClock] = field(default_factory=dict)
-    publication: dict[str, float] = field(default_factory=dict)
-    """Of the revision that explored: see `IterationMetrics.publication`."""
-    staleness: int = 0
-    """Revisions that the explorers were behind."""
-    requeued: int = 0
-    """Units that went to another worker because an answer was lost or refused."""
-    reward_costs: dict[str, int] = field(default_factory=dict)
-    """Use of reward servers and judges: see `IterationMetrics.reward_costs`."""
-
-    @property
-    def walls(self) -> dict[str, float]:
-        """Wall seconds by stage. ``ahead`` is the exploring before regenerators had the iteration's revision."""
-        walls = {name: clock.wall for name, clock in self.clocks.items()}
-        explore = self.clocks["explore"]
-        if self.staleness and explore.first is not None:
-            begun = self.clocks["regenerate"].first
-            walls["ahead"] = max(0.0, min(begun or explore.last, explore.last) - explore.first)
-            walls["explore"] -= walls["ahead"]
-        return walls
 
 
 class OpenIteration(Owner):
@@ -302,10 +251,21 @@ class OpenIteration(Owner):
                 name = f"the group of prompt {prompt_id}, iteration {self.plan.iteration}"
                 self._prompts_at_work[prompt_id] = self._tasks.start(self._make_group(prompt_id, its), name)
 
-    async def finish(self) -> None:
-        """Return once every prompt has its group, and every audited one its audit."""
+    async def finish(self) -> RolloutResult:
+        """What the update learns from, once every prompt has its group, and every audited one its audit."""
         for task in list(self._prompts_at_work.values()):
             await task  # each unit has its deadline
+        order = self.plan.prompt_ids
+        return RolloutResult(
+            groups=[self.groups[p] for p in order],
+            embeddings=[self.embeddings[p] for p in order],
+            rewards=[self.rewards[p] for p in order],
+            clocks=self.clocks,
+            publication=self._publication,
+            staleness=self.plan.staleness,
+            requeued=self._router.requeued(self),
+            reward_costs=dict(self._reward_costs),
+        )
 
     async def make_again(self, regenerating: Regenerating) -> None:
         """Make what the selector has lost; return when all of it is there."""
@@ -359,17 +319,3 @@ class OpenIteration(Owner):
             new = order[first:there]
             yield first, [self.groups[p] for p in new], [self.embeddings[p] for p in new]
             first = there
-
-    def result(self) -> RolloutResult:
-        """What the update learns from; only when finished."""
-        order = self.plan.prompt_ids
-        return RolloutResult(
-            groups=[self.groups[p] for p in order],
-            embeddings=[self.embeddings[p] for p in order],
-            rewards=[self.rewards[p] for p in order],
-            clocks=self.clocks,
-            publication=self._publication,
-            staleness=self.plan.staleness,
-            requeued=self._router.requeued(self),
-            reward_costs=dict(self._reward_costs),
-        )

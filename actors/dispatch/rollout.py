@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutResult
+from actors.dispatch.open_iteration import OpenIteration, Regenerating
+from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import UnitRouter
 from actors.monitoring.telemetry import Telemetry
@@ -119,9 +120,7 @@ class Rollouts:
 
     async def finish(self, iteration: int) -> RolloutResult:
         """Return once every prompt of an open iteration has its group."""
-        this = self._open[iteration]
-        await this.finish()
-        return this.result()
+        return await self._open[iteration].finish()
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
         """The summary of an iteration whose groups are complete. A group that the selector lost is made again.

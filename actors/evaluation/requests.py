@@ -61,7 +61,7 @@ class RequestProgress:
     """All scores, when it is done."""
 
 
-class _OutsideEvaluation(Evaluation):
+class RequestedEvaluation(Evaluation):
     """Handles its own errors and losses."""
 
     error: RunError | UserError | None = None
@@ -85,7 +85,7 @@ class _OutsideEvaluation(Evaluation):
 class _Open:
     request: EvaluationRequest
     polled: float
-    evaluations: dict[str, _OutsideEvaluation]
+    evaluations: dict[str, RequestedEvaluation]
     embeddings: dict[str, Any]
     """By prompt id: references of finished embeddings."""
 
@@ -181,7 +181,7 @@ class EvaluationRequests:
             over.cancel()
         self._debt += self._world.now() - waited[0] if waited else 0.0
 
-    async def _evaluate(self, this: _Open, policy: str, evaluation: _OutsideEvaluation, ended: asyncio.Event) -> None:
+    async def _evaluate(self, this: _Open, policy: str, evaluation: RequestedEvaluation, ended: asyncio.Event) -> None:
         """Run until it is complete, or `ended` is set and no worker has a unit of it."""
         for prompt in this.request.prompts:  # one by one, so that the run's own prompts need not wait for all of them
             if ended.is_set() or evaluation.completed.is_set():
@@ -195,7 +195,7 @@ class EvaluationRequests:
             await _first_of(ended, evaluation.completed)
             await self._rest(evaluation)
 
-    async def _rest(self, evaluation: _OutsideEvaluation) -> None:
+    async def _rest(self, evaluation: RequestedEvaluation) -> None:
         """Return once no worker has a unit of it; the rest waits for the next window."""
         while True:
             self._router.withdraw(evaluation)  # includes units that wait again because their worker was lost
@@ -204,8 +204,10 @@ class EvaluationRequests:
             evaluation.answered.clear()
             await evaluation.answered.wait()  # each unit has its deadline
 
-    def _evaluation(self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]) -> _OutsideEvaluation:
-        return _OutsideEvaluation(
+    def _evaluation(
+        self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]
+    ) -> RequestedEvaluation:
+        return RequestedEvaluation(
             f"the evaluation {request.name} of {policy}",
             request.config,
             request.prompts,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequests

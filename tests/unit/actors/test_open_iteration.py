@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from actors.controller import Controller
-from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
+from actors.dispatch.open_iteration import OpenIteration
+from actors.dispatch.rollout_result import RolloutResult, StageClock
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import UnitRouter
 from actors.workers.selector import Selector
@@ -255,7 +256,7 @@ async def test_units_go_from_explorers_to_regenerators_until_every_prompt_has_it
     scene.world.clock += 5.0
     await scene.answer(regenerator)
     assert is_finished(this)
-    found = this.result()
+    found = await this.finish()
     assert found.rewards == [(0.6, 0.1), (1.0, 0.25)]
     assert [group.value.prompt_id for group in found.groups] == ["beef", "cafe"]
     assert found.embeddings == ["embedding of beef", "embedding of cafe"]
@@ -334,7 +335,7 @@ async def test_a_group_that_is_lost_on_its_way_is_made_again(scene: Scene) -> No
     assert scene.watching.said == [f"{unit.in_words} is done again (an object it needs is lost)" for unit in units]
     await scene.answer(regenerator)
     assert is_finished(this)
-    assert this.result().requeued == 2
+    assert (await this.finish()).requeued == 2
 
 
 @scene
@@ -353,8 +354,8 @@ async def test_of_one_stage_groups_are_put_together_from_kept_samples_and_lost_o
     ]
     await scene.answer(explorer)
     assert is_finished(this)
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
-    assert [group.value.latents.tolist() for group in this.result().groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert [group.value.latents.tolist() for group in (await this.finish()).groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
 
 
 def test_samples_that_are_made_again_with_other_bytes_end_the_run(tmp_path: Path) -> None:
@@ -407,7 +408,7 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     await scene.answer(explorer)
     await scene.answer(regenerator)
     assert is_finished(this)
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
 
 
 @scene
@@ -431,7 +432,7 @@ async def test_pools_that_are_asked_for_ahead_wait_for_their_revision_and_their_
     assert this.plan.policy_digest == "ab"
     regenerator = await scene.worker("regenerator-0", "regenerators")
     await scene.answer(regenerator)
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
 
 
 @scene
@@ -485,7 +486,7 @@ async def test_what_a_new_selector_has_lost_with_its_disk_is_explored_again(scen
     await scene.answer(explorer)
     await scene.answer(await scene.worker("regenerator-0", "regenerators"))
     assert is_finished(this)
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
 
 
 @scene
