@@ -223,7 +223,7 @@ class Selector(Callee):
     def accept_again(self, *groups: SampleGroup) -> None:
         """After a restart: take groups accepted before; those in the journal change nothing."""
         self.accept_groups(
-            *[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)]
+            *[group for group in groups if group.prompt_id not in self._of(group.iteration).state.group_rewards]
         )
 
     def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
@@ -234,8 +234,6 @@ class Selector(Callee):
         try:
             if isinstance(brought, SampleGroup):
                 self.record_group(brought)
-            elif brought.unit.stage == "audit":
-                self.record_audit(brought)
             else:
                 return self.record(brought)
         except NonsenseError as error:
@@ -243,7 +241,7 @@ class Selector(Callee):
         return _COUNTED
 
     def record(self, result: UnitResult) -> Ack:
-        """Take a result of a pool's unit. Raises NonsenseError if it is invalid, RunError as `accept`."""
+        """Take a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
         opened = self._answered(result)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
@@ -253,21 +251,10 @@ class Selector(Callee):
         self._judge(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        units = state.wanted(prompt_id) if prompt_id in state.selections else ()
+        follows = prompt_id in state.selections and result.unit.stage != "audit"
+        units = state.wanted(prompt_id) if follows else ()
         differs = state.violation if outcome is Outcome.VIOLATION else ""
         return Ack(units=units, differs=differs) if units or differs else _COUNTED
-
-    def record_audit(self, result: UnitResult) -> Outcome:
-        """Take the rewards of seeds that were not selected, which are only measured. Raises as `record`."""
-        opened = self._answered(result)
-        try:
-            outcome = opened.state.record_audit(result)
-        except (KeyError, ValueError) as error:
-            raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
-        self._judge(opened.state, outcome)
-        if outcome is Outcome.ACCEPTED:
-            opened.journal.append(unit_entry(result))
-        return outcome
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written in the background. Raises as `record`."""
@@ -366,13 +353,10 @@ class Selector(Callee):
 
     def _replay(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
         """Record one journal entry; returns the group of a ``regenerate`` entry if its file is intact."""
-        if entry["kind"] in ("explore", "sample"):
+        if entry["kind"] in ("explore", "sample", "audit"):
             state.record(unit_result(entry, state.plan))
-        elif entry["kind"] == "audit":
-            state.record_audit(unit_result(entry, state.plan))
-        elif entry["kind"] == "regenerate" and not state.has_group(
-            entry["prompt"]
-        ):  # a group that was made again has two entries
+        elif entry["kind"] == "regenerate" and entry["prompt"] not in state.group_rewards:
+            # A group that was made again has two entries.
             try:
                 group = self._folder.load_group(state.plan.iteration, entry["prompt"])
                 if state.digest(group) == entry["digest"]:

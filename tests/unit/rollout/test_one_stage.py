@@ -95,7 +95,7 @@ def test_order_and_duplicates_change_no_byte_of_a_group(seed: int) -> None:
         expected = assemble(chosen(calm, prompt_id), parts)
         chance.shuffle(parts)
         assert group_digest(assemble(chosen(state, prompt_id), parts)) == group_digest(expected)
-    assert state.explore.duplicates == 6
+    assert state.ledger.duplicates == 6
 
 
 def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> None:

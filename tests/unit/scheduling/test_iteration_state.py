@@ -120,7 +120,7 @@ def test_arrival_order_and_duplicates_do_not_change_what_comes_out(seed: int) ->
         calm.record(result(unit))
     assert state.ordered_selections() == calm.ordered_selections()
     assert state.proxy_mean == calm.proxy_mean
-    assert state.explore.duplicates == 6
+    assert state.ledger.duplicates == 6
     assert [len({c.index for c in s.chosen}) for s in state.ordered_selections()] == [4, 4]
 
 
@@ -152,7 +152,7 @@ def test_nonsense_is_refused_by_name() -> None:
             ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
         ):
             state.record(bad)
-    assert state.explore.done == 0
+    assert state.ledger.done == 0
 
 
 def test_samples_that_were_not_asked_for_are_refused() -> None:
@@ -196,11 +196,11 @@ def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() 
     assert sorted(found.unit.indices + chosen) == list(range(6))
     assert not state.complete
     assert state.all_wanted() == (found.unit,)
-    assert state.record_audit(found) is Outcome.ACCEPTED
+    assert state.record(found) == (Outcome.ACCEPTED, None)
     assert state.all_wanted() == ()
     assert state.audits_done == (prompt_id,)
-    assert state.record_audit(found) is Outcome.DUPLICATE
-    assert state.record_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
+    assert state.record(found) == (Outcome.DUPLICATE, None)
+    assert state.record(replace(found, rewards=(0.7, 0.9))) == (Outcome.VIOLATION, None)
     (pool,) = state.close().audited
     assert pool.proxies == pytest.approx(REWARDS[prompt_id])
     assert (pool.chosen, pool.audited, pool.audited_rewards) == (chosen, found.unit.indices, (0.7, 0.8))
@@ -222,7 +222,7 @@ def test_an_audit_that_answers_nonsense_is_refused() -> None:
         state.record(result(unit))
     found = audit_result(state, rewards=(0.7, float("nan")))
     with pytest.raises(ValueError, match="regenerator-0 answered audit "):
-        state.record_audit(found)
+        state.record(found)
 
 
 PRUNED = replace(PLAN, keep=2, unit=6, prune=Pruning(after=2, keep=4))
@@ -303,7 +303,7 @@ def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
     state.record_group(group(selection))
     (unit,) = (each for each in state.wanted("beef") if each.stage == "audit")
     assert unit.indices == (2, 3, 4, 5)
-    state.record_audit(result(unit))
+    state.record(result(unit))
     (pool,) = state.close().audited
     assert (pool.chosen, pool.dropped, pool.audited) == ((1, 0), (2, 4), (2, 3, 4, 5))
     assert pool.proxies[2] == pytest.approx(0.35)
