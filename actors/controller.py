@@ -141,7 +141,7 @@ class Controller:
         components.telemetry.state("learning", stage="learn")
         self._clock.learn()
         ended = asyncio.Event()
-        beside = self._tasks.start(self._beside_update(iteration, ended), f"what goes on beside update {iteration + 1}")
+        beside = self._tasks.start(self._beside_update(iteration, ended), f"background work of update {iteration + 1}")
         update = await components.learners.update(iteration, rollout.groups, rollout.embeddings)
         self._clock.learned()
         ended.set()
@@ -155,9 +155,8 @@ class Controller:
         )
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
-            components.embeddings.prefetch(components.prompts(unexplored), components.prompts_from(unexplored))
-            if not self._staleness and not self._evaluates_before(unexplored):
-                self._tasks.start(components.prefetch(unexplored), f"asking for the pools of iteration {unexplored}")
+            prompts, further = components.prompts(unexplored), components.prompts_from(unexplored)
+            self._tasks.start(components.embeddings.prefetch(prompts, further), "encoding prompts ahead")
         await components.evaluations.beside_update()
         if not self._colocated:
             await components.requests.window(learned, free=True)

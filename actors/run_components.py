@@ -137,19 +137,10 @@ class RunComponents:
         if news := self.fallback.news(iteration, self.telemetry.iterations):
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
-        embeddings = {} if self.rollouts.is_prefetched(iteration) else await self.embeddings.of(prompts)
+        embeddings = await self.embeddings.of(prompts)
         score_class, digest = await self.fleet.score_class(), await self.publisher.sent_to_explorers.digest
         plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
         await self.rollouts.open(plan, prompts, embeddings)
-
-    async def prefetch(self, iteration: int) -> None:
-        """Request the pools of the next iteration before its revision exists: tens of thousands of units take a while
-        to queue. Not if later measurements may change them.
-        """
-        if self.fallback.is_settled:
-            prompts = self.prompts(iteration)
-            embeddings = await self.embeddings.of(prompts)
-            self.rollouts.prefetch(self._plan(iteration, prompts), prompts, embeddings)
 
     def _plan(self, iteration: int, prompts: Sequence[Prompt]) -> IterationPlan:
         config, level = self.config, self.fallback_level(iteration)

@@ -29,7 +29,7 @@ from actors.fleet.fleet import SHOW_SECONDS, Fleet
 from actors.fleet.worker import Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
-from actors.workers.selector import Ack, Selector
+from actors.workers.selector import Ack, Opened, Selector
 from actors.world import Sent, Tasks
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import HEDGE_LOOK, Dispatcher
@@ -161,12 +161,12 @@ def _plan(iteration: int, prompts: int, micro_batch: int) -> IterationPlan:
 
 
 def _opened(told: Callable[..., Any]) -> float:
-    """Median seconds a unit, of many, until an iteration is open whose pools are asked for already."""
+    """Median seconds a unit, of many, until an iteration is open."""
     seconds = []
     for iteration in range(100, 105):
         plan = _plan(iteration, LARGE, MICRO_BATCH)
         began = time.perf_counter()
-        told("open", plan, True)
+        told("open", plan)
         seconds.append((time.perf_counter() - began) / (LARGE * POOL // MICRO_BATCH))
         told("drop", iteration)
     return statistics.median(seconds)
@@ -290,7 +290,7 @@ async def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
         plan = _plan(number, LARGE, MICRO_BATCH)
         began = time.thread_time()
         this = _iteration(plan, Agreeing(), fleet, world, tasks)
-        this.begin(plan.pool_units())
+        this.begin(Opened(groups=(), candidates=0, units=tuple(plan.pool_units())))
         await asyncio.sleep(0)  # each prompt requests its units
         seconds.append((time.thread_time() - began) / (LARGE * POOL // MICRO_BATCH))
         this.learned()

@@ -111,10 +111,10 @@ class OpenIteration(Owner):
         samples: dict[WorkUnit, Any] = {}
         """In one stage: references of the pool's samples."""
         while pool := [unit for unit in wanted if unit.stage in _EXPLORING]:
-            explored = [accepted for result in self._request(pool) if (accepted := await result) is not None]
+            explored = [await result for result in self._request(pool)]
             samples |= {each.answer.unit: each.answer.large for each in explored if each.answer.large is not None}
             chosen = dict.fromkeys(unit for each in explored for unit in each.ack.units)
-            # Nothing is chosen yet if the selector had results before, or has lost some with its disk.
+            # Nothing is chosen yet if a new selector lacks results that its disk has lost.
             wanted = list(chosen) or await self._wanted(prompt_id)
         if self._staged:
             await self.explored.wait()
@@ -126,8 +126,7 @@ class OpenIteration(Owner):
                 await self._assemble(unit, samples)
             return
         for unit, result in zip(wanted, self._request(wanted), strict=True):
-            if (made := await result) is None:
-                continue
+            made = await result
             if unit.stage == "audit":
                 self.audits.add(prompt_id)
                 self._changed()
@@ -140,7 +139,6 @@ class OpenIteration(Owner):
         while True:
             for result in self._request([each for each in pool if each not in samples]):
                 made = await result
-                assert made is not None  # nothing else asks for it
                 if made.ack.differs:
                     raise RunError(f"{made.ack.differs}, whose samples are lost")
                 samples[made.answer.unit] = made.answer.large
@@ -153,8 +151,8 @@ class OpenIteration(Owner):
                 self._give_to_learner(unit.prompt_id, rewards, group)
                 return
 
-    def _request(self, units: Sequence[WorkUnit]) -> list[asyncio.Future[_Accepted | None]]:
-        """Have units of one prompt done. None: it is not wanted any more."""
+    def _request(self, units: Sequence[WorkUnit]) -> list[asyncio.Future[_Accepted]]:
+        """Have units of one prompt done."""
         results = []
         for stage, alike in groupby(units, key=lambda unit: unit.stage):
             same = list(alike)
@@ -208,24 +206,12 @@ class OpenIteration(Owner):
 
     # For `Rollouts`
 
-    def begin(self, units: Sequence[WorkUnit]) -> None:
-        """Begin with the units of pools that are wanted; other units of a prompt follow from them."""
-        self._unexplored = {unit.id for unit in units if unit.stage in _EXPLORING}
-        self._explore_less()
-        self._start(units)
-
-    def opened(self, plan: IterationPlan, opened: Opened) -> None:
-        """Begin, or go on with what was prefetched, from what the selector knows.
-
-        Args:
-            plan: the plan it was opened with; it has the same units.
-        """
-        self.plan = plan
+    def begin(self, opened: Opened) -> None:
+        """Begin with what the selector wants; a resumed run has some of it."""
         self._add(opened)
-        if opened.as_planned:
-            return
-        self._router.keep_only(self, opened.units)
-        self.begin(opened.units)
+        self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
+        self._explore_less()
+        self._start(opened.units)
 
     def revised(self, opened: Opened) -> None:
         """The policy that regenerates is known, and so is what was regenerated with it before."""

@@ -52,43 +52,18 @@ class Rollouts:
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
-        self._prefetched: dict[int, OpenIteration] = {}
-        """Iterations whose pools are requested but that are not open yet."""
-        self._newest = -1
-        """The last one opened."""
         self._shows = False
-
-    def prefetch(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
-        """Request the pools of an iteration before it is opened: its units wait until explorers hold its revision.
-
-        Args:
-            plan: may lack what is known only at opening: the kinds of explorers, and the policy.
-            embeddings: prompt id → reference of its embedding.
-        """
-        if plan.iteration > self._newest:
-            this = self._prefetched[plan.iteration] = self._made(plan, prompts, embeddings)
-            this.begin(plan.pool_units())
-
-    def is_prefetched(self, iteration: int) -> bool:
-        return iteration in self._prefetched
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Open an iteration: from now on its units go to explorers that hold its revision.
 
         Args:
-            embeddings: as for `prefetch`; ignored after it.
+            embeddings: prompt id → reference of its embedding.
         """
-        self._newest = plan.iteration
-        this = self._prefetched.pop(plan.iteration, None)
-        opened = await self._selector.open(plan, prefetched=this is not None)
+        opened = await self._selector.open(plan)
         if opened.message:
             self._telemetry.message(opened.message)
-        this = self._open[plan.iteration] = this or self._made(plan, prompts, embeddings)
-        this.opened(plan, opened)
-        self._show()
-
-    def _made(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> OpenIteration:
-        return OpenIteration(
+        this = self._open[plan.iteration] = OpenIteration(
             plan,
             prompts,
             embeddings,
@@ -101,6 +76,8 @@ class Rollouts:
             changed=self._changed,
             staged=self._staged,
         )
+        this.begin(opened)
+        self._show()
 
     def is_open(self, iteration: int) -> bool:
         return iteration in self._open

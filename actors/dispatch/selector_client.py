@@ -60,20 +60,15 @@ class SelectorClient:
         self._revised: dict[int, str] = {}
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of accepted groups."""
-        self._first = 0
-        """Earlier iterations were dropped."""
         self._inbox: list[_PendingResult] = []
         self._filled = asyncio.Event()
         self._restarting = asyncio.Lock()
         tasks.start(self._flush_loop(), "bringing answers to the selector")
 
-    async def open(self, plan: IterationPlan, *, prefetched: bool = False) -> Opened:
-        """`Selector.open`. Results that came before are delivered; until `drop`, a new selector reopens the
-        iteration.
-        """
-        opened: Opened = await self._ask("open", plan, prefetched)
+    async def open(self, plan: IterationPlan) -> Opened:
+        """`Selector.open`; until `drop`, a new selector reopens the iteration."""
+        opened: Opened = await self._ask("open", plan)
         self._plans[plan.iteration] = plan
-        self._filled.set()
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:
@@ -87,16 +82,14 @@ class SelectorClient:
         return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:
-        """Forget an iteration that a checkpoint contains; who still waits for an acknowledgement is cancelled."""
-        self._first = max(self._first, iteration + 1)
+        """Forget an iteration that a checkpoint contains; who sends a result of it is cancelled."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
         self._groups.pop(iteration, None)
-        self._filled.set()
         await self._ask("drop", iteration)
 
     async def accept(self, result: UnitResult) -> Ack:
-        """Deliver a result of a unit, once its iteration is open."""
+        """Deliver a result of a unit."""
         return await self._delivered(result.unit.iteration, result, is_group=False)
 
     async def accept_group(self, iteration: int, group: Any) -> Ack:
@@ -134,15 +127,15 @@ class SelectorClient:
     async def _flush_loop(self) -> None:
         while True:
             self._filled.clear()
-            while together := [each for each in self._inbox if each.iteration in self._plans]:
-                self._inbox = [each for each in self._inbox if each.iteration not in self._plans]
-                results = [each for each in together if not each.is_group]
+            while together := self._inbox:
+                self._inbox = []
+                for each in together:
+                    if each.iteration not in self._plans:  # it was dropped
+                        each.ack.cancel()
+                results = [each for each in together if not (each.ack.done() or each.is_group)]
                 if results:
                     _acknowledge(results, await self._ask("accept", [each.result for each in results]))
-                await self._flush_groups([each for each in together if each.is_group])
-            for each in [each for each in self._inbox if each.iteration < self._first]:
-                self._inbox.remove(each)
-                each.ack.cancel()  # its iteration was dropped
+                await self._flush_groups([each for each in together if not each.ack.done() and each.is_group])
             await self._filled.wait()
 
     async def _flush_groups(self, groups: list[_PendingResult]) -> None:

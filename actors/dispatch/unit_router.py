@@ -123,9 +123,7 @@ class UnitRouter:
     def request(
         self, owner: Owner, units: Iterable[WorkUnit], pool: str, *, holds: Held | None = None, priority: int = 0
     ) -> list[asyncio.Future[Any]]:
-        """Queue units as `Dispatcher.add`. Returns a future for each, whose result is what `owner` makes of the first
-        answer that counts, or None once the unit is not wanted any more.
-        """
+        """Queue units as `Dispatcher.add`. Returns a future for each: what `owner` makes of the first good answer."""
         self._owners[owner.batch] = owner
         units, mine, loop = list(units), self._results[owner.batch], asyncio.get_running_loop()
         for unit in units:
@@ -134,14 +132,6 @@ class UnitRouter:
         self._dispatcher.add(units, batch=owner.batch, pool=pool, holds=holds, priority=priority)
         self.wake()
         return [mine[unit.id] for unit in units]
-
-    def keep_only(self, owner: Owner, wanted: Iterable[WorkUnit]) -> None:
-        """Forget the owner's other units."""
-        kept, mine = {unit.id for unit in wanted}, self._results.get(owner.batch, {})
-        self._dispatcher.keep_only(owner.batch, kept)
-        for unit_id in mine.keys() - kept:
-            _set(mine.pop(unit_id), None)
-        self.wake()
 
     def withdraw(self, owner: Owner) -> None:
         """Forget the owner's waiting units until they are requested again."""
@@ -236,7 +226,8 @@ class UnitRouter:
             awaited = self._results.get(owner.batch, {}).pop(unit.id, None)
             if awaited is not None:  # else it has a result; another owner may want the same unit now
                 self._dispatcher.done(unit)
-                _set(awaited, result)
+                if not awaited.done():  # else who awaited it is gone
+                    awaited.set_result(result)
 
     def _repeat(self, answer: Answer, reason: str) -> None:
         """Repeat a unit whose answer was lost on its way."""
@@ -285,8 +276,3 @@ class UnitRouter:
         seconds = self._dispatcher.hedge_look(now)
         if seconds is not None:
             self._hedge_timer = asyncio.get_running_loop().call_later(seconds, self.wake)
-
-
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():  # else who awaited it is gone
-        future.set_result(result)

@@ -68,9 +68,7 @@ class Opened:
     candidates: int
     """Candidates whose rewards are known."""
     units: tuple[WorkUnit, ...]
-    """All units that workers should do now; empty if they are `as_planned`."""
-    as_planned: bool = False
-    """Whether the units are those of the plan's pools, which the caller has."""
+    """All units that workers should do now."""
     audits: tuple[str, ...] = ()
     """Prompts whose audits are done."""
     message: str = ""
@@ -131,16 +129,12 @@ class Selector(Callee):
         """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
-    def open(self, plan: IterationPlan, prefetched: bool = False) -> Opened:
+    def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration, or continue it where its journal ends.
 
         A journal made with another policy under the same revision number, or by workers of other score classes, is set
         aside, and the iteration is done again. For an iteration explored ahead, `revise` brings back what was
         regenerated.
-
-        Args:
-            prefetched: whether the caller has queued the plan's pools already, so that tens of thousands of units need
-                not be sent again.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -168,12 +162,10 @@ class Selector(Callee):
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         groups = self._replay_all(state, now)
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
-        as_planned = prefetched and not entries[1:]
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
-            units=() if as_planned else opened.wanted(),
-            as_planned=as_planned,
+            units=opened.wanted(),
             audits=state.audits_done,
             message=message,
         )

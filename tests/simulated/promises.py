@@ -142,7 +142,6 @@ def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     assert not client._inbox, f"answers left: {client._inbox}"
     for kept in (client._plans, client._revised, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
-    assert not parts.rollouts._prefetched
     assert set(router._results) <= open_, f"futures left: {set(router._results) - open_}"
     awaited = [list(router._results.get(this.batch, {})) for this in parts.rollouts._open.values()]
     assert not any(awaited), f"units are awaited: {awaited}"

@@ -148,18 +148,7 @@ class Scene:
         )
 
     async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:
-        this, opened = self.made(plan), await self.selector.open(plan)
-        this.opened(plan, opened)
-        await settled()
-        return this
-
-    def prefetched(self) -> OpenIteration:
-        this = self.made(PLAN)
-        this.begin(PLAN.pool_units())
-        return this
-
-    def made(self, plan: IterationPlan) -> OpenIteration:
-        return OpenIteration(
+        this = OpenIteration(
             plan,
             [Prompt(id=key, text="") for key in plan.prompt_ids],
             {key: f"embedding of {key}" for key in plan.prompt_ids},
@@ -171,6 +160,9 @@ class Scene:
             tell=self.watching.said.append,
             changed=lambda: None,
         )
+        this.begin(await self.selector.open(plan))
+        await settled()
+        return this
 
     async def worker(self, name: str, pool: str, holds: tuple[str, int] = OLD) -> Hand:
         hand = Hand(name, pool)
@@ -409,44 +401,6 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     await scene.answer(regenerator)
     assert is_finished(this)
     assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
-
-
-@scene
-async def test_pools_that_are_asked_for_ahead_wait_for_their_revision_and_their_results_for_the_selector(
-    scene: Scene,
-) -> None:
-    this = scene.prefetched()
-    assert (this.candidates, this.pool_size) == (0, 8)
-    before = await scene.worker("explorer-0", "explorers", ("old", 3))
-    assert before.given == []
-    explorer = await scene.worker("explorer-1", "explorers")
-    assert len(explorer.given) == 4
-    await scene.answer(explorer)
-    assert this.candidates == 0
-    known = replace(PLAN, policy_digest="ab")
-    opened = await scene.selector.open(known, prefetched=True)
-    assert (opened.as_planned, opened.units) == (True, ())
-    this.opened(known, opened)
-    await settled()
-    assert this.explored.is_set()
-    assert this.plan.policy_digest == "ab"
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    await scene.answer(regenerator)
-    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
-
-
-@scene
-async def test_of_pools_that_are_asked_for_ahead_what_the_journal_holds_is_not_done_again(scene: Scene) -> None:
-    before = Selector(scene.world._folder)
-    first, second, third, last = before.open(PLAN).units
-    before.accept([answer_to(unit, "explorer-0")[0] for unit in (first, second, third)])
-    this = scene.prefetched()
-    this.opened(PLAN, await scene.selector.open(PLAN, prefetched=True))
-    assert this.candidates == 6
-    explorer = await scene.worker("explorer-0", "explorers")
-    assert explorer.given == [last]
-    await scene.answer(explorer)
-    assert this.explored.is_set()
 
 
 @scene
