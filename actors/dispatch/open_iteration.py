@@ -98,6 +98,7 @@ class OpenIteration(Owner):
         self._reward_costs: Counter[str] = Counter()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         self._prompts_at_work: dict[str, asyncio.Task[None]] = {}
+        """Prompt id → its `_make_group`, which may have ended."""
 
     # The way of a prompt
 
