@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
-from actors.dispatch.rollout import Rollouts
+from actors.dispatch.rollouts import Rollouts
 from actors.evaluation.evaluator import Evaluator
 from actors.evaluation.requests import EvaluationRequests
 from actors.evaluation.schedule import EvaluationSchedule
