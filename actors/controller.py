@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.rollout_result import RolloutResult
 from actors.evaluation.requests import EvaluationRequests
-from actors.run_parts import RunParts
+from actors.run_components import RunComponents
 from actors.training.iteration_clock import IterationClock
 from actors.world import Tasks, World
 from solrl_ray.config.pools import is_colocated
@@ -37,8 +37,8 @@ from solrl_ray.scheduling.staleness import staleness_of
 class Controller:
     def __init__(self, config: Config, folder: Path, world: World) -> None:
         self._config, self._world = config, world
-        self._parts = RunParts(config, folder, world)
-        self.note = self._parts.telemetry.note
+        self._components = RunComponents(config, folder, world)
+        self.note = self._components.telemetry.note
         self._opened, self._scaling = False, asyncio.Lock()
         self._checkpoint: asyncio.Task[float] | None = None
         self._colocated = is_colocated(config.fleet)
@@ -47,8 +47,8 @@ class Controller:
     async def run(self) -> None:
         """Train from the run folder's state to `run.iterations`, then write the results."""
         async with Tasks() as self._tasks:
-            parts, first, last = await self._open(), self._parts.point.updates, self._last
-            await parts.evaluations.before_training() if first == 0 else await self._evaluate_on_the_way(first)
+            components, first, last = await self._open(), self._components.point.updates, self._last
+            await components.evaluations.before_training() if first == 0 else await self._evaluate_on_the_way(first)
             self._clock.restart()
             for iteration in range(first, last):
                 await self._begin(iteration)
@@ -60,20 +60,20 @@ class Controller:
                     await self._begin(iteration + 1)
                 await self._evaluate_on_the_way(iteration + 1)
             await self._checkpoint_written()
-            await parts.evaluations.of_ema(last)
-            await parts.checkpoints.finish(parts.point.seconds + self._clock.elapsed)
+            await components.evaluations.evaluate_ema(last)
+            await components.checkpoints.finish(components.point.seconds + self._clock.elapsed)
 
     # Called from outside while `run` is at work
 
     async def progress(self) -> Progress:
-        return self._parts.telemetry.progress()
+        return self._components.telemetry.progress()
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
         """Resize pools; see `Fleet.scale`."""
-        parts = self._ready()
+        components = self._ready()
         async with self._scaling:  # so that the last request is noted last
-            said = await parts.fleet.scale(sizes)
-            await parts.on_disk(lambda: parts.folder.note_sizes(sizes), "noting the sizes of pools")
+            said = await components.fleet.scale(sizes)
+            await components.on_disk(lambda: components.folder.note_sizes(sizes), "noting the sizes of pools")
         return said
 
     @property
@@ -81,86 +81,85 @@ class Controller:
         """Evaluations requested from outside."""
         return self._ready().requests
 
-    def _ready(self) -> RunParts:
+    def _ready(self) -> RunComponents:
         if not self._opened:
             raise RunError("the run is still looking for its last checkpoint; ask again in a moment")
-        return self._parts
+        return self._components
 
     # The steps
 
-    async def _open(self) -> RunParts:
-        await self._parts.open(self._tasks)
+    async def _open(self) -> RunComponents:
+        await self._components.open(self._tasks)
         self._opened = True
-        self._clock = IterationClock(self._config, self._world, self._parts.fleet)
-        return self._parts
+        self._clock = IterationClock(self._config, self._world, self._components.fleet)
+        return self._components
 
     async def _begin(self, iteration: int) -> None:
         """Open an iteration, unless it is open already."""
-        parts = self._parts
-        if not parts.rollouts.is_open(iteration):
-            await parts.open_iteration(iteration)
-        await parts.rollouts.revise(iteration, await parts.publisher.newest.digest)
-        await parts.publisher.to_regenerators()
+        components = self._components
+        if not components.rollouts.is_open(iteration):
+            await components.open_iteration(iteration)
+        await components.rollouts.revise(iteration, await components.publisher.newest.digest)
+        await components.publisher.to_regenerators()
 
     async def _roll_out(self, iteration: int) -> RolloutResult:
         """Return once every prompt has its group. The next iteration may be explored as soon as this one is."""
-        parts = self._parts
-        parts.telemetry.begin_iteration(iteration)
+        components = self._components
+        components.telemetry.begin_iteration(iteration)
         words = "sampling" if is_one_stage(self._config) else "exploring"
-        explored = parts.rollouts[iteration].explored.is_set()
-        parts.telemetry.state("regenerating" if explored else words, stage="rollout")
+        explored = components.rollouts[iteration].explored.is_set()
+        components.telemetry.state("regenerating" if explored else words, stage="rollout")
         await self._checkpoint_written()
-        await parts.rollouts.drop_before(iteration)
+        await components.rollouts.drop_before(iteration)
         ahead = self._tasks.start(self._explore_ahead(iteration), f"exploring iteration {iteration + 1} ahead")
         offers = self._tasks.start(self._offer(iteration), f"offering samples of iteration {iteration}")
-        rollout = await parts.rollouts.finish(iteration)
+        rollout = await components.rollouts.finish(iteration)
         offers.cancel()
         await ahead
         return rollout
 
     async def _explore_ahead(self, iteration: int) -> None:
         """Start exploring the next iteration when this one is explored, if staleness allows it."""
-        parts, following = self._parts, iteration + 1
-        if self._staleness and following < self._last and not parts.rollouts.is_open(following):
-            await parts.rollouts[iteration].explored.wait()
-            if parts.publisher.sent_to_explorers is not parts.publisher.newest:
-                await parts.publisher.to_explorers()
-            await parts.open_iteration(following)
+        components, following = self._components, iteration + 1
+        if self._staleness and following < self._last and not components.rollouts.is_open(following):
+            await components.rollouts[iteration].explored.wait()
+            if components.publisher.sent_to_explorers is not components.publisher.newest:
+                await components.publisher.to_explorers()
+            await components.open_iteration(following)
 
     async def _offer(self, iteration: int) -> None:
         """Offer samples to the learners as they arrive, in prompt order."""
         if self._colocated:  # samplers would wait for what a learner does early, and the other way round
             return
-        this = self._parts.rollouts[iteration]
+        this = self._components.rollouts[iteration]
         async for first, groups, embeddings in this.in_order():
-            self._parts.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
+            self._components.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
     async def _learn(self, iteration: int, rollout: RolloutResult) -> IterationMetrics:
         """Make the update. Beside it: the rest of its rollout, work ahead, and an evaluation that is due."""
-        parts = self._parts
-        parts.telemetry.state("learning", stage="learn")
+        components = self._components
+        components.telemetry.state("learning", stage="learn")
         self._clock.learn()
         ended = asyncio.Event()
-        beside = self._tasks.start(self._beside_update(iteration, ended), f"what goes on beside update {iteration + 1}")
-        update = await parts.learners.update(iteration, rollout.groups, rollout.embeddings)
+        beside = self._tasks.start(self._beside_update(iteration, ended), f"background work of update {iteration + 1}")
+        update = await components.learners.update(iteration, rollout.groups, rollout.embeddings)
         self._clock.learned()
         ended.set()
         summary = await beside
-        return self._clock.record(iteration, rollout, summary, update, parts.fallback_level(iteration))
+        return self._clock.record(iteration, rollout, summary, update, components.fallback_level(iteration))
 
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
-        parts = self._parts
-        summary = await parts.rollouts.close(
-            iteration, lambda: parts.publisher.regenerating(after=learned if self._colocated else None)
+        components = self._components
+        summary = await components.rollouts.close(
+            iteration, lambda: components.publisher.regenerating(after=learned if self._colocated else None)
         )
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
-            parts.embeddings.ask_ahead(parts.prompts(unexplored), parts.prompts_from(unexplored))
-            if not self._staleness and not self._evaluates_before(unexplored):
-                self._tasks.start(parts.ask_ahead(unexplored), f"asking for the pools of iteration {unexplored}")
-        await parts.evaluations.beside_update()
+            prompts, further = components.prompts(unexplored), components.prompts_from(unexplored)
+            self._tasks.start(components.embeddings.prefetch(prompts, further), "encoding prompts ahead")
+        await components.evaluations.beside_update()
         if not self._colocated:
-            await parts.requests.window(learned, free=True)
+            await components.requests.window(learned, free=True)
         return summary
 
     async def _publish(self, updates: int, record: IterationMetrics) -> LearnerState:
@@ -170,21 +169,21 @@ class Controller:
         Args:
             record: of the iteration that made it; its digest is that of the state.
         """
-        parts = self._parts
-        parts.telemetry.state(f"publishing revision {updates}", stage="publish")
+        components = self._components
+        components.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
-        level = parts.fallback_level(updates + self._staleness, record)
-        state = await parts.publisher.make_updated(updates, level)
+        level = components.fallback_level(updates + self._staleness, record)
+        state = await components.publisher.make_updated(updates, level)
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
-            await parts.publisher.to_explorers()
-        digest = await parts.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
-        parts.telemetry.iteration(replace(record, lora_digest=digest))
-        parts.rollouts[updates - 1].learned()
+            await components.publisher.to_explorers()
+        digest = await components.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
+        components.telemetry.iteration(replace(record, lora_digest=digest))
+        components.rollouts[updates - 1].learned()
         return state
 
     def _save(self, state: LearnerState, updates: int) -> asyncio.Task[float]:
-        self._parts.telemetry.state("writing the checkpoint", stage="checkpoint")
-        return self._tasks.start(self._parts.checkpoints.save(state, updates), f"the checkpoint after {updates}")
+        self._components.telemetry.state("writing the checkpoint", stage="checkpoint")
+        return self._tasks.start(self._components.checkpoints.save(state, updates), f"the checkpoint after {updates}")
 
     async def _checkpoint_written(self) -> None:
         """Return once the last checkpoint is on the disk. What comes next must not count before."""
@@ -194,14 +193,14 @@ class Controller:
 
     def _evaluates_before(self, iteration: int) -> bool:
         """Whether an iteration begins after evaluations: on cards, explorers would be in their way."""
-        parts = self._parts
-        return parts.evaluations.holds_up(iteration) or (self._colocated and parts.requests.wait)
+        components = self._components
+        return components.evaluations.holds_up(iteration) or (self._colocated and components.requests.wait)
 
     async def _evaluate_on_the_way(self, updates: int) -> None:
-        if await self._parts.evaluations.before_iteration(updates):
+        if await self._components.evaluations.before_iteration(updates):
             self._clock.restart()  # an evaluation has its own record
         if self._colocated:  # requested evaluations get part of the time between iterations
             ended = asyncio.Event()
             seconds = self._config.evaluation.share * self._clock.last
             asyncio.get_running_loop().call_later(seconds, ended.set)
-            await self._parts.requests.window(ended, free=False)
+            await self._components.requests.window(ended, free=False)

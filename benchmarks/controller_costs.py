@@ -75,11 +75,11 @@ class Agreeing:
         """Results that are still to come."""
         self.all_came = asyncio.Event()
 
-    def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
-        acknowledged(Ack())
+    async def accept(self, result: UnitResult) -> Ack:
         self.left -= 1
         if not self.left:
             self.all_came.set()
+        return Ack()
 
 
 class NotingWorld(RayWorld):
@@ -161,12 +161,12 @@ def _plan(iteration: int, prompts: int, micro_batch: int) -> IterationPlan:
 
 
 def _opened(told: Callable[..., Any]) -> float:
-    """Median seconds a unit, of many, until an iteration is open whose pools are asked for already."""
+    """Median seconds a unit, of many, until an iteration is open."""
     seconds = []
     for iteration in range(100, 105):
         plan = _plan(iteration, LARGE, MICRO_BATCH)
         began = time.perf_counter()
-        told("open", plan, True)
+        told("open", plan)
         seconds.append((time.perf_counter() - began) / (LARGE * POOL // MICRO_BATCH))
         told("drop", iteration)
     return statistics.median(seconds)
@@ -245,19 +245,19 @@ async def _controller(root: Path) -> dict[str, float]:
                 alone=lambda: False,
                 unplaced=lambda worker, seconds, since: None,
                 observer=fleet,
-                hand_out=fleet.hand_out,
+                router=fleet.router,
             )
             pool.workers[name].state = State.READY
         some = list(pool.workers.values())[:TOGETHER]
         costs = {
-            "queue": _queued(fleet, world, tasks),
+            "queue": await _queued(fleet, world, tasks),
             "embed": await _embedded(PromptEmbeddings(config, folder.embeddings, world, tasks), world),
             "worker": _looking(fleet) / WORKERS,
             "load": await _loading(some, world),
         }
         for worker in some:
             await stack.enter_async_context(worker._answers)
-            fleet.hand_out.ready(worker, ("old", 0))
+            fleet.router.ready(worker, ("old", 0))
         return costs | await _handed_out(fleet, world, tasks)
 
 
@@ -267,21 +267,15 @@ def _prompts(plan: IterationPlan) -> list[Prompt]:
 
 
 def _iteration(
-    plan: IterationPlan,
-    opened: Opened | None,
-    agreeing: Agreeing,
-    fleet: Fleet,
-    world: NotingWorld,
-    tasks: Tasks,
+    plan: IterationPlan, agreeing: Agreeing, fleet: Fleet, world: NotingWorld, tasks: Tasks
 ) -> OpenIteration:
     return OpenIteration(
         plan,
         _prompts(plan),
         dict.fromkeys(plan.prompt_ids, world.put(torch.zeros(8))),
-        opened,
         world=world,
         tasks=tasks,
-        hand_out=fleet.hand_out,
+        router=fleet.router,
         selector=agreeing,  # type: ignore[arg-type]
         publication=dict,
         tell=lambda _: None,
@@ -289,12 +283,15 @@ def _iteration(
     )
 
 
-def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
+async def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
     """Median seconds a unit, of many, until an iteration's pools wait for workers that hold its revision."""
     seconds = []
     for number in range(100, 105):
+        plan = _plan(number, LARGE, MICRO_BATCH)
         began = time.thread_time()
-        this = _iteration(_plan(number, LARGE, MICRO_BATCH), None, Agreeing(), fleet, world, tasks)
+        this = _iteration(plan, Agreeing(), fleet, world, tasks)
+        this.begin(Opened(groups=(), candidates=0, units=tuple(plan.pool_units())))
+        await asyncio.sleep(0)  # each prompt requests its units
         seconds.append((time.thread_time() - began) / (LARGE * POOL // MICRO_BATCH))
         this.learned()
     return statistics.median(seconds)
@@ -314,16 +311,15 @@ async def _handed_out(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> dict[st
     """Median seconds a unit: to choose who does it and send it; and to take its answer, which is there."""
     plan = _plan(0, TOGETHER * ROUNDS * MICRO_BATCH // POOL, MICRO_BATCH)
     agreeing = Agreeing()
-    nothing = Opened(groups=(), candidates=0, units=())
-    this = _iteration(plan, nothing, agreeing, fleet, world, tasks)
+    this = _iteration(plan, agreeing, fleet, world, tasks)
     units, calls, answers = plan.pool_units(), [], []
     for start in range(0, len(units), TOGETHER):
-        this._want(units[start : start + TOGETHER])
+        fleet.router.request(this, units[start : start + TOGETHER], "explorers")
         world.sent.clear()
         agreeing.left = TOGETHER
         agreeing.all_came.clear()
         began = time.thread_time()
-        fleet.hand_out._assign()
+        fleet.router._assign()
         calls.append((time.thread_time() - began) / TOGETHER)
         ray.wait(world.sent, num_returns=TOGETHER, timeout=60.0)
         began = time.thread_time()
@@ -354,9 +350,9 @@ def _looking(fleet: Fleet) -> float:
     for name in fleet.explorers["explorers"].workers:
         dispatcher.ready(name, "explorers", ("old", 0))
     dispatcher.assign(0.0)
-    own, fleet.hand_out._dispatcher = fleet.hand_out._dispatcher, dispatcher
+    own, fleet.router._dispatcher = fleet.router._dispatcher, dispatcher
     shown = _median(fleet._show, 20, time.thread_time)
-    fleet.hand_out._dispatcher = own
+    fleet.router._dispatcher = own
     return shown + _median(lambda: dispatcher._hedges(1.0), 20, time.thread_time) * SHOW_SECONDS / HEDGE_LOOK
 
 

@@ -139,7 +139,7 @@ class FinishedRunEvaluation:
                     config,
                     self._prompts,
                     references,
-                    fleet.hand_out,
+                    fleet.router,
                     updates=self._state.updates,
                     policy=policy,
                     strict=config.fleet.strict,

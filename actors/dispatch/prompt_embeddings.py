@@ -117,9 +117,10 @@ class PromptEmbeddings:
             await self._leave()
         return len(coming)
 
-    def ask_ahead(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
-        """`encode` for later calls of `of`, without waiting."""
-        self._tasks.start(self.encode(prompts, further), "encoding prompts ahead")
+    async def prefetch(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
+        """Make the next call of `of` fast; `further` as of `encode`."""
+        await self.encode(prompts, further)
+        await self.of(prompts)
 
     async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its finished embedding. All others are freed."""

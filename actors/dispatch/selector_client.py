@@ -11,9 +11,9 @@ written them. Results without acknowledgement are sent again; one that was journ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from actors.workers.selector import Ack, Opened
@@ -26,16 +26,14 @@ from solrl_ray.scheduling.worker_state import replacement_name
 
 
 @dataclass(frozen=True, slots=True)
-class _Brought:
+class _PendingResult:
     """A result on its way to the selector."""
 
-    result: UnitResult | None
-    group: Any
-    """Reference of a sample group, if it is one."""
     iteration: int
-    acknowledged: Callable[[Ack], None]
-    lost: Callable[[str], None]
-    """Called with the reason if a group cannot be delivered."""
+    result: Any
+    """A `UnitResult`, or the reference of a sample group."""
+    is_group: bool
+    ack: asyncio.Future[Ack]
 
 
 class SelectorClient:
@@ -47,37 +45,30 @@ class SelectorClient:
         seconds: float,
         replacements: Replacements,
         tell: Callable[[str], None],
-        reopened: Callable[[int, Opened], None],
     ) -> None:
         """
         Args:
             seconds: deadline of one call.
             replacements: the budget that pays for restarts.
             tell: is given a sentence for the user.
-            reopened: is given a new selector's state of an open iteration, after the old one's acknowledgements.
         """
         self._world, self._seconds, self._replacements = world, seconds, replacements
-        self._tell, self._reopened = tell, reopened
+        self._tell = tell
         self._name = "selector"
         self._actor = world.selector(self._name)
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of accepted groups."""
-        self._first = 0
-        """Earlier iterations were dropped."""
-        self._inbox: list[_Brought] = []
+        self._inbox: list[_PendingResult] = []
         self._filled = asyncio.Event()
         self._restarting = asyncio.Lock()
-        tasks.start(self._bring(), "bringing answers to the selector")
+        tasks.start(self._flush_loop(), "bringing answers to the selector")
 
-    async def open(self, plan: IterationPlan, *, asked: bool = False) -> Opened:
-        """`Selector.open`. Results that came before are delivered; until `drop`, a new selector reopens the
-        iteration.
-        """
-        opened: Opened = await self._ask("open", plan, asked)
+    async def open(self, plan: IterationPlan) -> Opened:
+        """`Selector.open`; until `drop`, a new selector reopens the iteration."""
+        opened: Opened = await self._ask("open", plan)
         self._plans[plan.iteration] = plan
-        self._filled.set()
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:
@@ -91,22 +82,23 @@ class SelectorClient:
         return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:
-        """Forget an iteration that a checkpoint contains; its later results are ignored."""
-        self._first = max(self._first, iteration + 1)
+        """Forget an iteration that a checkpoint contains; who sends a result of it is cancelled."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
         self._groups.pop(iteration, None)
         await self._ask("drop", iteration)
 
-    def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
-        """Deliver a result; `acknowledged` is called when it is accepted or refused."""
-        self._put(_Brought(result, None, result.unit.iteration, acknowledged, lambda _: None))
+    async def accept(self, result: UnitResult) -> Ack:
+        """Deliver a result of a unit."""
+        return await self._delivered(result.unit.iteration, result, is_group=False)
 
-    def accept_group(
-        self, iteration: int, group: Any, acknowledged: Callable[[Ack], None], lost: Callable[[str], None]
-    ) -> None:
-        """As `accept`, for a group by reference; `lost` is called instead, with the reason, if it is gone."""
-        self._put(_Brought(None, group, iteration, acknowledged, lost))
+    async def accept_group(self, iteration: int, group: Any) -> Ack:
+        """As `accept`, for a group by reference. Raises InputGone if it is lost."""
+        return await self._delivered(iteration, group, is_group=True)
+
+    async def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
+        """`Selector.wanted`."""
+        return await self._ask("wanted", iteration)
 
     async def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
         """`Selector.assemble` of parts by reference: rewards, and the reference of the group.
@@ -124,50 +116,45 @@ class SelectorClient:
         units, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
         return units, None if units else group
 
-    async def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
-        """`Selector.lose`."""
-        return await self._ask("lose", unit)
-
     # Results that come while the selector answers go in its next call
 
-    def _put(self, brought: _Brought) -> None:
-        self._inbox.append(brought)
+    async def _delivered(self, iteration: int, result: Any, *, is_group: bool) -> Ack:
+        pending = _PendingResult(iteration, result, is_group, asyncio.get_running_loop().create_future())
+        self._inbox.append(pending)
         self._filled.set()
+        return await pending.ack
 
-    async def _bring(self) -> None:
+    async def _flush_loop(self) -> None:
         while True:
             self._filled.clear()
-            while together := [each for each in self._inbox if each.iteration in self._plans]:
-                self._inbox = [each for each in self._inbox if each.iteration not in self._plans]
-                results = [each for each in together if each.result is not None]
+            while together := self._inbox:
+                self._inbox = []
+                for each in together:
+                    if each.iteration not in self._plans:  # it was dropped
+                        each.ack.cancel()
+                results = [each for each in together if not (each.ack.done() or each.is_group)]
                 if results:
-                    acks = await self._ask("accept", [each.result for each in results])
-                    for each, ack in zip(results, acks, strict=True):
-                        self._acknowledge(each, ack)
-                await self._bring_groups([each for each in together if each.result is None])
-            self._inbox = [each for each in self._inbox if each.iteration >= self._first]  # others were dropped
+                    _acknowledge(results, await self._ask("accept", [each.result for each in results]))
+                await self._flush_groups([each for each in together if not each.ack.done() and each.is_group])
             await self._filled.wait()
 
-    async def _bring_groups(self, groups: list[_Brought]) -> None:
+    async def _flush_groups(self, groups: list[_PendingResult]) -> None:
         if not groups:
             return
         try:
-            acks = await self._ask("accept_groups", *[each.group for each in groups])
+            acks = await self._ask("accept_groups", *[each.result for each in groups])
         except InputGone as error:  # a group was lost with its node on its way
             if len(groups) == 1:
-                groups[0].lost(error.reason)
-            else:  # bring them one by one to find out which
+                if not groups[0].ack.done():
+                    groups[0].ack.set_exception(error)
+            else:  # one by one, to find out which
                 for each in groups:
-                    await self._bring_groups([each])
+                    await self._flush_groups([each])
             return
         for each, ack in zip(groups, acks, strict=True):
-            if not ack.refused and each.iteration in self._plans:
-                self._groups.setdefault(each.iteration, []).append(each.group)
-            self._acknowledge(each, ack)
-
-    def _acknowledge(self, brought: _Brought, ack: Ack) -> None:
-        if brought.iteration in self._plans:  # else it was dropped meanwhile
-            brought.acknowledged(ack)
+            if not ack.refused and each.iteration in self._plans:  # else it was dropped meanwhile
+                self._groups.setdefault(each.iteration, []).append(each.result)
+        _acknowledge(groups, acks)
 
     # Calls, and the restart
 
@@ -196,22 +183,21 @@ class SelectorClient:
             self._name = replacement_name(self._name)
             self._actor = self._world.selector(self._name)
             try:
-                found = {iteration: await self._reopen(plan) for iteration, plan in list(self._plans.items())}
+                for plan in list(self._plans.values()):
+                    await self._reopen(plan)
+                return
             except WorkerGone as again:
                 error = again
-                continue
-            for iteration, opened in found.items():
-                self._reopened(iteration, opened)
-            return
 
-    async def _reopen(self, plan: IterationPlan) -> Opened:
+    async def _reopen(self, plan: IterationPlan) -> None:
         opened: Opened = await self._call("open", plan)
+        if opened.message:
+            self._tell(opened.message)
         if plan.iteration in self._revised:
-            opened = await self._call("revise", plan.iteration, self._revised[plan.iteration])
+            await self._call("revise", plan.iteration, self._revised[plan.iteration])
         for group in self._groups.get(plan.iteration, []):
-            with suppress(InputGone):  # it was lost with its node and is made again
+            with suppress(InputGone):  # it was lost with its node and is made again when the iteration is closed
                 await self._call("accept_again", group)
-        return replace(opened, units=await self._call("wanted", plan.iteration))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         sent = self._world.send(self._actor, method, *arguments)
@@ -219,3 +205,9 @@ class SelectorClient:
 
     async def _answer(self, sent: Sent, what: str) -> Any:
         return await self._world.answer(sent, what=what, seconds=self._seconds)
+
+
+def _acknowledge(pending: Sequence[_PendingResult], acks: Sequence[Ack]) -> None:
+    for each, ack in zip(pending, acks, strict=True):
+        if not each.ack.done():  # else who sent it is gone
+            each.ack.set_result(ack)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actors.dispatch.hand_out import Answer, HandOut, Owner
+from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
 from actors.world import World
@@ -36,7 +36,7 @@ class Evaluation(Owner):
         config: Config,
         prompts: Sequence[Prompt],
         embeddings: Mapping[str, Any],
-        hand_out: HandOut,
+        router: UnitRouter,
         *,
         updates: int,
         policy: str,
@@ -61,7 +61,7 @@ class Evaluation(Owner):
         self.completed = asyncio.Event()
         self.answered = asyncio.Event()
         """Set after each answer; the waiting task clears it."""
-        self._config, self._embeddings, self._method, self._hand_out = config, embeddings, method, hand_out
+        self._config, self._embeddings, self._method, self._router = config, embeddings, method, router
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._pictured = {prompt.id for prompt in prompts[: config.evaluation.pictures]}
         self._strict, self._tell, self._changed = strict, tell, changed
@@ -70,12 +70,12 @@ class Evaluation(Owner):
 
     def begin(self, holds: Held | None = None) -> None:
         """Hand out the remaining units to regenerators that hold the policy (default: the units' own)."""
-        self._hand_out.add(self, self.ledger.wanted(), REGENERATORS, holds=holds)
+        self._router.request(self, self.ledger.wanted(), REGENERATORS, holds=holds)
 
     async def finish(self) -> None:
         """Return once every unit is answered."""
         await self.completed.wait()  # each unit has its deadline
-        self._hand_out.drop(self)
+        self._router.drop(self)
 
     # Owner
 
@@ -86,16 +86,12 @@ class Evaluation(Owner):
         how = (self._config,) if self._method == "score" else ()
         return self._method, (*how, unit, prompt, self._embeddings[prompt.id], pictured), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> Evaluated:
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
-        if value.unit != unit:
-            self._hand_out.refuse_another(answer, value.unit)
-            return
         scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)
         if outcome is Outcome.ACCEPTED:
-            self._hand_out.done(unit)
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
             said = f"{answer.worker} has other rewards for {unit.in_words} than {self.ledger.finisher(unit.id)}"
@@ -106,15 +102,16 @@ class Evaluation(Owner):
         self.answered.set()
         if self.ledger.complete:
             self.completed.set()
+        return self.answers[unit.prompt_id]
 
 
 class Evaluator:
     """Evaluates what the regenerators hold, and writes the results to the run folder."""
 
     def __init__(
-        self, config: Config, world: World, hand_out: HandOut, folder: RunFolder, telemetry: Telemetry
+        self, config: Config, world: World, router: UnitRouter, folder: RunFolder, telemetry: Telemetry
     ) -> None:
-        self._config, self._world, self._hand_out = config, world, hand_out
+        self._config, self._world, self._router = config, world, router
         self._folder, self._telemetry = folder, telemetry
 
     async def run(
@@ -144,7 +141,7 @@ class Evaluator:
             self._config,
             prompts,
             embeddings,
-            self._hand_out,
+            self._router,
             updates=updates,
             policy=holder or UNIT_POLICY[policy],
             method="score_reference" if policy == "real" else "evaluate",

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.dispatch.hand_out import HandOut
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
+from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.training.policy_publisher import PolicyPublisher
 from actors.workers.regenerator import Evaluated
@@ -61,7 +61,7 @@ class RequestProgress:
     """All scores, when it is done."""
 
 
-class _OutsideEvaluation(Evaluation):
+class RequestedEvaluation(Evaluation):
     """Handles its own errors and losses."""
 
     error: RunError | UserError | None = None
@@ -85,7 +85,7 @@ class _OutsideEvaluation(Evaluation):
 class _Open:
     request: EvaluationRequest
     polled: float
-    evaluations: dict[str, _OutsideEvaluation]
+    evaluations: dict[str, RequestedEvaluation]
     embeddings: dict[str, Any]
     """By prompt id: references of finished embeddings."""
 
@@ -99,13 +99,13 @@ class EvaluationRequests:
         self,
         config: Config,
         world: World,
-        hand_out: HandOut,
+        router: UnitRouter,
         publisher: PolicyPublisher,
         embeddings: PromptEmbeddings,
         tell: Callable[[str], None],
     ) -> None:
         """`tell` is given a sentence for the user."""
-        self._config, self._world, self._hand_out = config, world, hand_out
+        self._config, self._world, self._router = config, world, router
         self._publisher, self._embeddings, self._tell = publisher, embeddings, tell
         self._open: dict[str, _Open] = {}
         """By name, in the order of arrival."""
@@ -139,7 +139,7 @@ class EvaluationRequests:
         """The sender has the result, or gives up."""
         this = self._open.pop(name, None)
         for evaluation in this.evaluations.values() if this else ():
-            self._hand_out.drop(evaluation)
+            self._router.drop(evaluation)
             evaluation.completed.set()
             evaluation.answered.set()  # answers to its units that are out will be ignored
 
@@ -181,7 +181,7 @@ class EvaluationRequests:
             over.cancel()
         self._debt += self._world.now() - waited[0] if waited else 0.0
 
-    async def _evaluate(self, this: _Open, policy: str, evaluation: _OutsideEvaluation, ended: asyncio.Event) -> None:
+    async def _evaluate(self, this: _Open, policy: str, evaluation: RequestedEvaluation, ended: asyncio.Event) -> None:
         """Run until it is complete, or `ended` is set and no worker has a unit of it."""
         for prompt in this.request.prompts:  # one by one, so that the run's own prompts need not wait for all of them
             if ended.is_set() or evaluation.completed.is_set():
@@ -195,22 +195,24 @@ class EvaluationRequests:
             await _first_of(ended, evaluation.completed)
             await self._rest(evaluation)
 
-    async def _rest(self, evaluation: _OutsideEvaluation) -> None:
+    async def _rest(self, evaluation: RequestedEvaluation) -> None:
         """Return once no worker has a unit of it; the rest waits for the next window."""
         while True:
-            self._hand_out.withdraw(evaluation)  # includes units that wait again because their worker was lost
-            if not self._hand_out.out(evaluation):
+            self._router.withdraw(evaluation)  # includes units that wait again because their worker was lost
+            if not self._router.out(evaluation):
                 return
             evaluation.answered.clear()
             await evaluation.answered.wait()  # each unit has its deadline
 
-    def _evaluation(self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]) -> _OutsideEvaluation:
-        return _OutsideEvaluation(
+    def _evaluation(
+        self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]
+    ) -> RequestedEvaluation:
+        return RequestedEvaluation(
             f"the evaluation {request.name} of {policy}",
             request.config,
             request.prompts,
             embeddings,
-            self._hand_out,
+            self._router,
             updates=request.updates,
             policy=policy,
             method="score",

@@ -53,7 +53,7 @@ class EvaluationSchedule:
             else:
                 await self._evaluator.run("base", 0, self._prompts, embeddings)
         if self._config.run.init:
-            await self.of_ema(0)
+            await self.evaluate_ema(0)
 
     async def before_iteration(self, updates: int) -> bool:
         """If an evaluation of `updates` is due, make it, or prepare it to run beside the next update.
@@ -63,7 +63,7 @@ class EvaluationSchedule:
         if not self._is_due(updates):
             return False
         if self._colocated:
-            await self.of_ema(updates)
+            await self.evaluate_ema(updates)
         else:
             self._prepared = updates, await self._publisher.policy("ema")
         return self._colocated
@@ -78,7 +78,7 @@ class EvaluationSchedule:
             (updates, publication), self._prepared = self._prepared, None
             await self._evaluate(updates, publication, overlaps=True)
 
-    async def of_ema(self, updates: int) -> None:
+    async def evaluate_ema(self, updates: int) -> None:
         """Evaluate the EMA after `updates` and wait for it, unless that was done."""
         if not self._done("ema", updates):
             await self._evaluate(updates, await self._publisher.policy("ema"), overlaps=False)

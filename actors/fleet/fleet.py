@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from actors.dispatch.hand_out import HandOut
+from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
@@ -53,14 +53,14 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
-        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
+        self.router = UnitRouter(world, tasks, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(
             Pool,
             world=world,
             tasks=tasks,
-            hand_out=self.hand_out,
+            router=self.router,
             deadlines=deadlines,
             replacements=self.replacements,
             observer=self,

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from actors.dispatch.hand_out import HandOut, Loss
+from actors.dispatch.unit_router import Loss, UnitRouter
 from actors.fleet.worker import Observer, Weights, Worker
 from actors.world import Process, Tasks, World, first_error
 from solrl_ray.config.deadlines import Deadlines
@@ -52,7 +52,7 @@ class Pool:
         unit_seconds: float,
         world: World,
         tasks: Tasks,
-        hand_out: HandOut,
+        router: UnitRouter,
         deadlines: Deadlines,
         replacements: Replacements,
         observer: PoolObserver,
@@ -68,7 +68,7 @@ class Pool:
         """Live workers, by name."""
         self.weights: Weights | None = None
         self._spawn, self._unit_seconds = spawn, unit_seconds
-        self._world, self._tasks, self._hand_out, self._deadlines = world, tasks, hand_out, deadlines
+        self._world, self._tasks, self._router, self._deadlines = world, tasks, router, deadlines
         self._replacements, self._observer = replacements, observer
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
@@ -173,7 +173,7 @@ class Pool:
             alone=lambda: self.at_work <= 1,
             unplaced=self._unplaced,
             observer=self._observer,
-            hand_out=self._hand_out,
+            router=self._router,
         )
         self.workers[name] = worker
         life = self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
@@ -214,7 +214,7 @@ class Pool:
             self._homeless.discard(worker.name)
             if worker.node:
                 self._vacated = self._world.now()
-        self._say_end(worker, error, loss=self._hand_out.lost(worker.name))
+        self._say_end(worker, error, loss=self._router.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
         """`since`: when the deadline began that has passed. Raises RunError if no worker of the pool has had a place

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.dispatch.hand_out import HandOut
+from actors.dispatch.unit_router import UnitRouter
 from actors.world import Process, Sent, World
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
@@ -114,7 +114,7 @@ class Worker:
         alone: Callable[[], bool],
         unplaced: Callable[[Worker, float, float | None], None],
         observer: Observer,
-        hand_out: HandOut,
+        router: UnitRouter,
     ) -> None:
         """
         Args:
@@ -139,7 +139,7 @@ class Worker:
         """Shapes of its forward to compile before anything else, and those done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
         self._weights, self._alone, self._unplaced = weights, alone, unplaced
-        self._observer, self._hand_out = observer, hand_out
+        self._observer, self._router = observer, router
         self._step = "waiting for a place"
         """What it does or waits for, where its state does not say it."""
         self._loaded: Weights | None = None
@@ -158,7 +158,7 @@ class Worker:
     @property
     def units(self) -> list[WorkUnit]:
         """Its units, in the order in which it does them."""
-        return self._hand_out.units_of(self.name)
+        return self._router.units_of(self.name)
 
     def words(self) -> str:
         """What it does, for the user."""
@@ -172,7 +172,7 @@ class Worker:
     def outdated(self) -> None:
         """It must load other weights: from now on it gets no unit until it has proved them."""
         self._advance("outdated")
-        self._hand_out.not_ready(self)
+        self._router.not_ready(self)
         if not self.units:
             self._idle_since = self._world.now()
         self._changed.set()
@@ -180,7 +180,7 @@ class Worker:
     def leave(self) -> None:
         """Finish its units, get no more, and end."""
         self._advance("leave")
-        self._hand_out.not_ready(self)
+        self._router.not_ready(self)
         self._changed.set()
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
@@ -201,7 +201,7 @@ class Worker:
                     self._changed.clear()
                     await self._next_step()
             finally:
-                self._hand_out.not_ready(self)
+                self._router.not_ready(self)
 
     async def _take_place(self) -> None:
         """Wait for room in the cluster, without a limit."""
@@ -286,21 +286,21 @@ class Worker:
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
             self._advance("proved")
-            self._hand_out.ready(self, weights.holds)
+            self._router.ready(self, weights.holds)
 
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent) -> None:
         try:
             what = f"{unit.in_words} on {self.name}"
             value = await self._world.answer(sent, what=what, seconds=self._unit_seconds)
         except NonsenseError as error:
-            self._hand_out.nonsense(self, unit, batch, error)
+            self._router.nonsense(self, unit, batch, error)
         except BaseException as error:
             own = error if isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving) else None
-            if own is None or not self._hand_out.failed(self, unit, batch, own):
-                self._hand_out.not_ready(self)  # its life ends, so it must not get more units
+            if own is None or not self._router.failed(self, unit, batch, own):
+                self._router.not_ready(self)  # its life ends, so it must not get more units
                 raise
         else:
-            self._hand_out.answered(self, unit, batch, value, sent.large)
+            self._router.answered(self, unit, batch, value, sent.large)
         if self.state is State.STALE:
             self._idle_since = self._world.now()
         self._observer.changed()

@@ -45,12 +45,12 @@ WRITERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The outcome of one of the results of a call."""
+    """The outcome of one of the results of a call. The same result sent again has the same outcome."""
 
     units: tuple[WorkUnit, ...] = ()
-    """Units that are wanted now because of it."""
-    assemble: WorkUnit | None = None
-    """In one stage: the unit whose group can now be made of kept samples."""
+    """Once its prompt's pool is complete: the prompt's units that are wanted now."""
+    differs: str = ""
+    """If it came again with other bytes than the first result, which counts: who brought what, as a sentence."""
     refused: str = ""
     """Why it was refused, if it is no answer."""
 
@@ -68,9 +68,7 @@ class Opened:
     candidates: int
     """Candidates whose rewards are known."""
     units: tuple[WorkUnit, ...]
-    """All units that workers should do now; empty if they are `as_planned`."""
-    as_planned: bool = False
-    """Whether the units are those of the plan's pools, which the caller has."""
+    """All units that workers should do now."""
     audits: tuple[str, ...] = ()
     """Prompts whose audits are done."""
     message: str = ""
@@ -131,16 +129,12 @@ class Selector(Callee):
         """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
-    def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
+    def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration, or continue it where its journal ends.
 
         A journal made with another policy under the same revision number, or by workers of other score classes, is set
         aside, and the iteration is done again. For an iteration explored ahead, `revise` brings back what was
         regenerated.
-
-        Args:
-            asked: whether the caller has queued the plan's pools already, so that tens of thousands of units need not
-                be sent again.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -167,14 +161,11 @@ class Selector(Callee):
             journal.append(header)
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         groups = self._replay_all(state, now)
-        state.restart()
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
-        as_planned = asked and not entries[1:]
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
-            units=() if as_planned else opened.wanted(),
-            as_planned=as_planned,
+            units=opened.wanted(),
             audits=state.audits_done,
             message=message,
         )
@@ -224,7 +215,7 @@ class Selector(Callee):
     def accept_again(self, *groups: SampleGroup) -> None:
         """After a restart: take groups accepted before; those in the journal change nothing."""
         self.accept_groups(
-            *[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)]
+            *[group for group in groups if group.prompt_id not in self._of(group.iteration).state.group_rewards]
         )
 
     def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
@@ -235,8 +226,6 @@ class Selector(Callee):
         try:
             if isinstance(brought, SampleGroup):
                 self.record_group(brought)
-            elif brought.unit.stage == "audit":
-                self.record_audit(brought)
             else:
                 return self.record(brought)
         except NonsenseError as error:
@@ -244,34 +233,20 @@ class Selector(Callee):
         return _COUNTED
 
     def record(self, result: UnitResult) -> Ack:
-        """Take a result of a pool's unit. Raises NonsenseError if it is invalid, RunError as `accept`."""
+        """Take a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
         opened = self._answered(result)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
             outcome, selection = state.record(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
-        self._judge(state, outcome, lost=state.explore.wants_again(result.unit.id))
-        if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION):
-            return _COUNTED
+        self._judge(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        regeneration = state.regeneration(prompt_id)
-        if prompt_id not in state.selections:
-            return _COUNTED
-        return Ack(units=state.wanted(prompt_id), assemble=regeneration if state.plan.one_stage else None)
-
-    def record_audit(self, result: UnitResult) -> Outcome:
-        """Take the rewards of seeds that were not selected, which are only measured. Raises as `record`."""
-        opened = self._answered(result)
-        try:
-            outcome = opened.state.record_audit(result)
-        except (KeyError, ValueError) as error:
-            raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
-        self._judge(opened.state, outcome)
-        if outcome is Outcome.ACCEPTED:
-            opened.journal.append(unit_entry(result))
-        return outcome
+        follows = prompt_id in state.selections and result.unit.stage != "audit"
+        units = state.wanted(prompt_id) if follows else ()
+        differs = state.violation if outcome is Outcome.VIOLATION else ""
+        return Ack(units=units, differs=differs) if units or differs else _COUNTED
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written in the background. Raises as `record`."""
@@ -318,12 +293,6 @@ class Selector(Callee):
             pass
         opened.state.lose_group(prompt_id)
         return opened.state.wanted(prompt_id), None
-
-    def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
-        """Note that the kept samples of a prompt's group are gone; returns the units that make them again."""
-        state = self._of(unit.iteration).state
-        state.lose(unit.prompt_id)
-        return state.wanted(unit.prompt_id)
 
     def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
         """The summary of an iteration, once all of it is on the disk; or the missing units, if it is not complete:
@@ -376,13 +345,10 @@ class Selector(Callee):
 
     def _replay(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
         """Record one journal entry; returns the group of a ``regenerate`` entry if its file is intact."""
-        if entry["kind"] in ("explore", "sample"):
+        if entry["kind"] in ("explore", "sample", "audit"):
             state.record(unit_result(entry, state.plan))
-        elif entry["kind"] == "audit":
-            state.record_audit(unit_result(entry, state.plan))
-        elif entry["kind"] == "regenerate" and not state.has_group(
-            entry["prompt"]
-        ):  # a group that was made again has two entries
+        elif entry["kind"] == "regenerate" and entry["prompt"] not in state.group_rewards:
+            # A group that was made again has two entries.
             try:
                 group = self._folder.load_group(state.plan.iteration, entry["prompt"])
                 if state.digest(group) == entry["digest"]:

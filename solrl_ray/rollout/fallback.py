@@ -42,11 +42,6 @@ class FallbackLadder:
         self._config = config
         self._staleness = staleness
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether every iteration has level 0, whatever is measured."""
-        return self._config.fidelity.floor is None or not self._config.fidelity.fallback
-
     def fallback_level(self, iteration: int, records: Sequence[IterationMetrics]) -> int:
         """The level that explores `iteration`, from the records of earlier ones; others are ignored."""
         return self.standing(iteration, records).level

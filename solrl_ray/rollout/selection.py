@@ -78,28 +78,25 @@ class PromptSelection:
         self._keep = keep
         self._rule, self._iteration = rule, iteration
         self._rewards: dict[int, float] = {}
-        self._dropped: set[int] = set()
+        self._dropped: dict[int, float] = {}
 
     def add(self, index: int, reward: float) -> None:
-        """Takes the proxy reward of one seed, rounded to float32.
+        """Take the proxy reward of one seed, rounded to float32.
 
         Raises:
             ValueError: the reward is not finite, the index is outside the pool, or it was added before.
         """
-        self._check_new(index)
-        value = ctypes.c_float(reward).value  # too large a value becomes infinite
-        if not math.isfinite(value):
-            raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
-        self._rewards[index] = value
+        self._rewards[index] = self._checked(index, reward)
 
-    def drop(self, index: int) -> None:
-        """Notes that a seed's preview was pruned, so it cannot be chosen.
+    def drop(self, index: int, early: float) -> None:
+        """As `add`, for a seed whose preview was pruned after this early score, so that it cannot be chosen."""
+        self._dropped[index] = self._checked(index, early)
 
-        Raises:
-            ValueError: the index is outside the pool, or was added or dropped before.
-        """
-        self._check_new(index)
-        self._dropped.add(index)
+    @property
+    def scores(self) -> list[float]:
+        """Of all seeds known so far, in the order of their indices; of a dropped one the early score."""
+        known = self._rewards | self._dropped
+        return [known[index] for index in sorted(known)]
 
     @property
     def dropped(self) -> tuple[int, ...]:
@@ -129,11 +126,15 @@ class PromptSelection:
     def _candidate(self, index: int) -> Candidate:
         return Candidate(prompt_id=self.prompt_id, index=index, reward=self._rewards[index])
 
-    def _check_new(self, index: int) -> None:
+    def _checked(self, index: int, reward: float) -> float:
         if not 0 <= index < self.pool:
             raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
         if index in self._rewards or index in self._dropped:
             raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
+        value = ctypes.c_float(reward).value  # too large a value becomes infinite
+        if not math.isfinite(value):
+            raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
+        return value
 
 
 def selection_digest(selections: Iterable[Selection]) -> str:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from solrl_ray.records import WorkUnit
@@ -142,13 +142,8 @@ class Dispatcher:
         """Note that a unit's answer counts. A second worker that still has the unit keeps its slot until it answers."""
         entry = self._entries.pop(unit.id, None)
         if entry is not None:
-            self._batches[entry.batch].pop(unit.id, None)
+            self._batches.get(entry.batch, {}).pop(unit.id, None)
             self._wait_no_longer(entry)
-
-    def keep_only(self, batch: str, wanted: Collection[str]) -> None:
-        """Forget the units of a batch whose ids are not in `wanted`."""
-        for entry in [entry for key, entry in self._batches.get(batch, {}).items() if key not in wanted]:
-            self.done(entry.unit)
 
     def withdraw(self, batch: str) -> None:
         """Forget the waiting units of a batch; those with workers stay until they are answered."""
@@ -161,8 +156,8 @@ class Dispatcher:
 
     def drop(self, batch: str) -> None:
         """Forget all units of a batch."""
-        self.keep_only(batch, ())
-        self._batches.pop(batch, None)
+        for entry in list(self._batches.pop(batch, {}).values()):
+            self.done(entry.unit)
         self.requeued.pop(batch, None)
 
     def requeue(self, unit: WorkUnit, worker: str) -> None:

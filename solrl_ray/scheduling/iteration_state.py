@@ -4,8 +4,6 @@ Per prompt, in two stages and in one::
 
     explore units ──record──► all in? ──► Selection ──► a regenerate unit ──record_group──► finished
     sample units ───record──► all in? ──► Selection ──► a group of kept samples ──record_group──► finished
-         ▲                                  │
-         └─────── chosen ones are lost ─────┘   after a node's loss or a resume; to the same bytes
 
 In two stages, some prompts also have an audit unit, of seeds that were not chosen; its rewards are only measured. A
 prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival order,
@@ -15,7 +13,6 @@ retries and duplicates change nothing. `scheduling.dispatcher` decides which wor
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -150,131 +147,45 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
 class IterationState:
     def __init__(self, plan: IterationPlan) -> None:
         self.plan = plan
-        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
-        self._pools = {prompt_id: plan.pool_units_of(prompt_id) for prompt_id in plan.prompt_ids}
-        """Prompt id → its pool's units."""
-        self.explore = Ledger(itertools.chain.from_iterable(self._pools.values()))
-        self.regenerate = Ledger()
-        self.audit = Ledger()
+        self.ledger = Ledger()
         self.selections: dict[str, Selection] = {}
-        self._audited = plan.audited_prompts
-        self._candidates = {
+        self.group_rewards: dict[str, tuple[float, ...]] = {}
+        """Prompt id → rewards of its accepted group."""
+        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
+        self._units: dict[str, list[WorkUnit]] = {prompt_id: [] for prompt_id in plan.prompt_ids}
+        """Prompt id → its units so far, in the order of their stages."""
+        self._pools = {
             p: PromptSelection(plan.pool, plan.keep, prompt_id=p, rule=plan.selection, iteration=plan.iteration)
             for p in plan.prompt_ids
         }
-        self._kept: set[str] = set()
-        """Units whose samples are in the object store."""
-        self._group_rewards: dict[str, tuple[float, ...]] = {}
+        self._audited = plan.audited_prompts
         self._audits: dict[str, UnitResult] = {}
         self._violations: list[str] = []
-        self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
+        self._plan(*plan.pool_units())
 
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
-        """Take an explorer's answer; returns the prompt's Selection once, with its last unit.
-
-        In a one-stage plan, the unit's samples are available from now on, until `lose`.
+        """Take an explorer's answer, or that to an audit unit; returns the prompt's Selection once, with the last unit
+        of its pool.
 
         Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
         that contradict its early scores), or for another kind of explorer than planned.
         """
-        self._refuse_nonsense(result, self.plan.exploring_revision)
-        kind = self._kinds.get(result.unit.prompt_id, "")
-        if self._kinds and kind_of(result.worker) != kind:
-            raise ValueError(
-                f"{result.worker} answered {result.unit.in_words}, which is for explorers of kind {kind!r}"
-            )
+        unit, is_audit = result.unit, result.unit.stage == "audit"
+        self._refuse_nonsense(result, self.plan.revision if is_audit else self.plan.exploring_revision)
         out = set(dropped(result))
-        digest = self._scores_digest(result) + result.samples_digest
-        outcome = self._finish(self.explore, result.unit, digest, result.worker)
-        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self._kept.add(result.unit.id)
+        scores = (
+            rewards_digest((*result.rewards, *result.early)) if self.plan.reproducible else "scores that may differ"
+        )
+        outcome = self._finish(unit, scores + result.samples_digest, result.worker)
         if outcome is not Outcome.ACCEPTED:
             return outcome, None
-        candidates = self._candidates[result.unit.prompt_id]
-        for index, reward in zip(result.unit.indices, result.rewards, strict=True):
-            if index in out:
-                candidates.drop(index)
-            else:
-                candidates.add(index, reward)
-            self._proxy[result.unit.prompt_id][index] = reward
-        if not candidates.complete:
+        if is_audit:
+            self._audits[unit.prompt_id] = result
             return outcome, None
-        return outcome, self._select(result.unit.prompt_id)
-
-    def regeneration(self, prompt_id: str) -> WorkUnit | None:
-        """The regenerate unit of a prompt once it can be done; requests lost chosen samples again.
-
-        In two stages that is when the selection is there; in one, when all chosen samples are kept.
-        """
-        selection = self.selections.get(prompt_id)
-        if selection is None:
-            return None
-        lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
-        for unit in lost:
-            self.explore.redo(unit.id)
-        return None if lost else self.regenerate_unit(selection)
-
-    def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
-        """Units of a prompt that workers should do now: without a result, or with one whose samples are lost."""
-        units = [unit for unit in self._pools[prompt_id] if self.explore.wants(unit.id)]
-        selection = self.selections.get(prompt_id)
-        if selection is not None and not self.plan.one_stage:
-            unit = self.regenerate_unit(selection)
-            units += [unit] if self.regenerate.wants(unit.id) else []
-        if selection is not None and prompt_id in self._audited and prompt_id not in self._audits:
-            units.append(self._audit_unit(selection))
-        return tuple(units)
-
-    def all_wanted(self) -> tuple[WorkUnit, ...]:
-        """`wanted` of every prompt, in the plan's order."""
-        return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
-
-    def sources(self, prompt_id: str) -> list[WorkUnit]:
-        """The pool units whose kept samples form a selected prompt's group; none in two stages."""
-        chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
-        units = self._pools[prompt_id] if self.plan.one_stage else []
-        return [unit for unit in units if chosen & set(unit.indices)]
-
-    def lose(self, prompt_id: str) -> None:
-        """Note that the kept samples of a selected prompt are gone, and request them again."""
-        self._kept -= {unit.id for unit in self.sources(prompt_id)}
-        self.regeneration(prompt_id)
-
-    def holds(self, group: SampleGroup) -> bool:
-        """Whether a group is the one that was accepted."""
-        unit = self.regenerate_unit(self.selections[group.prompt_id])
-        same = (group.indices, group.revision) == (unit.indices, unit.revision)
-        return same and self.group_digest_of(group.prompt_id) == self.digest(group)
-
-    def digest(self, group: SampleGroup) -> str:
-        """The digest that a repeated group is compared by."""
-        return group_digest(group, scores=self.plan.reproducible)
-
-    def group_digest_of(self, prompt_id: str) -> str:
-        """`digest` of a prompt's accepted group; empty if there is none."""
-        return self.regenerate.digest(self.regenerate_unit(self.selections[prompt_id]).id)
-
-    def has_group(self, prompt_id: str) -> bool:
-        """Whether a prompt's group was accepted."""
-        return prompt_id in self.selections and bool(self.group_digest_of(prompt_id))
-
-    def has_lost(self, prompt_id: str) -> bool:
-        """Whether a prompt's group was accepted and lost, and must be made again."""
-        selection = self.selections.get(prompt_id)
-        return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
-
-    def lose_group(self, prompt_id: str) -> None:
-        """Note that an accepted group is gone, and request it again."""
-        self.regenerate.redo(self.regenerate_unit(self.selections[prompt_id]).id)
-        if self.plan.one_stage:
-            self.lose(prompt_id)
-
-    def restart(self) -> None:
-        """Note that no samples are kept any more, as after a replayed journal; requests chosen ones again."""
-        self._kept.clear()
-        for prompt_id in self.selections:
-            if not self.has_group(prompt_id):
-                self.regeneration(prompt_id)
+        pool = self._pools[unit.prompt_id]
+        for index, reward in zip(unit.indices, result.rewards, strict=True):
+            (pool.drop if index in out else pool.add)(index, reward)
+        return outcome, self._select(unit.prompt_id) if pool.complete else None
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take the group of a prompt's regenerate unit. Raises ValueError if it is not what the selection asked for."""
@@ -289,19 +200,49 @@ class IterationState:
             )
         if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(np.asarray(group.latents)).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
-        self.regenerate.add(unit)
-        outcome = self._finish(self.regenerate, unit, self.digest(group), group.worker)
+        outcome = self._finish(unit, self.digest(group), group.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self._group_rewards[group.prompt_id] = group.rewards
+            self.group_rewards[group.prompt_id] = group.rewards
         return outcome
 
-    def record_audit(self, result: UnitResult) -> Outcome:
-        """Take the answer to an audit unit. Raises as `record`."""
-        self._refuse_nonsense(result, self.plan.revision)
-        outcome = self._finish(self.audit, result.unit, self._scores_digest(result), result.worker)
-        if outcome is Outcome.ACCEPTED:
-            self._audits[result.unit.prompt_id] = result
-        return outcome
+    def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
+        """Units of a prompt without a result that counts. In one stage, a group is put together of samples of its pool
+        where it would be regenerated.
+        """
+        return tuple(unit for unit in self._units[prompt_id] if self.ledger.wants(unit.id))
+
+    def all_wanted(self) -> tuple[WorkUnit, ...]:
+        """`wanted` of every prompt, in the plan's order."""
+        return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
+
+    def holds(self, group: SampleGroup) -> bool:
+        """Whether a group is the one that was accepted."""
+        unit = self.regenerate_unit(self.selections[group.prompt_id])
+        same = (group.indices, group.revision) == (unit.indices, unit.revision)
+        return same and self.group_digest_of(group.prompt_id) == self.digest(group)
+
+    def digest(self, group: SampleGroup) -> str:
+        """The digest that a repeated group is compared by."""
+        return group_digest(group, scores=self.plan.reproducible)
+
+    def group_digest_of(self, prompt_id: str) -> str:
+        """`digest` of a selected prompt's accepted group; empty if there is none."""
+        return self.ledger.digest(self.regenerate_unit(self.selections[prompt_id]).id)
+
+    def has_lost(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted and lost, and must be made again."""
+        selection = self.selections.get(prompt_id)
+        return selection is not None and self.ledger.wants_again(self.regenerate_unit(selection).id)
+
+    def lose_group(self, prompt_id: str) -> None:
+        """Note that an accepted group is gone, and request it again."""
+        self.ledger.redo(self.regenerate_unit(self.selections[prompt_id]).id)
+
+    def with_first_scores(self, group: SampleGroup) -> SampleGroup:
+        """A group of kept samples with the scores that chose them: samples that were made again may have others."""
+        if self.plan.reproducible:
+            return group
+        return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))
 
     def regenerate_unit(self, selection: Selection) -> WorkUnit:
         """A selection, as a unit."""
@@ -313,31 +254,43 @@ class IterationState:
             indices=tuple(c.index for c in selection.chosen),
         )
 
+    # What has come of it
+
+    @property
+    def is_explored(self) -> bool:
+        """Whether all candidates have rewards."""
+        return len(self.selections) == len(self.plan.prompt_ids)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every prompt has its group, and every audited one its audit."""
+        return self.is_explored and self.ledger.complete
+
     @property
     def audits_done(self) -> tuple[str, ...]:
         """Prompts with an audit result."""
         return tuple(self._audits)
 
     @property
-    def complete(self) -> bool:
-        """Whether every prompt has its group, and every audited one its audit."""
-        groups = self.explore.complete and self.regenerate.done == len(self.plan.prompt_ids)
-        return groups and len(self._audits) == len(self._audited)
+    def violation(self) -> str:
+        """The sentence on the last violation."""
+        return self._violations[-1]
 
     @property
     def proxy_mean(self) -> float:
         """Mean of the rewards that rank all candidates of the iteration (summed in prompt and index order)."""
-        return float(np.mean([self._proxy[p] for p in self.plan.prompt_ids], dtype=np.float64))
+        scores = np.array([self._pools[p].scores for p in self.plan.prompt_ids], dtype=np.float32)
+        return float(np.mean(scores, dtype=np.float64))
 
     def counts(self) -> Counts:
-        ledgers = self.explore, self.regenerate, self.audit
+        pools = self._pools.values()
         return Counts(
-            candidates=self.explore.done * self.plan.unit,
-            dropped=sum(len(candidates.dropped) for candidates in self._candidates.values()),
+            candidates=sum(len(pool.scores) for pool in pools),
+            dropped=sum(len(pool.dropped) for pool in pools),
             selections=len(self.selections),
-            groups=self.regenerate.done,
-            duplicates=sum(ledger.duplicates for ledger in ledgers),
-            violations=sum(ledger.violations for ledger in ledgers),
+            groups=len(self.group_rewards),
+            duplicates=self.ledger.duplicates,
+            violations=self.ledger.violations,
         )
 
     def close(self) -> IterationSummary:
@@ -356,62 +309,48 @@ class IterationState:
         """The selections made so far, in the plan's prompt order."""
         return tuple(self.selections[p] for p in self.plan.prompt_ids if p in self.selections)
 
+    # Internals
+
+    def _plan(self, *units: WorkUnit) -> None:
+        for unit in units:
+            self.ledger.add(unit)
+            self._units[unit.prompt_id].append(unit)
+
     def _select(self, prompt_id: str) -> Selection:
-        best, worst = self._candidates[prompt_id].select()
+        plan, pool = self.plan, self._pools[prompt_id]
+        best, worst = pool.select()
         selection = Selection(
-            iteration=self.plan.iteration, revision=self.plan.revision, prompt_id=prompt_id, best=best, worst=worst
+            iteration=plan.iteration, revision=plan.revision, prompt_id=prompt_id, best=best, worst=worst
         )
         self.selections[prompt_id] = selection
-        if not self.plan.one_stage:
-            self.regenerate.add(self.regenerate_unit(selection))
+        chosen = self.regenerate_unit(selection)
+        self._plan(chosen)
         if prompt_id in self._audited:
-            self.audit.add(self._audit_unit(selection))
+            assert plan.audit is not None
+            others = plan.audit.indices(plan.iteration, prompt_id, plan.pool, chosen.indices, pool.dropped)
+            self._plan(replace(chosen, stage="audit", indices=others))
         return selection
 
-    @property
-    def violation(self) -> str:
-        """The sentence on the last violation."""
-        return self._violations[-1]
-
-    def with_first_scores(self, group: SampleGroup) -> SampleGroup:
-        """A group of kept samples with the scores that chose them: samples that were made again may have others."""
-        if self.plan.reproducible:
-            return group
-        return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))
-
-    def _scores_digest(self, result: UnitResult) -> str:
-        if not self.plan.reproducible:
-            return "scores that may differ"
-        return rewards_digest((*result.rewards, *result.early))
-
-    def _finish(self, ledger: Ledger, unit: WorkUnit, digest: str, worker: str) -> Outcome:
-        outcome = ledger.finish(unit.id, digest, worker)
+    def _finish(self, unit: WorkUnit, digest: str, worker: str) -> Outcome:
+        outcome = self.ledger.finish(unit.id, digest, worker)
         if outcome is Outcome.VIOLATION:
-            first = ledger.finisher(unit.id)
+            first = self.ledger.finisher(unit.id)
             self._violations.append(f"{worker} brought other bytes for {unit.in_words} than {first}")
         return outcome
 
-    def _audit_unit(self, selection: Selection) -> WorkUnit:
-        """Seeds of a pool that were not selected, as a unit."""
-        assert self.plan.audit is not None
-        plan, chosen = self.plan, self.regenerate_unit(selection)
-        out = self._candidates[selection.prompt_id].dropped
-        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, chosen.indices, out)
-        return replace(chosen, stage="audit", indices=indices)
-
     def _audited_pool(self, prompt_id: str) -> AuditedPool:
-        result = self._audits[prompt_id]
+        result, pool = self._audits[prompt_id], self._pools[prompt_id]
         return AuditedPool(
-            proxies=tuple(self._proxy[prompt_id].tolist()),
+            proxies=tuple(pool.scores),
             chosen=self.regenerate_unit(self.selections[prompt_id]).indices,
-            chosen_rewards=self._group_rewards[prompt_id],
+            chosen_rewards=self.group_rewards[prompt_id],
             audited=result.unit.indices,
             audited_rewards=result.rewards,
-            dropped=self._candidates[prompt_id].dropped,
+            dropped=pool.dropped,
         )
 
     def _refuse_nonsense(self, result: UnitResult, revision: int) -> None:
-        unit = result.unit
+        unit, kind = result.unit, self._kinds.get(result.unit.prompt_id, "")
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
                 f"{result.worker} answered {unit.in_words} of revision {unit.revision}; expected iteration "
@@ -420,3 +359,5 @@ class IterationState:
         scores = (*result.rewards, *result.early)
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
             raise ValueError(f"{result.worker} answered {unit.in_words} with rewards {scores}")
+        if self._kinds and unit.stage != "audit" and kind_of(result.worker) != kind:
+            raise ValueError(f"{result.worker} answered {unit.in_words}, which is for explorers of kind {kind!r}")

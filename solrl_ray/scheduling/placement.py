@@ -123,7 +123,7 @@ def requests(config: Config) -> list[Request]:
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
     """Place the requests; the result is in the order of `wanted`."""
-    free = [_Room.of(node) for node in nodes]
+    free = [_FreeResources.of(node) for node in nodes]
     placed: dict[str, int] = {}
     for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
         placed[request.key] = _place_all(request, [free[node] for node in request.preferred(nodes)])
@@ -136,7 +136,7 @@ def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
 
 
 @dataclass(slots=True)
-class _Room:
+class _FreeResources:
     """Free resources of a node."""
 
     cpus: float
@@ -144,10 +144,10 @@ class _Room:
     """Of each GPU."""
 
     @classmethod
-    def of(cls, node: Node) -> _Room:
+    def of(cls, node: Node) -> _FreeResources:
         return cls(cpus=node.resources.get("CPU", 0.0), cards=[1.0] * int(node.resources.get("GPU", 0.0)))
 
-    def take(self, each: Mapping[str, float]) -> bool:
+    def acquire(self, each: Mapping[str, float]) -> bool:
         """Take what an actor asks for, or nothing if there is not enough."""
         cpus, gpus = each.get("CPU", 0.0), each.get("GPU", 0.0)
         share = min(gpus, 1.0)
@@ -162,15 +162,15 @@ class _Room:
         return True
 
 
-def _place_all(request: Request, rooms: Sequence[_Room]) -> int:
+def _place_all(request: Request, rooms: Sequence[_FreeResources]) -> int:
     """How many of them have room, which they take."""
     if request.placement == "STRICT_SPREAD":
-        fitting = [room for room in rooms if deepcopy(room).take(request.each)]
-        return sum(room.take(request.each) for room in fitting[: request.count])
+        fitting = [room for room in rooms if deepcopy(room).acquire(request.each)]
+        return sum(room.acquire(request.each) for room in fitting[: request.count])
     if request.placement == "STRICT_PACK":
-        most = [sum(left.take(request.each) for _ in range(request.count)) for left in deepcopy(list(rooms))]
+        most = [sum(left.acquire(request.each) for _ in range(request.count)) for left in deepcopy(list(rooms))]
         rooms = [rooms[most.index(max(most))]] if rooms else []
-    return sum(any(room.take(request.each) for room in rooms) for _ in range(request.count))
+    return sum(any(room.acquire(request.each) for room in rooms) for _ in range(request.count))
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

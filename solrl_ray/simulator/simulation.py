@@ -170,7 +170,7 @@ class Simulation:
 
     def _explore_ahead(self) -> None:
         """Let the explorers go on with the next iteration, if allowed."""
-        following, explored = self._iteration + 1, self._open_iterations[self._iteration].state.explore.complete
+        following, explored = self._iteration + 1, self._open_iterations[self._iteration].state.is_explored
         if self._scenario.max_staleness and explored and following not in self._open_iterations:
             if self._published["explorer"] != self._iteration:
                 self._publish("explorer", self._iteration)
@@ -185,7 +185,7 @@ class Simulation:
                 self._load(worker)
 
     def _hand_out(self) -> None:
-        """As `actors.dispatch.hand_out.HandOut`."""
+        """As `actors.dispatch.unit_router.UnitRouter`."""
         for each in self._dispatcher.assign(self._now):
             self._spend(self._costs.call)
             self._hedged += each.hedge
@@ -347,7 +347,7 @@ class Simulation:
             self._ask(self._costs.store, Event("assembled", unit=this.state.regenerate_unit(selection)))
         elif selection is not None:
             this.held.append(this.state.regenerate_unit(selection))
-        if not self._scenario.staged or this.state.explore.complete:
+        if not self._scenario.staged or this.state.is_explored:
             self._dispatcher.add(this.held, batch=this.batch, pool="regenerators", priority=unit.iteration)
             this.held.clear()
         if unit.iteration == self._iteration:

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from actors.cluster.rpc import Callee
-from actors.dispatch.hand_out import Answer, HandOut, Owner
+from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.fleet.actor_factory import Actor
 from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights
@@ -158,9 +158,9 @@ def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publi
 class Batch(Owner):
     """Wants units done, and keeps the answers."""
 
-    def __init__(self, hand_out: HandOut, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """`arguments`: of each call, after the unit."""
-        self._hand_out, self._arguments = hand_out, arguments
+        self._arguments = arguments
         self.batch = f"the batch {next(_NUMBERS)}"
         self.answers: dict[str, str] = {}
         """Unit → who did it."""
@@ -170,9 +170,8 @@ class Batch(Owner):
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
         return "explore", (unit, *self._arguments), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> None:
         self.answers[answer.unit.id], self.values[answer.unit.id] = answer.worker, answer.value.worker
-        self._hand_out.done(answer.unit)
 
 
 @dataclass
@@ -205,7 +204,7 @@ class Told:
     def changed(self) -> None:
         pass
 
-    # As the watcher of a hand-out
+    # As the watcher of a router
 
     def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None:
         self.events.append(("answered", worker, unit.id))
@@ -222,7 +221,7 @@ class Stage:
     """A pool, who gives it units, and what is told of it."""
 
     pool: Pool
-    hand_out: HandOut
+    router: UnitRouter
     world: RayWorld
     told: Told
     replacements: Replacements
@@ -257,8 +256,8 @@ class Stage:
         return {name: worker.words() for name, worker in self.pool.workers.items()}
 
     def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> Batch:
-        batch = Batch(self.hand_out, *arguments)
-        self.hand_out.add(batch, wanted, "explorers")
+        batch = Batch(*arguments)
+        self.router.request(batch, wanted, "explorers")
         return batch
 
 
@@ -283,8 +282,8 @@ async def opened(
     start = (lambda name: spawn(name, kind=spawned)) if isinstance(spawned, type) else spawned
     there, told, left = world(start), Told(), Replacements(replacements)
     async with Tasks() as tasks:
-        hand_out = HandOut(
-            there, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
+        router = UnitRouter(
+            there, tasks, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
         )
         pool = Pool(
             "explorers",
@@ -292,9 +291,9 @@ async def opened(
             unit_seconds=unit_seconds,
             world=there,
             tasks=tasks,
-            hand_out=hand_out,
+            router=router,
             deadlines=deadlines or Deadlines(),
             replacements=left,
             observer=told,
         )
-        yield Stage(pool, hand_out, there, told, left)
+        yield Stage(pool, router, there, told, left)

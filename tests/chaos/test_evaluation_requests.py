@@ -131,7 +131,7 @@ async def live(folder: Path, *overrides: str) -> AsyncIterator[Live]:
             publisher = PolicyPublisher(config, RunFolder(folder), there, scene.fleet, nothing, nothing, probe)
             publisher.newest = PublishedRevision(revision(5), "", 0)
             tell = scene.telemetry.message
-            asked = EvaluationRequests(config, there, scene.fleet.hand_out, publisher, embeddings, tell)
+            asked = EvaluationRequests(config, there, scene.fleet.router, publisher, embeddings, tell)
             this = Live(scene, asked, publisher)
             await this.regenerates()
             yield this

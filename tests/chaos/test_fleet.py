@@ -40,17 +40,17 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
         async with opened(tmp_path, lambda name: spawn(name, kind=Broken), *strict) as scene:
             await scene.publish(EXPLORER, revision(0))
             fine, first, second, never = units(4)
-            batch = Batch(scene.fleet.hand_out)
-            scene.fleet.hand_out.add(batch, [fine], "explorers")
+            batch = Batch()
+            scene.fleet.router.request(batch, [fine], "explorers")
             await until(lambda: batch.answers)
-            scene.fleet.hand_out.add(batch, [first, second], "explorers")
+            scene.fleet.router.request(batch, [first, second], "explorers")
             await until(lambda: len(batch.answers) == 3)
             assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
             reason = "NaN in explore/0/p1/0-0"
             assert f"{first.in_words} is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
             assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
             assert scene.fleet.replacements.left == 1
-            scene.fleet.hand_out.add(batch, [never], "explorers")
+            scene.fleet.router.request(batch, [never], "explorers")
             await until(lambda: False)
 
     refused = r"^explore \(iteration 1, prompt p3, .*\) was refused from explorer-0\.1 and from explorer-0\.2: NaN in "
@@ -62,8 +62,8 @@ def test_nonsense_of_a_worker_that_is_alone_and_was_never_right_ends_the_run(tmp
     async def test() -> None:
         async with opened(tmp_path, lambda name: spawn(name, kind=Broken)) as scene:
             await scene.publish(EXPLORER, revision(0))
-            batch = Batch(scene.fleet.hand_out)
-            scene.fleet.hand_out.add(batch, units(2)[1:], "explorers")
+            batch = Batch()
+            scene.fleet.router.request(batch, units(2)[1:], "explorers")
             await until(lambda: False)
 
     with pytest.raises(

@@ -142,7 +142,7 @@ def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind
             await stage.until(lambda: stage.ready() == 2)
             assert stage.words() == {"explorer-1": "ready", "explorer-0.1": "ready"}
             assert stage.replacements.left == 0
-            assert stage.hand_out.requeued(batch) == 2
+            assert stage.router.requeued(batch) == 2
 
     run(test)
 

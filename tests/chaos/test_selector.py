@@ -18,7 +18,7 @@ import torch
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.ray_world import RayWorld
-from actors.workers.selector import Ack, Opened, Selector
+from actors.workers.selector import Ack, Selector
 from actors.world import Tasks
 from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
@@ -46,31 +46,22 @@ class Line:
         config = small_config(folder, "run", *settings)
         self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
         self.said: list[str] = []
-        self.reopened: list[tuple[int, Opened]] = []
         self.client = SelectorClient(
             self.world,
             tasks,
             seconds=60.0,
             replacements=Replacements(replacements),
             tell=self.said.append,
-            reopened=lambda iteration, opened: self.reopened.append((iteration, opened)),
         )
 
     def bring(self, result: UnitResult) -> asyncio.Future[Ack]:
-        acknowledged: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        self.client.accept(result, acknowledged.set_result)  # a second time it would raise
-        return acknowledged
+        return asyncio.ensure_future(self.client.accept(result))
 
-    def bring_group(self, group: Any, iteration: int = 4) -> asyncio.Future[Ack | str]:
-        """Its acknowledgement, or why it is lost."""
-        told: asyncio.Future[Ack | str] = asyncio.get_running_loop().create_future()
-        self.client.accept_group(iteration, group, told.set_result, told.set_result)
-        return told
+    def bring_group(self, group: Any, iteration: int = 4) -> asyncio.Future[Ack]:
+        return asyncio.ensure_future(self.client.accept_group(iteration, group))
 
     async def wanted(self, iteration: int = 4) -> list[str]:
-        """What the selector wants now, by itself."""
-        sent = self.world.send(self.client._actor, "wanted", iteration)
-        return ids(await self.world.answer(sent, what="what is wanted", seconds=60.0))
+        return ids(await self.client.wanted(iteration))
 
 
 def ids(units: Sequence[WorkUnit]) -> list[str]:
@@ -155,7 +146,7 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             ahead = (await line.client.open(AHEAD)).units
             assert ids(ahead) == ids(AHEAD.pool_units())
             assert await line.bring(result_of(opened.units[0])) == Ack()
-            assert ids(line.reopened[0][1].units) == ids(opened.units[1:])  # it was journaled, and not acknowledged
+            assert await line.wanted() == ids(opened.units[1:])  # it was journaled, and not acknowledged
             regenerate: list[WorkUnit] = []
             for unit in opened.units[1:]:
                 regenerate += (await line.bring(result_of(unit))).units
@@ -172,12 +163,8 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             assert units == ()
             assert group_digest(await group) == group_digest(group_of(regenerate[1]))
             # Each time both iterations were gone on with, and the younger one's units are wanted as before.
-            assert [iteration for iteration, _ in line.reopened] == [4, 5] * 4
-            assert all(found.units == ahead for iteration, found in line.reopened if iteration == 5)
-            assert [ids(found.units) for iteration, found in line.reopened if iteration == 4][2:] == [
-                ids(regenerate),  # the group was taken but not acknowledged, so it was not brought again before this
-                [],
-            ]
+            assert await line.wanted(5) == ids(ahead)
+            assert await line.wanted() == []
 
     asyncio.run(scenario())
 
@@ -249,9 +236,10 @@ def test_a_group_that_is_lost_on_its_way_is_told_and_those_beside_it_count(tmp_p
             acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
             of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
             told = [line.bring_group(lost_object()), line.bring_group(ray.put(group_of(of_cafe)))]
-            lost, taken = await asyncio.gather(*told)
+            lost, taken = await asyncio.gather(*told, return_exceptions=True)
             assert taken == Ack()
-            assert str(lost).startswith("an object it needs is lost: ")
+            assert isinstance(lost, InputGone)
+            assert lost.reason.startswith("an object it needs is lost: ")
             assert await line.wanted() == [of_beef.id]
             assert await line.bring_group(ray.put(group_of(of_beef))) == Ack()
             assert (await line.client.close(4)).counts.groups == 2
@@ -282,8 +270,7 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
             line.client._groups[4][0] = lost_object()
             (tmp_path / "closing").touch()
             assert (await line.client.stored(4, "cafe"))[0] == ()
-            ((iteration, opened),) = line.reopened
-            assert (iteration, ids(opened.units)) == (4, [of_beef.id])
+            assert await line.wanted() == [of_beef.id]
             assert await line.bring_group(ray.put(group_of(of_beef))) == Ack()
             assert (await line.client.close(4)).counts.groups == 2
 
@@ -304,17 +291,15 @@ def test_kept_samples_that_are_lost_are_made_again_to_the_same_group(tmp_path: P
             units = (await line.client.open(ONE_STAGE)).units
             assert {unit.stage for unit in units} == {"sample"}
             acks = await asyncio.gather(*[line.bring(answer_of(unit)) for unit in units])
-            assert [ack.assemble is not None for ack in acks] == [False, True, False, True]
-            unit = acks[3].assemble
-            assert unit is not None
+            (unit,) = acks[3].units
             assert (unit.prompt_id, unit.indices) == ("cafe", (3, 1))
             with pytest.raises(InputGone):
                 await line.client.assemble(unit, ray.put(sampled(units[2])), lost_object())
-            again = await line.client.lose(unit)
-            assert again == units[2:]  # both hold a chosen one
-            first, second = await asyncio.gather(*[line.bring(answer_of(unit)) for unit in again])
-            assert (first.units, first.assemble) == (again[1:], None)
-            assert (second.units, second.assemble) == ((), unit)
+            again = units[2:]  # both hold a chosen one
+            assert [ack.differs for ack in await asyncio.gather(*[line.bring(answer_of(each)) for each in again])] == [
+                "",
+                "",
+            ]
             rewards, group = await line.client.assemble(unit, *[ray.put(sampled(each)) for each in again])
             assert rewards == (1.0, 0.25)
             assert (await group).latents.tolist() == [[3.0], [1.0]]
@@ -332,7 +317,7 @@ def test_an_answer_to_an_iteration_that_is_over_means_nothing(tmp_path: Path) ->
             said: list[Any] = [line.bring(result_of(late)), line.bring_group(ray.put(group_of(unit)))]
             ahead = replace(unit, iteration=5)
             assert await line.bring(result_of(ahead)) == Ack()
-            assert not any(each.done() for each in said)
+            assert all(each.cancelled() for each in said)
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequests
@@ -134,7 +134,7 @@ def tells_no_window_that_its_evaluation_was_forgotten(patch: pytest.MonkeyPatch)
     def forgotten(self: EvaluationRequests, name: str) -> None:
         this = self._open.pop(name, None)
         for evaluation in this.evaluations.values() if this else ():
-            self._hand_out.drop(evaluation)
+            self._router.drop(evaluation)
 
     patch.setattr(EvaluationRequests, "forget", forgotten)
 

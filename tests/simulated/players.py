@@ -322,10 +322,10 @@ class SimulatedSelector(Selector):
         self._writers = AtOnce()  # type: ignore[assignment]
         self._opens = False
 
-    def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
+    def open(self, plan: IterationPlan) -> Opened:
         self._opens = True
         try:
-            return super().open(plan, asked)
+            return super().open(plan)
         finally:
             self._opens = False
 

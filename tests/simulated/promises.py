@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from actors import run_parts
+from actors import run_components
 from actors.controller import Controller
-from actors.run_parts import RunParts
+from actors.run_components import RunComponents
 from actors.training.learner_group import LearnerGroup
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
@@ -86,7 +86,7 @@ def _group(config: Config, world: Any, **others: Any) -> LearnerGroup:
     return (Learners if hasattr(world, "promises") else LearnerGroup)(config, world, **others)
 
 
-run_parts.LearnerGroup = _group  # type: ignore[assignment, misc]
+run_components.LearnerGroup = _group  # type: ignore[assignment, misc]
 
 
 def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
     )
 
 
-def check_budget(parts: RunParts, causes: list[str], told: list[str], *, exactly: bool) -> None:
+def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, exactly: bool) -> None:
     """Replacements that were used up are no more than processes that something happened to.
 
     Args:
@@ -126,11 +126,11 @@ def check_budget(parts: RunParts, causes: list[str], told: list[str], *, exactly
 
 def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     """At the end of a run nothing is left of what is over, and all counts are those of what is there."""
-    parts = controller._parts
-    hand_out, dispatcher = parts.fleet.hand_out, parts.fleet.hand_out._dispatcher
+    parts = controller._components
+    router, dispatcher = parts.fleet.router, parts.fleet.router._dispatcher
     open_ = {this.batch for this in parts.rollouts._open.values()}
     open_ |= {each.batch for this in parts.requests._open.values() for each in this.evaluations.values()}
-    assert set(hand_out._owners) <= open_, f"owners left: {set(hand_out._owners) - open_}"
+    assert set(router._owners) <= open_, f"owners left: {set(router._owners) - open_}"
     assert set(dispatcher.requeued) <= open_, f"counts of {set(dispatcher.requeued) - open_} are left"
     assert not dispatcher._entries, f"units left: {list(dispatcher._entries)}"
     assert not +dispatcher._waiting, f"waiting units: {dispatcher._waiting}"
@@ -142,7 +142,9 @@ def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     assert not client._inbox, f"answers left: {client._inbox}"
     for kept in (client._plans, client._revised, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
-    assert not parts.rollouts._asked
+    assert set(router._results) <= open_, f"futures left: {set(router._results) - open_}"
+    awaited = [list(router._results.get(this.batch, {})) for this in parts.rollouts._open.values()]
+    assert not any(awaited), f"units are awaited: {awaited}"
     assert not parts.learners._offers
     assert parts.learners._inputs is None, "learners keep what they were given"
     locks = parts.learners._turn, parts.publisher._turn, client._restarting

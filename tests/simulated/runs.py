@@ -187,18 +187,18 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         done, _ = await asyncio.wait([life, crash], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise AssertionError(f"the run has not ended after {PATIENCE:g} s: {_tasks()}")
-        if (point := getattr(controller._parts, "point", None)) is not None:
+        if (point := getattr(controller._components, "point", None)) is not None:
             assert point.updates >= promised, f"{promised} updates were saved, and it goes on after {point.updates}"
         if not world.crashed.is_set():
             _check_end(controller, world, told)
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             exactly = not plan.colocated and not plan.evaluations
-            check_budget(controller._parts, world.causes, [text for _, text in told], exactly=exactly)
+            check_budget(controller._components, world.causes, [text for _, text in told], exactly=exactly)
         return not world.crashed.is_set()
     finally:
         said += [text for _, text in told]
-        controller._parts.folder.lock.release()
+        controller._components.folder.lock.release()
         await _clear_away(world, others)
 
 
@@ -244,7 +244,7 @@ def _check_end(controller: Controller, world: SimulatedWorld, told: list[tuple[f
 def _listen(controller: Controller) -> list[tuple[float, str]]:
     """When what is told to the user, from now on."""
     told: list[tuple[float, str]] = []
-    telemetry = controller._parts.telemetry
+    telemetry = controller._components.telemetry
     say = telemetry.message
 
     def message(text: str) -> None:

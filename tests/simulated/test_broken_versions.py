@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from actors.dispatch.open_iteration import OpenIteration, RolloutResult
+from actors.dispatch.open_iteration import OpenIteration
+from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.fleet import Fleet
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
@@ -122,16 +124,16 @@ def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None
 
 
 def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OpenIteration, "_group_lost", lambda self, answer, reason: None)
+    patch.setattr(UnitRouter, "_repeat", lambda self, answer, reason: None)
 
 
 def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch) -> None:
-    result = OpenIteration.result
+    finish = OpenIteration.finish
 
-    def results(self: OpenIteration) -> RolloutResult:
-        return replace(result(self), groups=list(self.groups.values()))
+    async def finished(self: OpenIteration) -> RolloutResult:
+        return replace(await finish(self), groups=list(self.groups.values()))
 
-    patch.setattr(OpenIteration, "result", results)
+    patch.setattr(OpenIteration, "finish", finished)
 
 
 def scores_a_unit_by_who_does_it(patch: pytest.MonkeyPatch) -> None:

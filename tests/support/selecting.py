@@ -47,7 +47,7 @@ def group_of(unit: WorkUnit, *, rewards: tuple[float, ...] = (0.9, 0.1), latent:
 def explore(selector: Selector, units: tuple[WorkUnit, ...]) -> tuple[WorkUnit, ...]:
     """Bring results one by one; returns the units that they lead to."""
     acks = [ack for unit in units for ack in selector.accept([result(unit)])]
-    assert all(not ack.refused and ack.assemble is None for ack in acks)
+    assert not any(ack.refused or ack.differs for ack in acks)
     return tuple(unit for ack in acks for unit in ack.units)
 
 

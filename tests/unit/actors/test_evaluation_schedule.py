@@ -58,7 +58,7 @@ class Run:
             self._updates = updates + 1
             held_up, begun = schedule.holds_up(updates + 1), len(self.found)
             assert await schedule.before_iteration(updates + 1) == held_up == (len(self.found) > begun)
-        await schedule.of_ema(9)
+        await schedule.evaluate_ema(9)
 
 
 def evaluated(run: Run, first: int = 0) -> list[tuple[str, int, str, bool]]:

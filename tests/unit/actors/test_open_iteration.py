@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from actors.controller import Controller
-from actors.dispatch.hand_out import HandOut
-from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
+from actors.dispatch.open_iteration import OpenIteration
+from actors.dispatch.rollout_result import RolloutResult, StageClock
 from actors.dispatch.selector_client import SelectorClient
-from actors.workers.selector import Opened, Selector
+from actors.dispatch.unit_router import UnitRouter
+from actors.workers.selector import Selector
 from actors.world import Sent, Tasks
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, RunError, WorkerGone
@@ -137,39 +138,35 @@ class Scene:
         self.watching = Watching()
         self.retired: list[str] = []
         fleet = FleetConfig(max_inflight=9, strikes=2)
-        self.hand_out = HandOut(self.world, fleet, self.watching, lambda name, _: self.retired.append(name))
-        self.open: dict[int, OpenIteration] = {}
+        self.router = UnitRouter(self.world, tasks, fleet, self.watching, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
             self.world,
             tasks,
             seconds=60.0,
             replacements=Replacements(1),
             tell=self.watching.said.append,
-            reopened=lambda iteration, opened: self.open[iteration].reopened(opened),
         )
 
     async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:
-        return self.asked(plan, await self.selector.open(plan))
-
-    def asked(self, plan: IterationPlan, opened: Opened | None) -> OpenIteration:
-        this = self.open[plan.iteration] = OpenIteration(
+        this = OpenIteration(
             plan,
             [Prompt(id=key, text="") for key in plan.prompt_ids],
             {key: f"embedding of {key}" for key in plan.prompt_ids},
-            opened,
             world=self.world,
             tasks=self.tasks,
-            hand_out=self.hand_out,
+            router=self.router,
             selector=self.selector,
             publication=lambda: {"bytes": 7.0},
             tell=self.watching.said.append,
             changed=lambda: None,
         )
+        this.begin(await self.selector.open(plan))
+        await settled()
         return this
 
     async def worker(self, name: str, pool: str, holds: tuple[str, int] = OLD) -> Hand:
         hand = Hand(name, pool)
-        self.hand_out.ready(hand, holds)
+        self.router.ready(hand, holds)
         await settled()
         return hand
 
@@ -178,7 +175,7 @@ class Scene:
         units, hand.given = hand.given, []
         for unit in units:
             value, large = answer_to(unit, hand.name)
-            self.hand_out.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
+            self.router.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
         await settled()
 
 
@@ -212,6 +209,10 @@ def answer_to(unit: WorkUnit, worker: str) -> tuple[Any, SampleGroup | None]:
     return result, group if unit.stage in ("sample", "regenerate") else None
 
 
+def is_finished(this: OpenIteration) -> bool:
+    return all(task.done() for task in this._prompts_at_work.values())
+
+
 def ids(units: list[WorkUnit]) -> list[str]:
     return [unit.id for unit in units]
 
@@ -243,11 +244,11 @@ async def test_units_go_from_explorers_to_regenerators_until_every_prompt_has_it
     assert this.explored.is_set()
     assert this.candidates == 8
     assert ids(regenerator.given) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
-    assert not this.completed.is_set()
+    assert not is_finished(this)
     scene.world.clock += 5.0
     await scene.answer(regenerator)
-    assert this.completed.is_set()
-    found = this.result()
+    assert is_finished(this)
+    found = await this.finish()
     assert found.rewards == [(0.6, 0.1), (1.0, 0.25)]
     assert [group.value.prompt_id for group in found.groups] == ["beef", "cafe"]
     assert found.embeddings == ["embedding of beef", "embedding of cafe"]
@@ -270,7 +271,7 @@ async def test_each_kind_of_explorers_is_given_the_units_of_its_prompts(scene: S
 async def test_what_is_learned_from_goes_before_audits_and_an_iteration_before_the_next(scene: Scene) -> None:
     audited = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
     this = await scene.begin(audited)
-    await scene.begin(replace(PLAN, iteration=5, revision=5, staleness=1))
+    ahead = await scene.begin(replace(PLAN, iteration=5, revision=5, staleness=1))
     explorer = await scene.worker("explorer-0", "explorers")
     assert [unit.iteration for unit in explorer.given] == [4] * 4 + [5] * 4
     await scene.answer(explorer)
@@ -279,12 +280,15 @@ async def test_what_is_learned_from_goes_before_audits_and_an_iteration_before_t
     assert {unit.iteration for unit in regenerator.given} == {4}  # it holds that revision
     regenerator.given, audits = regenerator.given[:2], regenerator.given[2:]
     await scene.answer(regenerator)
-    assert not this.completed.is_set()
+    assert not is_finished(this)
     regenerator.given = audits
     await scene.answer(regenerator)
-    assert this.completed.is_set()
+    assert is_finished(this)
     assert this.clocks["audit"].busy == 1.0
     other = await scene.worker("regenerator-1", "regenerators", holds=("old", 5))
+    assert other.given == []  # it is not known yet what regenerates
+    ahead.revised(await scene.selector.revise(5, "ab"))
+    await settled()
     assert [(unit.stage, unit.iteration) for unit in other.given] == [("regenerate", 5)] * 2
 
 
@@ -294,19 +298,19 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     explorer = await scene.worker("explorer-0", "explorers")
     first, second, *_ = explorer.given
     value, _ = answer_to(first, explorer.name)
-    scene.hand_out.answered(explorer, second, this.batch, value, None)
+    scene.router.answered(explorer, second, this.batch, value, None)
     await settled()
     assert scene.watching.said[0].startswith(
         f"{second.in_words} is repeated; strike 1 of 2 for explorer-0: "
         f"explorer-0 was given {second.in_words} of revision 4 and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
-    scene.hand_out.answered(explorer, first, this.batch, wrong, None)
+    scene.router.answered(explorer, first, this.batch, wrong, None)
     await settled()
     assert "strike 2 of 2 for explorer-0: refused a result of explorer-0" in scene.watching.said[1]
     assert scene.retired == ["explorer-0"]
     assert this.candidates == 0
-    scene.hand_out.lost("explorer-0")
+    scene.router.lost("explorer-0")
     other = await scene.worker("explorer-1", "explorers")
     await scene.answer(other)
     assert this.explored.is_set()
@@ -322,8 +326,8 @@ async def test_a_group_that_is_lost_on_its_way_is_made_again(scene: Scene) -> No
     assert regenerator.given == units
     assert scene.watching.said == [f"{unit.in_words} is done again (an object it needs is lost)" for unit in units]
     await scene.answer(regenerator)
-    assert this.completed.is_set()
-    assert this.result().requeued == 2
+    assert is_finished(this)
+    assert (await this.finish()).requeued == 2
 
 
 @scene
@@ -341,9 +345,26 @@ async def test_of_one_stage_groups_are_put_together_from_kept_samples_and_lost_o
         f"chosen samples of prompt {key} are made again (an object it needs is lost)" for key in ("beef", "cafe")
     ]
     await scene.answer(explorer)
-    assert this.completed.is_set()
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
-    assert [group.value.latents.tolist() for group in this.result().groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
+    assert is_finished(this)
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert [group.value.latents.tolist() for group in (await this.finish()).groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
+
+
+def test_samples_that_are_made_again_with_other_bytes_end_the_run(tmp_path: Path) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            await scene.begin(replace(PLAN, one_stage=True))
+            explorer = await scene.worker("explorer-0", "explorers")
+            await scene.answer(explorer, lost=True)
+            unit = explorer.given[0]
+            value, large = answer_to(unit, explorer.name)
+            other = replace(value, samples_digest="other bytes")
+            scene.router.answered(explorer, unit, "iteration 4", other, Reference(large))
+            await settled()
+
+    with pytest.raises(RunError, match=r"brought other bytes for sample .* than explorer-0, whose samples are lost"):
+        asyncio.run(acted())
 
 
 @scene
@@ -357,7 +378,7 @@ async def test_a_damaged_group_is_made_again_when_the_groups_are_wanted_once_mor
     stored = asyncio.ensure_future(this.stored(nullcontext))
     await settled()
     assert ids(regenerator.given) == ["regenerate/4/cafe/3-1"]
-    assert not this.completed.is_set()
+    assert not is_finished(this)
     assert scene.watching.said == ["the stored group of prompt cafe is damaged: it is made again"]
     await scene.answer(regenerator)
     assert [group.value.prompt_id for group in await stored] == ["beef", "cafe"]
@@ -378,46 +399,8 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     assert regenerator.given == []
     await scene.answer(explorer)
     await scene.answer(regenerator)
-    assert this.completed.is_set()
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
-
-
-@scene
-async def test_pools_that_are_asked_for_ahead_wait_for_their_revision_and_their_results_for_the_selector(
-    scene: Scene,
-) -> None:
-    this = scene.asked(PLAN, None)
-    assert (this.candidates, this.pool_size) == (0, 8)
-    before = await scene.worker("explorer-0", "explorers", ("old", 3))
-    assert before.given == []
-    explorer = await scene.worker("explorer-1", "explorers")
-    assert len(explorer.given) == 4
-    await scene.answer(explorer)
-    assert this.candidates == 0
-    known = replace(PLAN, policy_digest="ab")
-    opened = await scene.selector.open(known, asked=True)
-    assert (opened.as_planned, opened.units) == (True, ())
-    this.opened(known, opened)
-    await settled()
-    assert this.explored.is_set()
-    assert this.plan.policy_digest == "ab"
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    await scene.answer(regenerator)
-    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
-
-
-@scene
-async def test_of_pools_that_are_asked_for_ahead_what_the_journal_holds_is_not_done_again(scene: Scene) -> None:
-    before = Selector(scene.world._folder)
-    first, second, third, last = before.open(PLAN).units
-    before.accept([answer_to(unit, "explorer-0")[0] for unit in (first, second, third)])
-    this = scene.asked(PLAN, None)
-    this.opened(PLAN, await scene.selector.open(PLAN, asked=True))
-    assert this.candidates == 6
-    explorer = await scene.worker("explorer-0", "explorers")
-    assert explorer.given == [last]
-    await scene.answer(explorer)
-    assert this.explored.is_set()
+    assert is_finished(this)
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
 
 
 @scene
@@ -437,21 +420,46 @@ async def test_what_a_new_selector_knows_already_is_not_handed_out_and_what_is_a
     await scene.answer(explorer)
     assert this.explored.is_set()
     regenerator = await scene.worker("regenerator-0", "regenerators")
-    assert ids(regenerator.given) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
+    assert sorted(ids(regenerator.given)) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
 
 
 @scene
-async def test_after_an_update_nothing_of_its_iteration_is_handed_out(scene: Scene) -> None:
+async def test_what_a_new_selector_has_lost_with_its_disk_is_explored_again(scene: Scene) -> None:
+    this = await scene.begin()
+    explorer = await scene.worker("explorer-0", "explorers")
+    explorer.given, last = explorer.given[:3], explorer.given[3]
+    await scene.answer(explorer)
+    journal = next(scene.world._folder.rglob("*.jsonl"))
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b'"', b"'", 1)]))  # the third result
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
+    assert "is damaged" in scene.watching.said[-1]
+    explorer.given = [last]
+    await scene.answer(explorer)
+    assert ids(explorer.given) == ["explore/4/cafe/0-1"]
+    await scene.answer(explorer)
+    await scene.answer(await scene.worker("regenerator-0", "regenerators"))
+    assert is_finished(this)
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+
+@scene
+async def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(scene: Scene) -> None:
     this = await scene.begin()
     await scene.answer(await scene.worker("explorer-0", "explorers"))
     regenerator = await scene.worker("regenerator-0", "regenerators")
     await scene.answer(regenerator)
-    this.learned()
-    # A selector that takes over now lacks a group: it was not written, and was lost with a node.
-    unit = WorkUnit(stage="regenerate", iteration=4, revision=4, prompt_id="beef", indices=(1, 0))
-    this.reopened(Opened(groups=(), candidates=8, units=(unit,)))
+    assert is_finished(this)
+    scene.selector._groups[4][0].lost = True
+    scene.selector._actor._of(4).settle(wait=True)
+    next(scene.world._folder.rglob("beef.safetensors")).unlink()
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
+    made = asyncio.ensure_future(this.make_again(nullcontext))
     await settled()
-    assert regenerator.given == []
+    assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
+    await scene.answer(regenerator)
+    await made
+    assert not isinstance(await scene.selector.close(4), tuple)
 
 
 def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_none_is_missing(tmp_path: Path) -> None:
@@ -468,12 +476,12 @@ def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_n
                 def offer(self, *arguments: Any) -> None:
                     offered.append(arguments)
 
-            parts: Any = controller._parts
+            parts: Any = controller._components
             parts.rollouts, parts.learners = {4: this}, Learners()
             tasks.start(controller._offer(4), "offering")
             sizes, said = [2] * 4, []
             for key in "bacd":
-                this._keep(key, (1.0, 0.0), key.upper())
+                this._give_to_learner(key, (1.0, 0.0), key.upper())
                 await settled()
                 said.append(offered[:])
                 offered.clear()

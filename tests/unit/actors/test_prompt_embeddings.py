@@ -186,8 +186,10 @@ def test_prompts_go_in_micro_batches() -> None:
 
 def test_progress_counts_all_that_was_asked_for() -> None:
     async def play(scene: Scene) -> None:
-        scene.embeddings.ask_ahead(prompts("abc"))
+        ahead = asyncio.ensure_future(scene.embeddings.prefetch(prompts("abc")))
+        await asyncio.sleep(0)
         await scene.embeddings.of(prompts("bd"))
+        await ahead
         await asyncio.sleep(100.0)
         assert "encoding prompts 2 of 4" in scene.said
         assert scene.said[-1] == ""

@@ -183,7 +183,7 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     assert opened.audits == (done.prompt_id,)
     assert opened.units == (led_to[0], led_to[2], lost)
     (ack,) = again.accept([replace(answer, unit=lost, rewards=(0.5,))])
-    assert "refused an audit of regenerator-0" in ack.refused
+    assert "refused a result of regenerator-0" in ack.refused
     assert lost in again.wanted(4)
 
 

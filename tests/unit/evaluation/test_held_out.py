@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from actors.cluster.names import namespace
-from actors.dispatch.hand_out import HandOut
+from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.workers.regenerator import Evaluated
+from actors.world import Tasks
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES, UNIT_POLICY, evaluation_units
 from solrl_ray.records import Prompt, WorkUnit
 from tests.support import made_runs
 
+T = TypeVar("T")
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
 
 
@@ -44,8 +46,8 @@ class Regenerator:
 
     pool, is_alone = "regenerators", False
 
-    def __init__(self, hand_out: HandOut) -> None:
-        self.name, self._hand_out = "regenerator-0", hand_out
+    def __init__(self, router: UnitRouter) -> None:
+        self.name, self._router = "regenerator-0", router
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
         (prompt,) = (each for each in PROMPTS if each.id == unit.prompt_id)
@@ -53,7 +55,7 @@ class Regenerator:
         for name, rewards in (("regenerator-0", (0.5,)), ("regenerator-1", (0.5 if unit.prompt_id == "aa" else 0.7,))):
             self.name = name
             value = Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.1, started=0.0)
-            self._hand_out.answered(self, unit, batch, value, None)
+            self._router.answered(self, unit, batch, value, None)
         self.name = "regenerator-0"
 
 
@@ -74,12 +76,12 @@ class Clock:
 
 
 def evaluation(
-    name: str, hand_out: HandOut, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
+    name: str, router: UnitRouter, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
 ) -> Evaluation:
     config = made_runs.config()
     rewards = [reward.model_copy(update={"reproducible": reproducible}) for reward in config.rewards]
     config, embeddings = config.model_copy(update={"rewards": rewards}), dict.fromkeys(("aa", "bb"), "an embedding")
-    return Evaluation(name, config, prompts, embeddings, hand_out, updates=0, policy="old", **given)
+    return Evaluation(name, config, prompts, embeddings, router, updates=0, policy="old", **given)
 
 
 def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting() -> None:
@@ -89,47 +91,57 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
         def give(self, unit: WorkUnit, batch: str, *arguments: Any) -> None:
             given.append((unit, batch))
 
-    async def scenario() -> None:
-        hand_out, worker = HandOut(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
-        worker = Keeps(hand_out)
+    async def scenario(tasks: Tasks) -> None:
+        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, Said(), lambda worker, why: None)  # type: ignore[arg-type]
+        worker = Keeps(router)
         first, second = (
-            evaluation(name, hand_out, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
+            evaluation(name, router, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
         )
-        hand_out.ready(worker, ("old", 0))
+        router.ready(worker, ("old", 0))
         first.begin()
         await asyncio.sleep(0)
         ((unit, batch),) = given
         value = Evaluated(unit=unit, rewards=(0.5,), images=None, seconds=0.1, started=0.0)
-        hand_out.answered(worker, unit, batch, value, None)
-        hand_out.not_ready(worker)
+        router.answered(worker, unit, batch, value, None)
+        await asyncio.sleep(0)
+        router.not_ready(worker)
         second.begin()
-        hand_out.answered(worker, unit, batch, value, None)  # of a worker that repeated it
+        router.answered(worker, unit, batch, value, None)  # of a worker that repeated it
+        await asyncio.sleep(0)
         assert first.ledger.duplicates == 1
-        hand_out.ready(worker, ("old", 0))
+        router.ready(worker, ("old", 0))
         await asyncio.sleep(0)
         assert [unit.id for unit, _ in given[1:]] == [each.id for each in second.units]
 
-    asyncio.run(scenario())
+    in_a_run(scenario)
 
 
-async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
+def in_a_run(scenario: Callable[[Tasks], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        async with Tasks() as tasks:
+            return await scenario(tasks)
+
+    return asyncio.run(run())
+
+
+def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
     said = Said()
-    hand_out = HandOut(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
-    one = evaluation("evaluation", hand_out, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
-    errors: list[BaseException] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-    hand_out.ready(Regenerator(hand_out), ("old", 0))
-    one.begin()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    if errors:
-        raise errors[0]
-    await one.finish()
-    return one, said
+
+    async def scenario(tasks: Tasks) -> Evaluation:
+        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
+        one = evaluation("evaluation", router, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
+        router.ready(Regenerator(router), ("old", 0))
+        one.begin()
+        await one.completed.wait()
+        await asyncio.sleep(0)  # second answers
+        await one.finish()
+        return one
+
+    return in_a_run(scenario), said
 
 
 def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:
-    evaluation, said = asyncio.run(evaluated())
+    evaluation, said = evaluated()
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
     assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 1)
     (sentence,) = said
@@ -140,11 +152,11 @@ def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counte
 def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
     said = r"^regenerator-1 has other rewards for evaluate \(.* than regenerator-0, and fleet\.strict is true$"
     with pytest.raises(RunError, match=said):
-        asyncio.run(evaluated(strict=True))
+        evaluated(strict=True)
 
 
 def test_where_rewards_may_differ_others_are_duplicates_and_end_no_strict_run() -> None:
-    evaluation, said = asyncio.run(evaluated(strict=True, reproducible=False))
+    evaluation, said = evaluated(strict=True, reproducible=False)
     assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 0)
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
     assert not list(said)

@@ -13,7 +13,7 @@ OUTSIDE = {"actor_factory.py", "prometheus.py"}
 """Ray's side of a room; `ray_world.py` uses them."""
 MODULES = sorted(
     path
-    for path in (ROOT / "actors/controller.py", ROOT / "actors/run_parts.py", *(ROOT / "actors").glob("*/*.py"))
+    for path in (ROOT / "actors/controller.py", ROOT / "actors/run_components.py", *(ROOT / "actors").glob("*/*.py"))
     if path.name not in OUTSIDE and (path.parent.name in ROOMS or path.parent.name == "actors")
 )
 BLOCKS = {"ray", "threading", "subprocess", "socket", "concurrent", "multiprocessing"}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.workers.selector import Selector
+from actors.workers.selector import Ack, Selector
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
-from solrl_ray.scheduling.ledger import Ledger, Outcome
+from solrl_ray.scheduling.ledger import Outcome
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=2, unit=2, one_stage=True)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.25, 0.75, 1.0, 0.0, 0.3]}
@@ -48,11 +48,6 @@ def result(unit: WorkUnit, shift: float = 0.0) -> UnitResult:
     )
 
 
-def ids(state: IterationState) -> list[str]:
-    """Every unit that is wanted, in order."""
-    return [unit.id for unit in state.all_wanted()]
-
-
 def explored(plan: IterationPlan = PLAN) -> IterationState:
     state = IterationState(plan)
     for unit in plan.pool_units():
@@ -60,91 +55,57 @@ def explored(plan: IterationPlan = PLAN) -> IterationState:
     return state
 
 
+def chosen(state: IterationState, prompt_id: str) -> WorkUnit:
+    """The unit whose group is put together of samples."""
+    return state.regenerate_unit(state.selections[prompt_id])
+
+
 def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -> None:
     state = explored()
-    unit = state.regeneration("cafe")
-    assert unit is not None
+    unit = chosen(state, "cafe")
     assert (unit.stage, unit.indices) == ("regenerate", (3, 4))
-    assert [source.id for source in state.sources("cafe")] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
-    group = assemble(unit, [sampled(source) for source in state.sources("cafe")])
+    group = assemble(unit, [sampled(source) for source in PLAN.pool_units_of("cafe")[1:]])
     assert group.rewards == (1.0, 0.0)
     assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
     assert group.worker == "explorer-1, explorer-2"
     assert state.record_group(group) is Outcome.ACCEPTED
 
 
-def test_no_group_is_handed_to_a_regenerator() -> None:
+def test_an_iteration_is_complete_when_the_groups_of_all_prompts_are_put_together() -> None:
     state = explored()
-    assert state.all_wanted() == ()
+    assert state.all_wanted() == (chosen(state, "beef"), chosen(state, "cafe"))
     assert not state.complete
     for prompt_id in PLAN.prompt_ids:
-        unit = state.regeneration(prompt_id)
-        assert unit is not None
-        state.record_group(assemble(unit, [sampled(source) for source in state.sources(prompt_id)]))
+        parts = [sampled(source) for source in PLAN.pool_units_of(prompt_id)]
+        state.record_group(assemble(chosen(state, prompt_id), parts))
+    assert state.all_wanted() == ()
     assert [s.prompt_id for s in state.close().selections] == ["beef", "cafe"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_order_losses_and_duplicates_change_no_byte_of_a_group(seed: int) -> None:
+def test_order_and_duplicates_change_no_byte_of_a_group(seed: int) -> None:
     chance = random.Random(seed)
     arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
-    state = IterationState(PLAN)
+    state, calm = IterationState(PLAN), explored()
     for unit in arrivals:
         state.record(result(unit))
-    state.lose(chance.choice(PLAN.prompt_ids))
-    for unit_id in ids(state):
-        unit = next(unit for unit in PLAN.pool_units() if unit.id == unit_id)
-        assert state.record(result(unit)) == (Outcome.RESTORED, None)
     for prompt_id in PLAN.prompt_ids:
-        unit, calm = state.regeneration(prompt_id), explored()
-        assert unit is not None
-        parts = [sampled(source) for source in state.sources(prompt_id)]
+        parts = [sampled(source) for source in PLAN.pool_units_of(prompt_id)]
+        expected = assemble(chosen(calm, prompt_id), parts)
         chance.shuffle(parts)
-        group = assemble(unit, parts)
-        expected = assemble(calm.regeneration(prompt_id), [sampled(u) for u in PLAN.pool_units_of(prompt_id)])  # type: ignore[arg-type]
-        assert group_digest(group) == group_digest(expected)
-    assert state.explore.duplicates == 6
-
-
-def test_lost_samples_are_made_again_and_only_those_that_were_chosen() -> None:
-    state = explored()
-    state.lose("beef")
-    assert state.regeneration("beef") is None
-    assert state.regeneration("cafe") is not None
-    assert ids(state) == ["sample/4/beef/0-1"]
-    first = PLAN.pool_units()[0]
-    assert state.record(result(first)) == (Outcome.RESTORED, None)
-    assert state.regeneration("beef") is not None
-    assert ids(state) == []
-    assert state.counts().candidates == 12
-    assert state.counts().duplicates == 0
+        assert group_digest(assemble(chosen(state, prompt_id), parts)) == group_digest(expected)
+    assert state.ledger.duplicates == 6
 
 
 def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> None:
     state = explored()
-    state.lose("beef")
+    assert state.record(result(PLAN.pool_units()[0])) == (Outcome.DUPLICATE, None)
     assert state.record(result(PLAN.pool_units()[0], shift=1.0)) == (Outcome.VIOLATION, None)
-    assert state.regeneration("beef") is None
-
-
-def test_a_unit_whose_samples_are_lost_is_wanted_until_it_has_come_again() -> None:
-    unit = PLAN.pool_units()[0]
-    ledger = Ledger([unit])
-    assert ledger.finish(unit.id, "digest") is Outcome.ACCEPTED
-    assert ledger.wanted() == []
-    ledger.redo(unit.id)
-    ledger.redo(unit.id)
-    assert ledger.wanted() == [unit]
-    assert ledger.complete  # its result is there
-    assert ledger.finish(unit.id, "digest") is Outcome.RESTORED
-    assert ledger.finish(unit.id, "digest") is Outcome.DUPLICATE
-    assert (ledger.wanted(), ledger.duplicates) == ([], 1)
 
 
 def test_samples_of_another_unit_make_no_group() -> None:
-    unit = explored().regeneration("cafe")
-    assert unit is not None
+    unit = chosen(explored(), "cafe")
     first, second, third = (sampled(source) for source in PLAN.pool_units_of("cafe"))
     with pytest.raises(ValueError, match=r"samples \[4\] of prompt cafe are in none of the 2 parts"):
         assemble(unit, [first, second])
@@ -154,8 +115,7 @@ def test_samples_of_another_unit_make_no_group() -> None:
 
 
 def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
-    unit = explored().regeneration("cafe")
-    assert unit is not None
+    unit = chosen(explored(), "cafe")
 
     def recorded(source: WorkUnit, first_step: int = 2) -> SampleGroup:
         states = torch.tensor([[[100.0 * i], [100.0 * i + 1]] for i in source.indices])
@@ -178,18 +138,13 @@ def explore(selector: Selector, units: Sequence[WorkUnit]) -> dict[str, SampleGr
     for unit in units:
         made[unit.id] = sampled(unit)
         (ack,) = selector.accept([result(unit)])
-        if ack.assemble is not None:
-            prompt = [part for part in made.values() if part.prompt_id == ack.assemble.prompt_id]
-            rewards, group = selector.assemble(ack.assemble, *prompt)
+        for wanted in ack.units:
+            rewards, group = selector.assemble(wanted, *[s for s in made.values() if s.prompt_id == wanted.prompt_id])
             assert group.rewards == rewards
     return made
 
 
-def wanted(selector: Selector) -> list[str]:
-    return [unit.id for unit in selector.wanted(4)]
-
-
-def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tmp_path: Path) -> None:
+def test_a_resumed_iteration_wants_the_group_of_what_was_chosen_but_not_yet_stored(tmp_path: Path) -> None:
     first = Selector(tmp_path)
     units = first.open(PLAN).units
     assert len(explore(first, units[:3])) == 3
@@ -200,48 +155,27 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
     opened = again.open(PLAN)
     assert [group.prompt_id for group in opened.groups] == ["beef"]
     assert opened.groups[0].latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
-    assert opened.candidates == 10
     (last,) = opened.units
     assert last.id == "sample/4/cafe/4-5"
     (ack,) = again.accept([result(last)])
-    (lost,) = ack.units  # selected, but one chosen sample is lost
-    assert (lost.id, ack.assemble) == ("sample/4/cafe/2-3", None)
-    assert wanted(again) == [lost.id]
-    (ack,) = again.accept([result(lost)])
-    assert ack.units == ()
-    assert ack.assemble is not None
-    assert ack.assemble.indices == (3, 4)
-    assert again.assemble(ack.assemble, sampled(lost), sampled(last))[0] == (1.0, 0.0)
+    (wanted,) = ack.units
+    assert wanted.indices == (3, 4)
+    assert Selector(tmp_path).open(PLAN).units == (wanted,)
+    lost = units[4]
+    (ack,) = again.accept([result(lost)])  # made again
+    assert ack == Ack(units=(wanted,))
+    assert again.assemble(wanted, sampled(lost), sampled(last))[0] == (1.0, 0.0)
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
     entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
     assert [e["kind"] for e in entries].count("sample") == 6
 
 
-def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_prompt(tmp_path: Path) -> None:
+def test_samples_that_are_made_again_with_other_bytes_are_told(tmp_path: Path) -> None:
     first = Selector(tmp_path)
-    first.accept([result(unit) for unit in first.open(PLAN).units])
-    again = Selector(tmp_path)
-    opened = again.open(PLAN)
-    assert opened.candidates == 12
-    waiting = [unit.id for unit in opened.units]
-    assert sorted(waiting) == ["sample/4/beef/0-1", "sample/4/cafe/2-3", "sample/4/cafe/4-5"]
-    with pytest.raises(
-        RunError,
-        match=r"brought other bytes for sample \(.*prompt beef, .*\) than explorer-0, whose samples are lost",
-    ):
-        again.accept([result(PLAN.pool_units()[0], shift=1.0)])
-
-
-def test_samples_that_are_lost_before_their_group_is_put_together_are_wanted_again(tmp_path: Path) -> None:
-    selector = Selector(tmp_path)
-    units = selector.open(PLAN).units
-    unit = selector.accept([result(unit) for unit in units])[5].assemble
-    assert unit is not None
-    assert selector.wanted(4) == ()
-    assert [each.id for each in selector.lose(unit)] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
-    explore(selector, selector.wanted(4))
-    assert selector.wanted(4) == ()
-    assert selector.stored(4, "cafe")[0] == ()
+    unit, *_ = first.open(PLAN).units
+    first.accept([result(unit)])
+    (ack,) = first.accept([result(unit, shift=1.0)])
+    assert ack.differs == f"explorer-0 brought other bytes for {unit.in_words} than explorer-0"
 
 
 def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_path: Path) -> None:
@@ -249,9 +183,9 @@ def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_pa
     explore(selector, selector.open(PLAN).units)
     before = selector.close(4)
     next(tmp_path.rglob("beef.safetensors")).write_bytes(b"")
-    units, group = selector.stored(4, "beef")
-    assert ([unit.id for unit in units], group) == (["sample/4/beef/0-1"], None)
-    explore(selector, units)
+    (unit,), group = selector.stored(4, "beef")
+    assert (unit.id, group) == ("regenerate/4/beef/1-0", None)
+    selector.assemble(unit, sampled(PLAN.pool_units()[0]))
     assert selector.close(4) == before
     (nothing, again) = selector.stored(4, "beef")
     assert nothing == ()
@@ -282,11 +216,10 @@ def test_chosen_samples_that_are_made_again_keep_their_first_scores_where_scores
     begun = Selector(tmp_path)
     begun.accept([first(unit) for unit in begun.open(ONCE).units])
     again = Selector(tmp_path)
-    lost = [unit for unit in again.open(ONCE).units if unit.prompt_id == "cafe"]
-    made = {unit.id: rescored(unit) for unit in lost}
-    unit = again.accept([answer for answer, _ in made.values()])[-1].assemble
-    assert unit is not None
-    rewards, group = again.assemble(unit, *[samples for _, samples in made.values()])
+    (unit,) = [unit for unit in again.open(ONCE).units if unit.prompt_id == "cafe"]
+    made = [rescored(each) for each in ONCE.pool_units_of("cafe")[1:]]
+    assert not any(ack.differs for ack in again.accept([answer for answer, _ in made]))
+    rewards, group = again.assemble(unit, *[samples for _, samples in made])
     assert rewards == group.rewards == (1.0, 0.0)
     assert again._of(4).state.counts().violations == 0
 
@@ -295,9 +228,8 @@ def test_a_group_of_scores_that_may_differ_is_read_again_by_its_samples(tmp_path
     selector = Selector(tmp_path)
     for unit in selector.open(ONCE).units:
         (ack,) = selector.accept([first(unit)])
-        if ack.assemble is not None:
-            parts = [sampled(each) for each in ONCE.pool_units_of(ack.assemble.prompt_id)]
-            selector.assemble(ack.assemble, *parts)
+        for wanted in ack.units:
+            selector.assemble(wanted, *[sampled(each) for each in ONCE.pool_units_of(wanted.prompt_id)])
     selector.close(4)
     opened = Selector(tmp_path).open(ONCE)
     assert [group.prompt_id for group in opened.groups] == ["beef", "cafe"]

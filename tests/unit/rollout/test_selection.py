@@ -154,13 +154,13 @@ def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
     for index, reward in ((1, 0.2), (3, 0.4), (4, 0.1)):
         selection.add(index, reward)
     for index in (0, 5):
-        selection.drop(index)
+        selection.drop(index, 0.5)
     assert not selection.complete
     with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
-        selection.drop(5)
+        selection.drop(5, 0.5)
     with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
         selection.add(5, 0.9)
-    selection.drop(2)
+    selection.drop(2, 0.5)
     assert selection.dropped == (0, 2, 5)
     best, worst = selection.select()
     assert [(c.index, c.reward) for c in best] == [(3, pytest.approx(0.4))]

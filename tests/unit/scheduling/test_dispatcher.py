@@ -224,16 +224,6 @@ def test_withdrawn_and_dropped_units_are_given_to_nobody() -> None:
     assert given(it) == [("explorer-0", "p001")]
 
 
-def test_a_new_selector_s_word_on_what_is_wanted_is_followed() -> None:
-    it = dispatcher(max_inflight=1)
-    it.add([unit(n) for n in range(3)], batch="i", pool="explorers")
-    it.keep_only("i", {unit(2).id})
-    it.add([unit(2), unit(4)], batch="i", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
-    assert given(it) == [("explorer-0", "p002")]
-    assert it.waiting("i") == 1
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_every_unit_is_done_once_whatever_happens_to_the_workers(seed: int) -> None:
     """Workers come, change revisions, die and answer in random order; invariants hold at every step."""

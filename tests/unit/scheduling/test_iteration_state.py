@@ -37,6 +37,13 @@ def group(selection: Selection, shift: float = 0.0) -> SampleGroup:
     )
 
 
+def explored(plan: IterationPlan = PLAN) -> IterationState:
+    state = IterationState(plan)
+    for unit in plan.pool_units():
+        state.record(result(unit))
+    return state
+
+
 def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> None:
     state = IterationState(replace(PLAN, kinds=("", "l40s")))
     beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
@@ -60,24 +67,8 @@ def test_units_on_a_level_say_their_steps_and_nothing_else_changes() -> None:
     higher = replace(PLAN, fallback_level=1, steps=9)
     assert higher.pool_units() == [replace(unit, steps=9) for unit in PLAN.pool_units()]
     assert [unit.id for unit in higher.pool_units()] == [unit.id for unit in PLAN.pool_units()]
-    state = IterationState(higher)
-    for unit in higher.pool_units():
-        _, selection = state.record(result(unit))
-    assert selection is not None
-    assert state.regenerate_unit(selection).steps is None  # regenerated as ever
-
-
-def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> None:
-    state = IterationState(PLAN)
-    first, second, third, *_ = PLAN.pool_units()
-    assert state.record(result(third)) == (Outcome.ACCEPTED, None)
-    assert state.record(result(first)) == (Outcome.ACCEPTED, None)
-    outcome, selection = state.record(result(second))
-    assert outcome is Outcome.ACCEPTED
-    assert [c.index for c in selection.best] == [1, 3]
-    assert [c.index for c in selection.worst] == [0, 4]
-    assert [(unit.stage, unit.indices) for unit in state.wanted("beef")] == [("regenerate", (1, 3, 0, 4))]
-    assert not state.complete
+    state = explored(higher)
+    assert state.regenerate_unit(state.selections["beef"]).steps is None  # regenerated as ever
 
 
 def test_the_plan_says_by_which_rule_seeds_are_chosen_and_so_does_its_journal() -> None:
@@ -89,24 +80,26 @@ def test_the_plan_says_by_which_rule_seeds_are_chosen_and_so_does_its_journal() 
     assert "selection" not in plan_entry(PLAN)
 
 
-def test_what_is_wanted_of_a_prompt_is_its_pool_and_then_its_group_until_that_is_there() -> None:
+def test_a_prompt_moves_on_with_its_last_unit_and_is_wanted_until_its_group_is_there() -> None:
     state = IterationState(PLAN)
     assert state.all_wanted() == tuple(PLAN.pool_units())
-    beef = PLAN.pool_units_of("beef")
-    for done, unit in enumerate(beef, 1):
-        assert state.regeneration("beef") is None
-        state.record(result(unit))
-        assert state.wanted("beef")[: 3 - done] == tuple(beef[done:])
+    first, second, third = PLAN.pool_units_of("beef")
+    for unit, left in ((third, (first, second)), (first, (second,))):
+        assert state.record(result(unit)) == (Outcome.ACCEPTED, None)
+        assert state.wanted("beef") == left
+    outcome, selection = state.record(result(second))
+    assert outcome is Outcome.ACCEPTED
+    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1, 3], [0, 4])
     (regenerate,) = state.wanted("beef")
-    assert state.regeneration("beef") == regenerate
     assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
     assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
-    state.record_group(group(state.selections["beef"]))
+    assert not state.complete
+    state.record_group(group(selection))
     assert state.wanted("beef") == ()
     state.lose_group("beef")
     assert state.has_lost("beef")
     assert state.wanted("beef") == (regenerate,)
-    assert state.record_group(group(state.selections["beef"])) is Outcome.RESTORED
+    assert state.record_group(group(selection)) is Outcome.RESTORED
     assert state.all_wanted() == tuple(PLAN.pool_units_of("cafe"))
 
 
@@ -115,21 +108,17 @@ def test_arrival_order_and_duplicates_do_not_change_what_comes_out(seed: int) ->
     chance = random.Random(seed)
     arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
-    state, calm = IterationState(PLAN), IterationState(PLAN)
+    state, calm = IterationState(PLAN), explored()
     for number, unit in enumerate(arrivals):
         state.record(result(unit, worker=f"explorer-{number % 3}"))
-    for unit in PLAN.pool_units():
-        calm.record(result(unit))
     assert state.ordered_selections() == calm.ordered_selections()
     assert state.proxy_mean == calm.proxy_mean
-    assert state.explore.duplicates == 6
+    assert state.ledger.duplicates == 6
     assert [len({c.index for c in s.chosen}) for s in state.ordered_selections()] == [4, 4]
 
 
 def test_an_iteration_is_complete_when_every_group_is_regenerated() -> None:
-    state = IterationState(PLAN)
-    for unit in PLAN.pool_units():
-        state.record(result(unit))
+    state = explored()
     with pytest.raises(RunError, match="closed before it was complete"):
         state.close()
     for selection in state.ordered_selections():
@@ -154,13 +143,11 @@ def test_nonsense_is_refused_by_name() -> None:
             ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
         ):
             state.record(bad)
-    assert state.explore.done == 0
+    assert state.ledger.done == 0
 
 
 def test_samples_that_were_not_asked_for_are_refused() -> None:
-    state = IterationState(PLAN)
-    for unit in PLAN.pool_units():
-        state.record(result(unit))
+    state = explored()
     selection = state.selections["beef"]
     reversed_group = SampleGroup(
         iteration=4,
@@ -185,10 +172,8 @@ def audit_result(state: IterationState, rewards: tuple[float, ...] = (0.7, 0.8))
 
 
 def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() -> None:
-    state = IterationState(AUDITED)
-    assert {unit.stage for unit in state.all_wanted()} == {"explore"}
-    for unit in AUDITED.pool_units():
-        state.record(result(unit))
+    assert {unit.stage for unit in IterationState(AUDITED).all_wanted()} == {"explore"}
+    state = explored(AUDITED)
     for selection in state.ordered_selections():
         state.record_group(group(selection))
     (prompt_id,) = AUDITED.audited_prompts
@@ -198,11 +183,11 @@ def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() 
     assert sorted(found.unit.indices + chosen) == list(range(6))
     assert not state.complete
     assert state.all_wanted() == (found.unit,)
-    assert state.record_audit(found) is Outcome.ACCEPTED
+    assert state.record(found) == (Outcome.ACCEPTED, None)
     assert state.all_wanted() == ()
     assert state.audits_done == (prompt_id,)
-    assert state.record_audit(found) is Outcome.DUPLICATE
-    assert state.record_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
+    assert state.record(found) == (Outcome.DUPLICATE, None)
+    assert state.record(replace(found, rewards=(0.7, 0.9))) == (Outcome.VIOLATION, None)
     (pool,) = state.close().audited
     assert pool.proxies == pytest.approx(REWARDS[prompt_id])
     assert (pool.chosen, pool.audited, pool.audited_rewards) == (chosen, found.unit.indices, (0.7, 0.8))
@@ -210,21 +195,16 @@ def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() 
 
 
 def test_an_audit_changes_neither_selections_nor_regenerate_units() -> None:
-    plain, audited = IterationState(PLAN), IterationState(AUDITED)
-    for state in (plain, audited):
-        for unit in PLAN.pool_units():
-            state.record(result(unit))
+    plain, audited = explored(), explored(AUDITED)
     assert plain.ordered_selections() == audited.ordered_selections()
     assert plain.all_wanted() == tuple(unit for unit in audited.all_wanted() if unit.stage != "audit")
 
 
 def test_an_audit_that_answers_nonsense_is_refused() -> None:
-    state = IterationState(AUDITED)
-    for unit in AUDITED.pool_units():
-        state.record(result(unit))
+    state = explored(AUDITED)
     found = audit_result(state, rewards=(0.7, float("nan")))
     with pytest.raises(ValueError, match="regenerator-0 answered audit "):
-        state.record_audit(found)
+        state.record(found)
 
 
 PRUNED = replace(PLAN, keep=2, unit=6, prune=Pruning(after=2, keep=4))
@@ -264,24 +244,13 @@ def test_an_early_score_is_part_of_an_answers_bytes() -> None:
     assert state.record(pruned_result(beef, early=other))[0] is Outcome.VIOLATION
 
 
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"early": ()}, "with 0 early scores"),
-        ({"early": (float("nan"), 0.5, 0.35, 0.9, 0.3, 0.1)}, "with rewards"),
-        ({"rewards": tuple(REWARDS["beef"])}, "other rewards than early scores of those dropped"),
-    ],
-)
-def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused(
-    changed: dict[str, tuple[float, ...]], problem: str
-) -> None:
+def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused() -> None:
     state = IterationState(PRUNED)
     beef = PRUNED.pool_units()[0]
-    with pytest.raises(ValueError, match=problem):
-        state.record(pruned_result(beef, **changed))
+    for changed in ({"early": (float("nan"), *EARLY["beef"][1:])}, {"rewards": tuple(REWARDS["beef"])}):
+        with pytest.raises(ValueError, match="explorer-0 answered explore "):
+            state.record(pruned_result(beef, **changed))
     assert state.wanted("beef") == (beef,)
-    with pytest.raises(ValueError, match="with 6 early scores"):
-        IterationState(replace(PRUNED, prune=None)).record(pruned_result(replace(beef, prune=None)))
 
 
 def test_where_scores_may_differ_the_first_early_ones_count_too_and_say_who_is_dropped() -> None:
@@ -305,7 +274,7 @@ def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
     state.record_group(group(selection))
     (unit,) = (each for each in state.wanted("beef") if each.stage == "audit")
     assert unit.indices == (2, 3, 4, 5)
-    state.record_audit(result(unit))
+    state.record(result(unit))
     (pool,) = state.close().audited
     assert (pool.chosen, pool.dropped, pool.audited) == ((1, 0), (2, 4), (2, 3, 4, 5))
     assert pool.proxies[2] == pytest.approx(0.35)
@@ -331,33 +300,20 @@ def test_where_scores_may_differ_the_first_one_counts_and_another_one_is_no_viol
     assert once.ordered_selections() == repeating.ordered_selections()
 
 
-def test_where_scores_may_differ_samples_may_not() -> None:
-    state = IterationState(ONCE)
-    for unit in ONCE.pool_units():
-        state.record(result(unit))
+def test_where_scores_may_differ_samples_may_not_and_a_lost_group_is_made_again_to_the_same() -> None:
+    state = explored(ONCE)
     first = group(state.selections["beef"])
     assert state.record_group(first) is Outcome.ACCEPTED
     other_scores = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
     assert state.record_group(other_scores) is Outcome.DUPLICATE
     assert state.record_group(group(state.selections["beef"], shift=1.0)) is Outcome.VIOLATION
-
-
-def test_where_scores_may_differ_a_lost_group_is_made_again_to_the_same_samples() -> None:
-    state = IterationState(ONCE)
-    for unit in ONCE.pool_units():
-        state.record(result(unit))
-    first = group(state.selections["beef"])
-    state.record_group(first)
     state.lose_group("beef")
-    again = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
-    assert state.record_group(again) is Outcome.RESTORED
-    assert state.holds(again)
+    assert state.record_group(other_scores) is Outcome.RESTORED
+    assert state.holds(other_scores)
 
 
 def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() -> None:
-    state = IterationState(replace(ONCE, one_stage=True, keep=2))
-    for unit in state.plan.pool_units():
-        state.record(result(unit))
+    state = explored(replace(ONCE, one_stage=True, keep=2))
     selection = state.selections["beef"]
     made = group(selection)
     again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))

@@ -14,38 +14,13 @@ def unit(number: int) -> WorkUnit:
     return WorkUnit(stage="explore", iteration=1, revision=1, prompt_id=f"p{number}", indices=(0, 1))
 
 
-def test_units_without_a_result_are_wanted_in_the_order_they_were_planned() -> None:
-    ledger = Ledger([unit(2), unit(0), unit(1)])
+def test_units_are_wanted_in_the_order_they_were_planned_and_one_that_is_added_again_stays_what_it_is() -> None:
+    ledger = Ledger([unit(2), unit(0)])
+    ledger.add(unit(1))
     assert ledger.wanted() == [unit(2), unit(0), unit(1)]
-    assert (ledger.done, ledger.complete) == (0, False)
-    ledger.finish(unit(0).id, "x")
-    assert ledger.wanted() == [unit(2), unit(1)]
-    assert ledger.digest(unit(0).id)
-    assert not ledger.wants(unit(0).id)
-    assert ledger.wants(unit(1).id)
-    ledger.finish(unit(1).id, "x")
-    ledger.finish(unit(2).id, "x")
-    assert (ledger.wanted(), ledger.done, ledger.complete) == ([], 3, True)
-
-
-def test_a_unit_that_is_added_again_stays_what_it_is() -> None:
-    ledger = Ledger([unit(0)])
     ledger.finish(unit(0).id, "x")
     ledger.add(unit(0))
-    assert ledger.complete
-    ledger.add(unit(1))
-    assert not ledger.complete
-    assert ledger.wanted() == [unit(1)]
-
-
-def test_the_first_result_wins_and_equal_duplicates_fold_away() -> None:
-    ledger = Ledger([unit(0)])
-    assert (ledger.digest(unit(0).id), ledger.finisher(unit(0).id)) == ("", "")
-    assert ledger.finish(unit(0).id, "x", "a") is Outcome.ACCEPTED
-    assert ledger.finish(unit(0).id, "x", "b") is Outcome.DUPLICATE
-    assert ledger.finish(unit(0).id, "y", "b") is Outcome.VIOLATION
-    assert (ledger.done, ledger.duplicates, ledger.violations) == (1, 2, 1)
-    assert (ledger.digest(unit(0).id), ledger.finisher(unit(0).id)) == ("x", "a")
+    assert ledger.wanted() == [unit(2), unit(1)]
 
 
 def test_a_unit_whose_work_is_lost_is_wanted_until_it_is_made_again_to_the_same_bytes() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
-from actors.dispatch.rollout import Rollouts
+from actors.dispatch.rollouts import Rollouts
 from actors.evaluation.evaluator import Evaluator
 from actors.evaluation.requests import EvaluationRequests
 from actors.evaluation.schedule import EvaluationSchedule
@@ -44,7 +44,7 @@ LOCK_SECONDS = 30.0
 """Seconds that a controller waits for the run folder, which an earlier one may hold."""
 
 
-class RunParts:
+class RunComponents:
     """Made by `open`; then every part is ready for the first iteration."""
 
     fleet: Fleet
@@ -107,7 +107,7 @@ class RunParts:
             config,
             world,
             tasks,
-            self.fleet.hand_out,
+            self.fleet.router,
             self.telemetry,
             replacements=self.fleet.replacements,
             publication=self.fleet.publication_counts,
@@ -117,12 +117,12 @@ class RunParts:
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = (await self.embeddings.of(self.heldout[:1]))[self.heldout[0].id]
         self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
-        evaluator = Evaluator(config, world, self.fleet.hand_out, self.folder, self.telemetry)
+        evaluator = Evaluator(config, world, self.fleet.router, self.folder, self.telemetry)
         self.evaluations = EvaluationSchedule(
             config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry
         )
         self.requests = EvaluationRequests(
-            config, world, self.fleet.hand_out, self.publisher, self.embeddings, self.telemetry.message
+            config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
         self.telemetry.waits_for("the learners")
@@ -137,19 +137,10 @@ class RunParts:
         if news := self.fallback.news(iteration, self.telemetry.iterations):
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
-        embeddings = {} if self.rollouts.is_asked(iteration) else await self.embeddings.of(prompts)
+        embeddings = await self.embeddings.of(prompts)
         score_class, digest = await self.fleet.score_class(), await self.publisher.sent_to_explorers.digest
         plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
         await self.rollouts.open(plan, prompts, embeddings)
-
-    async def ask_ahead(self, iteration: int) -> None:
-        """Request the pools of the next iteration before its revision exists: tens of thousands of units take a while
-        to queue. Not if later measurements may change them.
-        """
-        if self.fallback.is_settled:
-            prompts = self.prompts(iteration)
-            embeddings = await self.embeddings.of(prompts)
-            self.rollouts.ask(self._plan(iteration, prompts), prompts, embeddings)
 
     def _plan(self, iteration: int, prompts: Sequence[Prompt]) -> IterationPlan:
         config, level = self.config, self.fallback_level(iteration)

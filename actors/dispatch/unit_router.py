@@ -1,24 +1,27 @@
-"""Hands units to workers, and passes each answer to the owner of its batch.
+"""Gives units to workers, and judged answers to who requested them.
 
 ::
 
-    add ─► dispatcher ─► worker ─► answer ─► its batch's owner ─► done | refuse | requeue
+    request ─► dispatcher ─► worker ─► answer ─► its owner judges it ─► the unit's future
+                   ▲                                   │
+                   └─────── refused, lost, late ◄──────┘
 
-`solrl_ray.scheduling.dispatcher` decides which worker gets which unit. It is asked when a unit is added, a slot becomes
-free or a worker becomes ready, once for all that happens in the same pass of the event loop.
+`solrl_ray.scheduling.dispatcher` decides which worker gets which unit. It is asked when a unit is requested, a slot
+becomes free or a worker becomes ready, once for all that happens in the same pass of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from actors.world import World
+from actors.world import Tasks, World
 from solrl_ray.config.fleet import FleetConfig
-from solrl_ray.errors import NonsenseError, RunError, UserError
+from solrl_ray.errors import InputGone, NonsenseError, RunError, UserError
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher, Held
 
@@ -45,8 +48,11 @@ class Owner(ABC):
         """The call for a unit that is handed out now: method, arguments, parts of the answer."""
 
     @abstractmethod
-    def take(self, answer: Answer) -> None:
-        """Must lead to `HandOut.done`, `refuse` or `requeue` of the unit, now or later."""
+    async def judge(self, answer: Answer) -> Any:
+        """Check an answer to a unit; a late unit may have two. What is returned first is the result of its future.
+
+        Raises NonsenseError if it cannot be right, or InputGone if it was lost on its way: the unit is repeated.
+        """
 
     def failed(self, error: RunError | UserError) -> bool:
         """A unit raised an error of its own. Returns whether the owner handles it; if not, it ends the run."""
@@ -68,7 +74,7 @@ class Loss:
 
 
 class Recipient(Protocol):
-    """A worker, as the hand-out sees it."""
+    """A worker, as the router sees it."""
 
     name: str
     pool: str
@@ -89,16 +95,17 @@ class Watcher(Protocol):
     def message(self, text: str) -> None: ...
 
 
-class HandOut:
+class UnitRouter:
     def __init__(
         self,
         world: World,
+        tasks: Tasks,
         fleet: FleetConfig,
         watcher: Watcher,
         retire: Callable[[str, str], None],
     ) -> None:
         """`retire` replaces an untrustworthy worker: its name, and the reason."""
-        self._world = world
+        self._world, self._tasks = world, tasks
         self._watcher = watcher
         self._retire = retire
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
@@ -106,26 +113,28 @@ class HandOut:
         """Workers that may get units, by name."""
         self._owners: dict[str, Owner] = {}
         """By batch."""
+        self._results: defaultdict[str, dict[str, asyncio.Future[Any]]] = defaultdict(dict)
+        """Batch → id of a unit without a result → its future."""
         self._waking = False
         self._hedge_timer: asyncio.TimerHandle | None = None
 
     # For owners
 
-    def add(
+    def request(
         self, owner: Owner, units: Iterable[WorkUnit], pool: str, *, holds: Held | None = None, priority: int = 0
-    ) -> None:
-        """As `Dispatcher.add`; the answers go to `owner`."""
+    ) -> list[asyncio.Future[Any]]:
+        """Queue units as `Dispatcher.add`. Returns a future for each: what `owner` makes of the first good answer."""
         self._owners[owner.batch] = owner
+        units, mine, loop = list(units), self._results[owner.batch], asyncio.get_running_loop()
+        for unit in units:
+            if unit.id not in mine:
+                mine[unit.id] = loop.create_future()
         self._dispatcher.add(units, batch=owner.batch, pool=pool, holds=holds, priority=priority)
         self.wake()
-
-    def keep_only(self, owner: Owner, wanted: Iterable[WorkUnit]) -> None:
-        """Forget the owner's other units."""
-        self._dispatcher.keep_only(owner.batch, {unit.id for unit in wanted})
-        self.wake()
+        return [mine[unit.id] for unit in units]
 
     def withdraw(self, owner: Owner) -> None:
-        """Forget the owner's waiting units."""
+        """Forget the owner's waiting units until they are requested again."""
         self._dispatcher.withdraw(owner.batch)
         self.wake()
 
@@ -137,34 +146,13 @@ class HandOut:
         """Forget all units of the owner; later answers to them are ignored."""
         self._dispatcher.drop(owner.batch)
         self._owners.pop(owner.batch, None)
+        for result in self._results.pop(owner.batch, {}).values():
+            result.cancel()
         self.wake()
 
     def requeued(self, owner: Owner) -> int:
         """Units of the owner that went to another worker because an answer was lost or refused."""
         return self._dispatcher.requeued[owner.batch]
-
-    def done(self, unit: WorkUnit) -> None:
-        """The answer to a unit counts."""
-        self._dispatcher.done(unit)
-
-    def requeue(self, answer: Answer) -> None:
-        """Repeat a unit whose answer was lost on its way."""
-        self._dispatcher.requeue(answer.unit, answer.worker)
-        self.wake()
-
-    def refuse(self, answer: Answer, reason: str) -> None:
-        """Repeat a unit whose answer cannot be right. Too many of them, and the worker is replaced.
-
-        Raises RunError if the run is at fault.
-        """
-        self._refuse(answer.worker, answer.unit, reason)
-
-    def refuse_another(self, answer: Answer, unit: WorkUnit) -> None:
-        """As `refuse`, of an answer to this unit, which is not the one that was given out."""
-        given = f"{answer.unit.in_words} of revision {answer.unit.revision}"
-        self.refuse(
-            answer, f"{answer.worker} was given {given} and answered {unit.in_words} of revision {unit.revision}"
-        )
 
     # For workers and their pools
 
@@ -196,7 +184,8 @@ class HandOut:
         self._watcher.unit(worker.name, unit, value.started, value.seconds)
         owner = self._owners.get(batch)
         if owner is not None:
-            owner.take(Answer(worker.name, unit, value, large))
+            judged = self._judged(owner, Answer(worker.name, unit, value, large))
+            self._tasks.start(judged, f"judging {unit.id} of {worker.name}")
         self.wake()
 
     def failed(self, worker: Recipient, unit: WorkUnit, batch: str, error: RunError | UserError) -> bool:
@@ -208,7 +197,7 @@ class HandOut:
             return False
         self._dispatcher.failed(worker.name, unit, now=self._world.now())
         if owner is not None:  # else another owner may want the same unit now
-            self.done(unit)
+            self._dispatcher.done(unit)
         self.wake()
         return True
 
@@ -216,6 +205,50 @@ class HandOut:
         """A worker met a value that cannot be right, and has no answer to a unit."""
         if not self.failed(worker, unit, batch, error):
             self._refuse(worker.name, unit, str(error))
+
+    # The answer
+
+    async def _judged(self, owner: Owner, answer: Answer) -> None:
+        """Give an answer that counts to who awaits the unit; else the unit is repeated."""
+        unit, answered = answer.unit, answer.value.unit
+        try:
+            if answered != unit:
+                raise NonsenseError(
+                    f"{answer.worker} was given {unit.in_words} of revision {unit.revision} and answered "
+                    f"{answered.in_words} of revision {answered.revision}"
+                )
+            result = await owner.judge(answer)
+        except NonsenseError as error:
+            self._refuse(answer.worker, unit, str(error))
+        except InputGone as error:
+            self._repeat(answer, error.reason)
+        else:
+            awaited = self._results.get(owner.batch, {}).pop(unit.id, None)
+            if awaited is not None:  # else it has a result; another owner may want the same unit now
+                self._dispatcher.done(unit)
+                if not awaited.done():  # else who awaited it is gone
+                    awaited.set_result(result)
+
+    def _repeat(self, answer: Answer, reason: str) -> None:
+        """Repeat a unit whose answer was lost on its way."""
+        self._watcher.message(f"{answer.unit.in_words} is done again ({reason})")
+        self._dispatcher.requeue(answer.unit, answer.worker)
+        self.wake()
+
+    def _refuse(self, name: str, unit: WorkUnit, reason: str) -> None:
+        """Repeat a unit whose answer cannot be right. Too many of them, and the worker is replaced.
+
+        Raises RunError if the run is at fault.
+        """
+        worker = self._workers.get(name)
+        alone = worker is not None and worker.is_alone
+        strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
+        limit = self._dispatcher.strike_limit
+        self._watcher.struck(name)
+        self._watcher.message(f"{unit.in_words} is repeated; strike {strikes} of {limit} for {name}: {reason}")
+        if strikes >= limit:
+            self._retire(name, f"strike {strikes}: {reason}")
+        self.wake()
 
     # The decision
 
@@ -233,24 +266,13 @@ class HandOut:
             worker.give(each.unit, each.batch, *owner.call(each.unit))
             if each.hedge:
                 self._watcher.message(f"{each.unit.in_words} is late; {each.worker} repeats it")
-        self._look_again(now)
+        self._look_for_late_units(now)
 
-    def _look_again(self, now: float) -> None:
-        """Check for late units when that is due, even if nothing happens until then."""
+    def _look_for_late_units(self, now: float) -> None:
+        """Check again when a unit may be late, even if nothing happens until then."""
         if self._hedge_timer is not None:
             self._hedge_timer.cancel()
             self._hedge_timer = None
         seconds = self._dispatcher.hedge_look(now)
         if seconds is not None:
             self._hedge_timer = asyncio.get_running_loop().call_later(seconds, self.wake)
-
-    def _refuse(self, name: str, unit: WorkUnit, reason: str) -> None:
-        worker = self._workers.get(name)
-        alone = worker is not None and worker.is_alone
-        strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
-        limit = self._dispatcher.strike_limit
-        self._watcher.struck(name)
-        self._watcher.message(f"{unit.in_words} is repeated; strike {strikes} of {limit} for {name}: {reason}")
-        if strikes >= limit:
-            self._retire(name, f"strike {strikes}: {reason}")
-        self.wake()

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from actors.dispatch.hand_out import Answer, HandOut, Loss, Owner
+from actors.dispatch.unit_router import Answer, Loss, Owner, UnitRouter
+from actors.world import Tasks
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.records import WorkUnit
 from tests.unit.actors.test_open_iteration import Watching
@@ -31,8 +32,9 @@ class Batch(Owner):
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
         return "regenerate", (unit,), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> str:
         self.answers.append(answer)
+        return answer.worker
 
     def lost(self, worker: str) -> bool:
         self.lost_workers.append(worker)
@@ -49,19 +51,20 @@ class Value:
     seconds, started = 1.0, 0.0
 
 
-def lose(*batches: Batch, before: Callable[[HandOut], None] = lambda hand_out: None) -> Loss:
+def lose(*batches: Batch, before: Callable[[UnitRouter], None] = lambda router: None) -> Loss:
     """A worker that has one unit of each batch is lost, after something else."""
 
     async def test() -> Loss:
         clock: Any = Clock()
-        hand_out = HandOut(clock, FleetConfig(max_inflight=9), Watching(), lambda name, reason: None)
-        hand_out.ready(Hand(), HOLDS)
-        for batch in batches:
-            hand_out.add(batch, [batch.unit], "regenerators")
-        await asyncio.sleep(0)
-        assert len(hand_out.units_of("regenerator-0")) == len(batches)
-        before(hand_out)
-        return hand_out.lost("regenerator-0")
+        async with Tasks() as tasks:
+            router = UnitRouter(clock, tasks, FleetConfig(max_inflight=9), Watching(), lambda name, reason: None)
+            router.ready(Hand(), HOLDS)
+            for batch in batches:
+                router.request(batch, [batch.unit], "regenerators")
+            await asyncio.sleep(0)
+            assert len(router.units_of("regenerator-0")) == len(batches)
+            before(router)
+            return router.lost("regenerator-0")
 
     return asyncio.run(test())
 
@@ -81,9 +84,11 @@ def test_the_run_pays_for_a_lost_worker_for_which_no_owner_does() -> None:
 def test_an_owner_that_has_dropped_its_units_is_told_nothing_more() -> None:
     gone, there = Batch("one", True), Batch("two", False)
 
-    def dropped(hand_out: HandOut) -> None:
-        hand_out.drop(gone)
-        hand_out.answered(Hand(), gone.unit, gone.batch, Value(), None)
+    def dropped(router: UnitRouter) -> None:
+        (awaited,) = router.request(gone, [gone.unit], "regenerators")
+        router.drop(gone)
+        assert awaited.cancelled()
+        router.answered(Hand(), gone.unit, gone.batch, Value(), None)
 
     assert lose(gone, there, before=dropped) == Loss(requeued=1, charged=True)
     assert (gone.lost_workers, gone.answers) == ([], [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.run_parts import RunParts
+from actors.run_components import RunComponents
 from actors.world import Process
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError, UserError, WorkerGone
@@ -30,8 +30,8 @@ def test_prompts_that_changed_after_the_command_has_read_them_are_refused(tmp_pa
     )
     nobody: Any = None
 
-    async def made() -> RunParts:
-        return RunParts(config, tmp_path / "run", SimulatedWorld(nobody, MemoryDisk()))
+    async def made() -> RunComponents:
+        return RunComponents(config, tmp_path / "run", SimulatedWorld(nobody, MemoryDisk()))
 
     first = virtual_clock.run(made())
     check_prompts(first.folder, config)
@@ -68,7 +68,7 @@ class Lost:
     def __init__(self, folder: Path, *, started: bool = True) -> None:
         config, nobody = load([ROOT / "configs" / "demo.yaml"], ["fleet.max_replacements=2"]), Process()
         self.world = World(lambda role, name, tier: nobody, MemoryDisk())
-        self.parts = RunParts(config, folder, self.world)
+        self.parts = RunComponents(config, folder, self.world)
         self.embeddings = Embeddings(started)
         self.parts.embeddings = self.embeddings  # type: ignore[assignment]
         self.told: list[str] = []

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actors.dispatch.hand_out import HandOut
-from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutResult
+from actors.dispatch.open_iteration import OpenIteration, Regenerating
+from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.dispatch.unit_router import UnitRouter
 from actors.monitoring.telemetry import Telemetry
-from actors.workers.selector import Opened
 from actors.world import Tasks, World
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt
@@ -30,7 +30,7 @@ class Rollouts:
         config: Config,
         world: World,
         tasks: Tasks,
-        hand_out: HandOut,
+        router: UnitRouter,
         telemetry: Telemetry,
         *,
         replacements: Replacements,
@@ -41,7 +41,7 @@ class Rollouts:
             replacements: the budget that pays for restarts of the selector.
             publication: state of the explorers' revision: see `IterationMetrics.publication`.
         """
-        self._world, self._tasks, self._hand_out, self._telemetry = world, tasks, hand_out, telemetry
+        self._world, self._tasks, self._router, self._telemetry = world, tasks, router, telemetry
         self._publication, self._staged = publication, bool(config.fleet.offload)
         self._selector = SelectorClient(
             world,
@@ -49,64 +49,35 @@ class Rollouts:
             seconds=config.fleet.deadlines.selector,
             replacements=replacements,
             tell=telemetry.message,
-            reopened=self._reopened,
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
-        self._asked: dict[int, OpenIteration] = {}
-        """Iterations whose pools are requested but that are not open yet."""
-        self._newest = -1
-        """The last one opened."""
         self._shows = False
-
-    def ask(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
-        """Request the pools of an iteration before it is opened: its units wait until explorers hold its revision.
-
-        Args:
-            plan: may lack what is known only at opening: the kinds of explorers, and the policy.
-            embeddings: prompt id → reference of its embedding.
-        """
-        if plan.iteration > self._newest:
-            self._asked[plan.iteration] = self._made(plan, prompts, embeddings, None)
-
-    def is_asked(self, iteration: int) -> bool:
-        return iteration in self._asked
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Open an iteration: from now on its units go to explorers that hold its revision.
 
         Args:
-            embeddings: as for `ask`; ignored after it.
+            embeddings: prompt id → reference of its embedding.
         """
-        self._newest = plan.iteration
-        this = self._asked.pop(plan.iteration, None)
-        opened = await self._selector.open(plan, asked=this is not None)
+        opened = await self._selector.open(plan)
         if opened.message:
             self._telemetry.message(opened.message)
-        if this is None:
-            this = self._made(plan, prompts, embeddings, opened)
-        else:
-            this.opened(plan, opened)
-        self._open[plan.iteration] = this
-        self._show()
-
-    def _made(
-        self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], opened: Opened | None
-    ) -> OpenIteration:
-        return OpenIteration(
+        this = self._open[plan.iteration] = OpenIteration(
             plan,
             prompts,
             embeddings,
-            opened,
             world=self._world,
             tasks=self._tasks,
-            hand_out=self._hand_out,
+            router=self._router,
             selector=self._selector,
             publication=self._publication,
             tell=self._telemetry.message,
             changed=self._changed,
             staged=self._staged,
         )
+        this.begin(opened)
+        self._show()
 
     def is_open(self, iteration: int) -> bool:
         return iteration in self._open
@@ -122,14 +93,11 @@ class Rollouts:
         """
         this = self._open[iteration]
         if this.plan.staleness:
-            this.add(await self._selector.revise(iteration, policy_digest))
+            this.revised(await self._selector.revise(iteration, policy_digest))
 
     async def finish(self, iteration: int) -> RolloutResult:
         """Return once every prompt of an open iteration has its group."""
-        this = self._open[iteration]
-        await this.completed.wait()  # each unit has its deadline
-        await this.explored.wait()
-        return this.result()
+        return await self._open[iteration].finish()
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
         """The summary of an iteration whose groups are complete. A group that the selector lost is made again.
@@ -138,7 +106,7 @@ class Rollouts:
             regenerating: enters a block in which regenerators hold the newest revision.
         """
         while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
-            await self._open[iteration].again(summary, regenerating)
+            await self._open[iteration].make_again(regenerating)
         for sentence in summary.violations:
             self._telemetry.message(f"{sentence}; the first result counts")
         return summary
@@ -148,10 +116,6 @@ class Rollouts:
         for done in [number for number in self._open if number < iteration]:
             self._open.pop(done).learned()
             await self._selector.drop(done)
-
-    def _reopened(self, iteration: int, opened: Opened) -> None:
-        if iteration in self._open:
-            self._open[iteration].reopened(opened)
 
     def _changed(self) -> None:
         """Show progress soon, once for many answers: computing its metrics costs as much as an answer."""
