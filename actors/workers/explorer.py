@@ -15,7 +15,7 @@ import torch
 from actors.cluster import wait
 from actors.cluster.progress_notes import noted
 from actors.workers.devices import free_cache, prepare
-from actors.workers.sampling_worker import SamplingWorker, add_live_branches, base_to_keep
+from actors.workers.sampling_worker import SamplingWorker, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
 from solrl_ray.config.checks import needs_trajectory
@@ -67,7 +67,6 @@ class Explorer(SamplingWorker):
         worker = pools(config.fleet)[pool_of(self._name)]
         device = prepare(worker, deterministic=config.run.deterministic)
         model, report, receiver = self._build(device)
-        add_live_branches(model.transformer, config, model.dtype)
         reward = rewards.load(config.rewards, device) if self._shared is None else self._shared.reward(device)
         return self._attest(
             model,

@@ -29,7 +29,6 @@ from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.branch import add_branches
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
 from solrl_ray.weight_sync.publish import touched_linears
@@ -133,10 +132,11 @@ class SamplingWorker(Callee):
         """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
 
         Args:
-            full: the payload does not depend on what this worker holds, so no other one can help.
+            full: no other payload can help: it was sent before, or nothing is left out.
 
         Raises:
-            RunError: the payload binds no module or does not fit this model; or it is full and damaged.
+            RunError: the payload binds no module or does not fit this model; or came out
+                differently than published; or it is full and damaged.
         """
         termination.check(self._name)
         started = time.perf_counter()
@@ -211,9 +211,3 @@ def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tens
     linears = touched_linears(transformer, config.model.lora.targets)
     tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
     return quantized_bases(transformer, config.model.lora.targets, tiers)
-
-
-def add_live_branches(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
-    """Put live branches beside an explorer's quantised layers, if revisions come that way."""
-    if config.publish.mode == "branch":
-        add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)

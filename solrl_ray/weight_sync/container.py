@@ -9,7 +9,6 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, cast
 
 import numpy as np
@@ -24,8 +23,8 @@ Buffer = bytes | memoryview | np.ndarray
 
 
 class Unusable(RunError):
-    """A payload that this reader cannot take, though another one of the same revision may do: damaged, or a delta
-    against a state that it does not hold.
+    """A payload that this reader cannot take, though it may be sent another one of the same revision: damaged, or
+    without the factors that it does not hold.
     """
 
 
@@ -115,11 +114,3 @@ def view(content: Buffer) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(content, dtype=torch.uint8)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Only the metadata of a file. Raises `Unusable` and OSError."""
-    with path.open("rb") as file:
-        size = file.read(8)
-        head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
-    return _header(memoryview(head), str(path))[2]

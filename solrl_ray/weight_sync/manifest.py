@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.quantization import nvfp4
-from solrl_ray.weight_sync.checksums import Stamp, stamps_digest
+from solrl_ray.weight_sync.checksums import Stamp
 from solrl_ray.weight_sync.container import Unusable
 
-FORMAT = "solrl-revision-2"
+FORMAT = "solrl-revision-3"
 LAYOUT: dict[str, Any] = {
     "nvfp4_variant": nvfp4.VARIANT,
     "fp8_variant": "e4m3-power-of-two-rows",
@@ -42,8 +42,6 @@ class Manifest:
 
     revision: int
     """Updates that made this policy."""
-    parent: int | None
-    """The revision before; None for the first."""
     policy: Policy
     """``old`` is the sampling policy; the others are published for evaluation only."""
     lora: Lora
@@ -93,10 +91,6 @@ class Manifest:
     def digest(self) -> str:
         """SHA-256 over the whole manifest, and through its checksums over the tensors."""
         return sha256(self.to_json())
-
-    def packed_digest(self) -> str:
-        """The digest that deltas refer to: `stamps_digest` of the packed tensors alone."""
-        return stamps_digest({name: stamp for name, stamp in self.tensors.items() if not is_factor(name)})
 
 
 _MANIFEST = TypeAdapter(Manifest)

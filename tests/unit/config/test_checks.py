@@ -60,10 +60,6 @@ COLOCATED = (
             "fleet.learners.num_gpus is 2.0 (--set); it must be 0 or 1 with fleet.placement colocated: a process has",
         ),
         (
-            [*COLOCATED, "publish.mode=branch"],
-            'publish.mode is "branch" (--set); it must be packed or lora with fleet.placement colocated',
-        ),
-        (
             [*COLOCATED, "publish.base=pack", "rollout.explore.precision=fp8"],
             'publish.base is "pack" (--set); it must be checkpoint, because with fleet.placement colocated every',
         ),

@@ -32,7 +32,7 @@ from solrl_ray.policy.saving import save_lora
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.publication import Publications
+from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
 from tests.support import tiny, tiny_qwen, weight_sync
@@ -302,7 +302,7 @@ def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path:
     learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
     config = weight_sync.config("nvfp4-emulated").model_copy(update={"model": learner.config})
     revision = Publisher.for_model(learner.transformer, config).build(1, random_factors(learner))
-    publication = Publications(config.publish).publish(revision)
+    publication = Publication(revision=revision, mode="packed")
     assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
     latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)
     with torch.no_grad():

@@ -208,7 +208,7 @@ def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each
 def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path) -> None:
     ours = settings(tiny_pipeline)
     without, packed = revision(ours, 1), revision(ours, 1, pack=True)
-    assert without.packed_names == []
+    assert without.packed == {}
     assert without.manifest == packed.manifest
     card = Card(ours)
     assert card.load(EXPLORER, without) == packed.manifest.expected[EXPLORER]
