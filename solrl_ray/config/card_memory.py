@@ -7,7 +7,7 @@
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds those of processes
 with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
-Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's own.
+Not counted: NCCL between cards, rewards of one's own.
 """
 
 from __future__ import annotations
@@ -155,10 +155,8 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(config, facts, roles)}}
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
-        # Captured graphs need the quantised layers at their addresses.
-        beside = _quantized_copy(arithmetic, facts) * (_shares(roles) and config.compile.cudagraphs)
         activations = round(RESERVED * (arithmetic.activation_bytes or 0))
-        stages[LEARN] = {"quantised copy": beside, "activations": activations}
+        stages[LEARN] = {"activations": activations}
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
     return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)

@@ -303,8 +303,6 @@ class Compile(Section):
     """Compile the decoder as well, where the transformer is compiled or (tier ``nvfp4-emulated``) would be: faster
     images for a longer start.
     """
-    cudagraphs: bool = False
-    """Capture each forward in a CUDA graph. Helps if small batches leave the GPU waiting for launches."""
     cache: str = ""
     """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 

@@ -135,8 +135,6 @@ def cannot_offload(config: Config) -> str:
         return "fleet.learners.num_gpus is 0, so there is no card"
     if pool_sampling(config).tier in UNQUANTIZED_TIERS:
         return "the pool is sampled in full precision, so no layer has a quantised copy"
-    if config.compile.cudagraphs:
-        return "with compile.cudagraphs a captured graph reads weights at the addresses that they had"
     return ""
 
 

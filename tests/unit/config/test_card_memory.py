@@ -131,11 +131,6 @@ def test_encoders_with_gpus_of_their_own_hold_text_encoders_alone() -> None:
     assert all("text encoder" not in card.roles for card in cards(made_up(SPLIT)))  # on CPUs
 
 
-def test_captured_graphs_keep_the_quantised_copy_while_learning() -> None:
-    stages = gigabytes(cards(made_up("compile.cudagraphs=true"))[0].processes[0])
-    assert stages[LEARN] == pytest.approx(HELD + QUANTISED + LEARNS)
-
-
 def test_a_card_packs_revisions_only_if_an_explorer_has_no_learner_in_its_process() -> None:
     alone, beside = cards(made_up("fleet.explorers.count=2"))
     assert beside.processes[0].roles == ("explorer",)

@@ -80,10 +80,6 @@ COLOCATED = (
             "fleet.offload is true (--set); it must be false or null: the pool is sampled in full precision",
         ),
         (
-            [*COLOCATED, "fleet.offload=true", "compile.cudagraphs=true"],
-            "fleet.offload is true (--set); it must be false or null: with compile.cudagraphs a captured graph reads",
-        ),
-        (
             ["learner.activation_memory=0.5"],
             "learner.activation_memory is 0.5 (--set); it must be 0 or 1, because fleet.learners.num_gpus is 0: a "
             "learner that is not compiled keeps every activation or computes all again.",

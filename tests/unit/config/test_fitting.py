@@ -58,7 +58,6 @@ def test_what_is_given_is_kept() -> None:
     "settings",
     [
         (SPLIT,),
-        ("compile.cudagraphs=true",),
         ("rollout.explore.precision=bf16",),
         ("fleet={explorers: {num_gpus: 0}, regenerators: {num_gpus: 0}, learners: {num_gpus: 0}}",),
     ],
