@@ -19,7 +19,7 @@ from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
 from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, is_on_a_card
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
 
 CONTEXT = 740_000_000
@@ -174,13 +174,7 @@ def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]
         copy = {"quantised copy": _quantized_copy(arithmetic, facts)}  # made before weights first leave the card
         left = {"frozen weights that left": -_offloaded(config, facts, roles)}
         return {LOAD: copy, EXPLORE: copy | left | explore}
-    quantised = pool.tier not in UNQUANTIZED_TIERS and config.publish.base == "checkpoint"
-    width = DTYPE_BYTES[config.model.dtype]
-    return {
-        LOAD: {"weights before they are quantised": facts.quantized_parameters * width * quantised},
-        EXPLORE: explore,
-        PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))},
-    }
+    return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))}}
 
 
 def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:

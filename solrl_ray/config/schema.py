@@ -259,10 +259,6 @@ class Publish(Section):
     """How explorers without a card get it. ``packed``: quantised by the learner ranks. ``lora``: they get the factors,
     merge and quantise them, and must arrive at the same bytes; less to send, and more memory for the base.
     """
-    base: Literal["checkpoint", "pack"] = "checkpoint"
-    """``checkpoint``: explorers load and quantise the checkpoint. ``pack``: they get it quantised and never hold it in
-    full precision.
-    """
 
 
 class EvaluationConfig(Section):

@@ -1,7 +1,8 @@
 """Compiled forwards: the repeated blocks of a transformer one by one, at fixed shapes, cached between runs.
 
 Blocks of one class share one compiled function, which takes seconds instead of the minutes for the whole network.
-Weights are inputs of compiled code, so a revision written in place takes effect without compiling again. A decoder is compiled as a whole: its blocks differ in size.
+Weights are inputs of compiled code, so a revision written in place takes effect without compiling again. A decoder is
+compiled as a whole: its blocks differ in size.
 
 The attention kernel is chosen at compile time, but PyTorch's cache keys do not contain the switches: a process with
 cuDNN's attention off would run it in another's compiled code. So our cache folder and keys contain the choice, which
