@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,20 +72,25 @@ class Manifest:
         return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))
 
     def to_json(self) -> str:
-        """Canonical JSON with its own checksum: see `write_checked`."""
-        return write_checked({"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")})
+        """Canonical JSON with its own checksum: ``{"manifest": …, "sha256": …}``."""
+        body = {"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")}
+        return canonical({"manifest": body, "sha256": sha256(canonical(body))})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Raises `Unusable` if it is unreadable, altered or of another format."""
-        body = read_checked(text, "the manifest of the revision")
-        found = (body.get("format"), body.get("layout"))
-        if found != (FORMAT, LAYOUT):
-            raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
+        what = "the manifest of the revision"
         try:
+            parsed = json.loads(text)
+            body, stated = parsed["manifest"], parsed["sha256"]
+            if sha256(canonical(body)) != stated:
+                raise Unusable(f"{what} does not have the checksum it states")
+            found = (body.get("format"), body.get("layout"))
+            if found != (FORMAT, LAYOUT):
+                raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
             return _MANIFEST.validate_python(body)
-        except ValueError as error:
-            raise Unusable(f"the manifest of the revision is unreadable: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Unusable(f"{what} is unreadable: {error}") from error
 
     def digest(self) -> str:
         """SHA-256 over the whole manifest, and through its checksums over the tensors."""
@@ -94,8 +98,6 @@ class Manifest:
 
 
 _MANIFEST = TypeAdapter(Manifest)
-STAMPS = TypeAdapter(dict[str, Stamp])
-"""Reads and writes a manifest's stamps of tensors."""
 
 
 def is_factor(tensor: str) -> bool:
@@ -106,23 +108,6 @@ def is_factor(tensor: str) -> bool:
 def module_of(tensor: str) -> str:
     """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
     return tensor.rsplit(".", 1)[0]
-
-
-def write_checked(body: Mapping[str, Any]) -> str:
-    """``{"manifest": body, "sha256": …}``, canonical."""
-    return canonical({"manifest": body, "sha256": sha256(canonical(body))})
-
-
-def read_checked(text: str | bytes, what: str) -> dict[str, Any]:
-    """The body of ``{"manifest": body, "sha256": …}``. Raises `Unusable` if it was altered."""
-    try:
-        parsed = json.loads(text)
-        body, stated = parsed["manifest"], parsed["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Unusable(f"{what} is unreadable: {error}") from error
-    if not isinstance(body, dict) or sha256(canonical(body)) != stated:
-        raise Unusable(f"{what} does not have the checksum it states")
-    return body
 
 
 def canonical(value: object) -> str:
