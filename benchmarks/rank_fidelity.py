@@ -31,7 +31,6 @@ import torch
 from pruned_previews import figures, print_table
 from torch import nn
 
-from actors.workers.sampling_worker import base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.previews import Prune
@@ -47,7 +46,7 @@ from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher, merge_module, touched_linears
-from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -209,7 +208,7 @@ class Bench:
         publish = self._config.publish.model_copy(update={"mode": mode})
         config = self._config.model_copy(update={"publish": publish})
         revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
-        kept = base_to_keep(transformer, config)
+        kept = bases_to_keep(transformer, config, torch.device(self._device))
         quantize_(transformer, config.rollout.explore.precision, config.model.quantization)
         content = Publication(revision=revision, mode=mode).payload(EXPLORER)
         Receiver(transformer, quantized_base=kept).apply(payload.read(content))

@@ -12,7 +12,7 @@ import torch
 
 from actors.cluster.progress_notes import noted
 from actors.workers.devices import prepare
-from actors.workers.sampling_worker import SamplingWorker, base_to_keep
+from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
 from solrl_ray.config.checks import needs_trajectory
@@ -25,7 +25,7 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup,
 from solrl_ray.rollout.sampler import group_of
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.scheduling.worker_state import pool_of
-from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 
 
 class Explorer(SamplingWorker):
@@ -70,7 +70,7 @@ class Explorer(SamplingWorker):
         transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
         tier = pool_sampling(config).tier
         with doing(f"quantising the transformer to {tier}"):
-            kept = {path: weight.to(device) for path, weight in base_to_keep(transformer, config).items()}
+            kept = bases_to_keep(transformer, config, device)
             report = quantize_(transformer, tier, config.model.quantization, device=device)
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
-from solrl_ray.quantization.planning import Format
+from solrl_ray.quantization.planning import Format, plan
 from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamps_digest, tensors_digest
 from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
 from solrl_ray.weight_sync.payload import Payload
@@ -44,7 +46,7 @@ class Receiver:
             base: weights of all touched layers, which never change; without them copies are made of those that are not
                 quantised.
             quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
-                (`quantized_bases`); needed to apply a revision with factors alone.
+                (`bases_to_keep`); needed to apply a revision with factors alone.
         """
         self._model = model
         self._given = base
@@ -153,14 +155,15 @@ class Receiver:
         return pack(format, merged, manifest.amax.get(module), finite=True)
 
 
-def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
-    """Bfloat16 copies, by path, of the touched weights in `quantized`; made before `quantize_`."""
-    linears = touched_linears(model, targets)
-    return {
-        path: linear.weight.detach().to(torch.bfloat16, copy=True)
-        for path, linear in linears.items()
-        if path in quantized
-    }
+def bases_to_keep(model: nn.Module, config: Config, device: torch.device) -> Tensors:
+    """What an explorer must keep of its base before `quantize_`, to take factors alone: bfloat16 copies, by path, of
+    touched weights that it will quantise. Nothing if it is sent packed weights.
+    """
+    if config.publish.mode != "lora":
+        return {}
+    linears = touched_linears(model, config.model.lora.targets)
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
+    return {path: linears[path].weight.detach().to(device, torch.bfloat16, copy=True) for path in tiers}
 
 
 def touched_layer(model: nn.Module, module: str) -> Layer:

@@ -5,16 +5,15 @@ import torch
 from torch import nn
 
 from solrl_ray.errors import RunError
-from solrl_ray.quantization.planning import plan
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.publication import EXPLORER
-from solrl_ray.weight_sync.receive import Receiver, quantized_bases
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 from tests.support.weight_sync import (
-    LORA,
     QUERY,
     SCOPE,
     addresses,
+    config,
     explorer,
     factors,
     model,
@@ -28,8 +27,7 @@ TIERS = ("nvfp4-emulated", "fp8")
 def merging(tier: str = "nvfp4-emulated") -> tuple[nn.Module, Receiver]:
     """An explorer that keeps its base, to merge and quantise by itself."""
     net = model()
-    linears = {path: module for path, module in net.named_modules() if isinstance(module, nn.Linear)}
-    kept = quantized_bases(net, LORA.targets, plan(linears, tier, SCOPE).tiers)
+    kept = bases_to_keep(net, config(tier, "lora"), torch.device("cpu"))
     quantize_(net, tier, SCOPE, without_kernels=True)
     return net, Receiver(net, quantized_base=kept)
 
@@ -62,7 +60,7 @@ def test_explorers_that_merge_themselves_end_in_the_packed_bytes(tier: str, thre
 def test_a_gpu_merges_to_the_packed_bytes_of_a_cpu() -> None:
     revision = publisher(mode="lora").build(3, factors())
     net = model().cuda()
-    kept = quantized_bases(net, LORA.targets, {QUERY: "nvfp4-emulated"})
+    kept = bases_to_keep(net, config("nvfp4-emulated", "lora"), torch.device("cuda"))
     quantize_(net, "nvfp4-emulated", SCOPE)
     bound, digest = Receiver(net, quantized_base=kept).apply(sent(revision, EXPLORER, "lora"))
     assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
