@@ -108,10 +108,13 @@ def quantize_(
     if not without_kernels:
         capability.check(dict.fromkeys(planned.tiers.values()), device)
     report = QuantizationReport.of(tier, planned, linears)
-    quantizer = ActivationQuantizer()
+    quantizer, layers = ActivationQuantizer(), dict[str, QuantizedLinear]()
     for name, layer_tier in planned.tiers.items():
-        model.set_submodule(name, LAYERS[layer_tier].from_linear(linears.pop(name).to(device), quantizer))
+        layers[name] = LAYERS[layer_tier].from_linear(linears.pop(name).to(device), quantizer)
+        model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
     model.to(device)
+    for name, layer in layers.items():
+        model.set_submodule(name, layer)
     return report
 
 

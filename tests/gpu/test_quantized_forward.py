@@ -115,6 +115,24 @@ def test_five_revisions_are_taken_without_compiling_again(tier: str) -> None:
 
 
 @fp8_card
+@pytest.mark.parametrize("tier", ["fp8", "nvfp4-emulated"])
+def test_a_model_that_is_quantised_on_its_way_to_the_card_has_the_bits_of_one_that_was_there(tier: str) -> None:
+    there, coming = flux(), flux().cpu()
+    quantize_(there, tier, QuantizationScope(skip=SKIP))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    quantize_(coming, tier, QuantizationScope(skip=SKIP), device=CUDA)
+    found, wanted = coming.state_dict(), there.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(found[name].is_cuda and torch.equal(found[name], wanted[name]) for name in wanted)
+    held = torch.cuda.memory_allocated() - before
+    largest = max(each.in_features * each.out_features for each in quantized_layers(coming).values())
+    # Beside what it holds in the end: one linear in bfloat16, and what quantising it takes in float32.
+    assert torch.cuda.max_memory_allocated() - before <= held + 40 * largest
+
+
+@fp8_card
 def test_a_compiled_fp8_model_is_near_the_eager_one() -> None:
     torch._dynamo.reset()
     model, sample = flux(), on_gpu()
