@@ -94,7 +94,7 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
 
 
 def scale(blocks: torch.Tensor, block_amax: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """E4M3 scales of blocks [..., 16] with these maxima [...], and the elements, in [-6, 6], before rounding to E2M1."""
+    """E4M3 scales of blocks [..., 16] with these maxima [...], and elements in [-6, 6] that E2M1 will round."""
     encode = encode_scale(amax)
     scales = (block_amax * (encode * SIXTH)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     element_scale = (scales.float() * encode.reciprocal()).reciprocal().clamp(max=FLT_MAX)
