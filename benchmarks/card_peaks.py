@@ -54,7 +54,6 @@ def compared() -> Iterator[Compared]:
     (row,) = (r for r in read("many_gpus.json") if r["placement"] == "split" and r["device"] and not r["layers"])
     pack = (
         "rollout.explore.precision=fp8",
-        "publish.base=pack",
         f"learner.activation_memory={row['activation_memory']}",
     )
     found = cards(planned("flux1_dev", SHARED, *pack, "learner.micro_batch=6"))

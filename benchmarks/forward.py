@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--warm-ups", type=int, default=3)
     parser.add_argument("--layers", type=int, help="cut the depth, for a try on a small machine")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl, such as compile.cudagraphs=true")
+    parser.add_argument("--set", action="append", default=[], help="as for solrl, such as compile.enabled=false")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()

@@ -5,6 +5,8 @@ python benchmarks/model_shapes.py
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +99,35 @@ def made(name: str) -> ModelShapes:
     )
 
 
+def written(made: ModelShapes, path: str) -> str:
+    """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
+    entries = dict[str, list[list[int]]]()
+    for name, shape in made.linears.items():
+        number = re.search(r"\.(\d+)\.", name)
+        key, index = (name.replace(number[0], ".*.", 1), int(number[1])) if number else (name, 0)
+        ranges = entries.setdefault(key, [])
+        size = [shape.in_features, shape.out_features]
+        if ranges and ranges[-1][:2] == size and ranges[-1][3] == index:
+            ranges[-1][3] += 1
+        else:
+            ranges.append([*size, index, index + 1])
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(ranges)}" for key, ranges in entries.items())
+    head = {
+        "path": path,
+        "family": made.family,
+        "transformer": {key: made.transformer[key] for key in shapes.SETTINGS if key in made.transformer},
+        "factor": made.factor,
+        "blocks": made.blocks,
+        "parameters": made.parameters,
+        "buffers": made.buffers,
+        "texts": [[text.parameters, text.multiplied] for text in made.texts],
+    }
+    fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'
+
+
 if __name__ == "__main__":
     shapes.FOLDER.mkdir(exist_ok=True)
     for name in (*PUBLISHED, "testbed"):
-        (shapes.FOLDER / f"{name}.json").write_text(made(name).to_json(configuration(name).path))
+        (shapes.FOLDER / f"{name}.json").write_text(written(made(name), configuration(name).path))
         print(shapes.FOLDER / f"{name}.json")

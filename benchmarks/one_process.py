@@ -205,9 +205,8 @@ class OneProcessWorld:
 def checked(config: Config) -> Config:
     """Raises UserError for what one process cannot do."""
     check(config)
-    ranks, packed = config.learner.world_size, config.publish.base == "pack"
-    if ranks != 1 or packed or config.fleet.other_explorers:
-        raise UserError("a run in one process has one learner rank, no base pack and no other explorers")
+    if config.learner.world_size != 1 or config.fleet.other_explorers:
+        raise UserError("a run in one process has one learner rank and no other explorers")
     return compiled_learner.settled(config)
 
 

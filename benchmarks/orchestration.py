@@ -222,8 +222,8 @@ class SleepingLearner(Callee):
     def factors(self, policy: Policy) -> PolicyFactors:
         return PolicyFactors(self._factors)
 
-    def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool) -> RevisionShard:
-        return self._publisher.shard(self._updates, self._factors, policy=policy, parent=parent, keep=True, pack=pack)
+    def shard(self, policy: Policy, tier: str, pack: bool) -> RevisionShard:
+        return self._publisher.shard(self._updates, self._factors, policy=policy, pack=pack)
 
 
 def ideal_seconds(explorers: int, regenerators: int, stage: float, work: Work = SHORT) -> float:

@@ -6,14 +6,13 @@
     python benchmarks/publish.py flux --layers 24 --only-steps     # a few hundred MB; shares on a CPU, in minutes
 
 Base weights are Gaussian, B A is random of the LoRA rank, and from one revision to the next the merged weights move by
-a stated share of their norm. `delta` is the payload's packed part against the packed tensors themselves. Times are the
-median over the repetitions, of everything that happens to one revision:
+0.1 % of their norm. Times are the median over the repetitions, of everything that happens to one revision:
 
     merge, quantise, swap     factors into the base in FP64, packed once, written into live layers (aim on a GPU: 0.2 s)
     prove                     checksums of all live buffers, as for a receipt
-    a snapshot, all of it     what an explorer does with a payload that is no delta
+    packed weights, all of it what an explorer does with a payload of `publish.mode` packed
 
-Then, through Ray, each step from the end of an update to the proof of an explorer, for revisions that travel as deltas.
+Then, through Ray, each step from the end of an update to the proof of an explorer that is sent packed weights.
 As in a run, the rank of the learners and an explorer are processes of their own, and what passes between them and the
 controller, which is this process, goes through Ray's object store. The model is the touched layers alone: there are no
 forwards. Steps are named ``<process>: <what it does>``.
@@ -40,7 +39,7 @@ from torch import nn
 
 from solrl_ray.common import ray_auth
 from solrl_ray.common.tensor_serialization import to_host
-from solrl_ray.config.schema import Lora, Publish
+from solrl_ray.config.schema import Lora
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.quantization.capability import device_name
@@ -50,8 +49,7 @@ from solrl_ray.quantization.planning import FORMAT_OF_TIER
 from solrl_ray.quantization.scope import LAYERS
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble, merge_module
 from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.store import RevisionStore
@@ -59,17 +57,16 @@ from solrl_ray.weight_sync.store import RevisionStore
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}
 """[out, in] of the layers that the published LoRA targets touch: to_q, to_k, to_v, to_out.0."""
-CHANGES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 DRIFT = 0.1
 """‖B A‖ / ‖W‖ of the revision before."""
 DEADLINE = 180.0
 """Of each call, seconds."""
-OFF_PATH = ("checkpoint: state files", "checkpoint: revision files", "controller: apply the deltas")
+OFF_PATH = ("checkpoint: state files", "checkpoint: revision file")
 """Steps that nobody waits for."""
 CHANGE = 1e-3
 """By which the merged weights move from one revision to the next, as a share of their norm."""
 FIRST = 2
-"""Revisions that are not counted: the first is a snapshot, and memory that is used again comes with the next."""
+"""Revisions that are not counted: memory that is used again comes with them."""
 
 
 class World:
@@ -125,31 +122,18 @@ def median(function: Callable[[], Any], repeats: int) -> float:
     return statistics.median(seconds)
 
 
-def sizes(world: World, before: Revision) -> list[dict[str, float]]:
-    """One row a relative change: bytes on the wire."""
-    rows = []
-    for change in CHANGES:
-        publications = Publications(Publish())
-        publications.publish(before)
-        after = publications.publish(world.publisher.build(2, world.factors(change)))
-        whole = sum(tensor.nbytes for tensor in after.revision.packed.values())
-        sent = sum(t.nbytes for t in (after.whole() | dict(after.deltas)).values())
-        row = {"change": change, "packed_bytes": whole, "delta_bytes": sent, "share": sent / whole}
-        row |= {"payload_bytes": len(after.payload(EXPLORER)), "factors_bytes": len(after.payload(REGENERATOR))}
-        rows.append(row)
-        print(
-            f"weights move by {change:7.2%}   packed {whole / 1e6:9.2f} MB   delta {sent / 1e6:8.2f} MB"
-            f" = {sent / whole:6.2%}   payload {row['payload_bytes'] / 1e6:8.2f} MB"
-            f"   factors {row['factors_bytes'] / 1e6:8.2f} MB",
-            flush=True,
-        )
-    return rows
+def sizes(before: Publication) -> dict[str, int]:
+    """Bytes of the payloads."""
+    found = {"packed": len(before.payload(EXPLORER)), "factors": len(before.payload(REGENERATOR))}
+    for name, size in found.items():
+        print(f"payload of {name:<8} {size / 1e6:9.2f} MB", flush=True)
+    return found
 
 
-def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
+def times(world: World, before: Publication, repeats: int) -> dict[str, float]:
     """Median seconds."""
     factors = world.factors(CHANGE)
-    content = Publications(Publish()).publish(before).payload(EXPLORER, full=True)
+    content = before.payload(EXPLORER)
     receiver = Receiver(world.model)
     found = {
         "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
@@ -158,7 +142,7 @@ def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
             lambda: tensors_digest({f"{m}.{n}": t for m, x in world.layers.items() for n, t in x.tensors().items()}),
             repeats,
         ),
-        "explorer: a snapshot, all of it": median(lambda: receiver.apply(payload.read(content)), repeats),
+        "explorer: packed weights, all of it": median(lambda: receiver.apply(payload.read(content)), repeats),
     }
     for name, seconds in found.items():
         print(f"{name:<38} {seconds:8.4f} s", flush=True)
@@ -183,6 +167,7 @@ class Rank:
 
     def __init__(self, world: Callable[[], World]) -> None:
         self._world = world()
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def ready(self) -> Lora:
         return self._world.lora
@@ -195,10 +180,10 @@ class Rank:
         parts = {name: to_host(factors) for name in ("default", "old", "ema", "exp_avg", "exp_avg_sq")}
         return LearnerState(updates=updates, steps=updates, **parts), time.perf_counter() - began
 
-    def shard(self, updates: int, parent: int | None) -> tuple[RevisionShard, float]:
+    def shard(self, updates: int) -> tuple[RevisionShard, float]:
         factors = self._world.factors(CHANGE * updates)
         began = time.perf_counter()
-        shard = self._world.publisher.shard(updates, factors, parent=parent, keep=True)
+        shard = self._world.publisher.shard(updates, factors, buffers=self._buffers)
         return shard, time.perf_counter() - began
 
 
@@ -215,7 +200,7 @@ class Explorer:
         received = payload.read(content)
         watch.lap("explorer: verify the payload")
         self._receiver.apply(received)
-        watch.lap("explorer: decode, swap, prove")
+        watch.lap("explorer: swap, prove")
         return watch.seconds
 
 
@@ -228,7 +213,7 @@ class Controller:
         self._explorer = ray.remote(num_cpus=1, num_gpus=gpus)(Explorer).remote(world)
         self._lora: Lora = ray.get(self._rank.ready.remote(), timeout=DEADLINE)
         ray.get(self._explorer.ready.remote(), timeout=DEADLINE)
-        self._publications, self._store = Publications(Publish()), RevisionStore(folder / "revisions")
+        self._store = RevisionStore(folder / "revisions")
 
     def iteration(self, updates: int) -> dict[str, float]:
         """Seconds of each step from update `updates` on."""
@@ -241,19 +226,15 @@ class Controller:
         watch.lap("controller: state is finite")
         lora_digest(state.default)
         watch.lap("controller: digest of the trained factors")
-        parent = self._publications.parent(updates)
-        number = None if parent is None else parent.manifest.revision
-        shard, seconds = ray.get(self._rank.shard.remote(updates, number), timeout=DEADLINE)
+        shard, seconds = ray.get(self._rank.shard.remote(updates), timeout=DEADLINE)
         watch.lap("shard: to the controller")
         watch.seconds["shard: to the controller"] -= seconds
-        watch.seconds["rank: merge, quantise, checksums, deltas"] = seconds
-        revision = assemble([shard], self._lora, state.old, parent)
+        watch.seconds["rank: merge, quantise, checksums"] = seconds
+        revision = assemble([shard], self._lora, state.old)
         watch.lap("controller: assemble")
-        publication = self._publications.publish(revision)
-        watch.lap("controller: publication")
         lora_digest(revision.factors)
         watch.lap("controller: digest of the sampling policy")
-        content = publication.payload(EXPLORER)
+        content = Publication(revision=revision, mode="packed").payload(EXPLORER)
         watch.lap("controller: make the payload")
         reference = ray.put(np.frombuffer(content, np.uint8))
         watch.lap("controller: share the payload")
@@ -265,16 +246,14 @@ class Controller:
         del watch.seconds[""]
         state.save(self._folder / "checkpoints" / f"iteration-{updates:06d}")
         watch.lap(OFF_PATH[0])
-        self._store.save(publication)
+        self._store.save(revision)
         self._store.prune(keep=2)
         watch.lap(OFF_PATH[1])
-        publication.complete()
-        watch.lap(OFF_PATH[2])
         return watch.seconds
 
 
 def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of each step over `repeats` revisions that travel as deltas; prints them.
+    """Median seconds of each step over `repeats` revisions that travel packed; prints them.
 
     Args:
         world: makes the touched layers with a publisher, in whatever process.
@@ -326,8 +305,8 @@ def main() -> None:
         world = make()
         content |= {"layers": len(world.base), "weights": sum(weight.numel() for weight in world.base.values())}
         if not arguments.only_steps:
-            before = world.publisher.build(1, world.factors(0.0))
-            content |= {"sizes": sizes(world, before), "seconds": times(world, before, arguments.repeats)}
+            before = Publication(revision=world.publisher.build(1, world.factors(0.0)), mode="packed")
+            content |= {"sizes": sizes(before), "seconds": times(world, before, arguments.repeats)}
         del world  # two processes have one of their own
         if device.type == "cuda":
             torch.cuda.empty_cache()

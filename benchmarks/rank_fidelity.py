@@ -31,7 +31,6 @@ import torch
 from pruned_previews import figures, print_table
 from torch import nn
 
-from actors.workers.sampling_worker import add_live_branches, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.previews import Prune
@@ -45,9 +44,9 @@ from solrl_ray.rollout.audit import AuditedPool, audit
 from solrl_ray.rollout.pruning import survivors
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.publication import EXPLORER, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher, merge_module, touched_linears
-from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -114,7 +113,7 @@ def cases(policies: int) -> Iterator[Case]:
         yield Case(group="staleness", name="one update older", stale=True)
     if policies:
         yield Case(group="sync", name="merged, then quantised")
-        for mode in ("packed", "lora", "branch"):
+        for mode in ("packed", "lora"):
             yield Case(group="sync", name=mode, sync=mode)
 
 
@@ -209,10 +208,9 @@ class Bench:
         publish = self._config.publish.model_copy(update={"mode": mode})
         config = self._config.model_copy(update={"publish": publish})
         revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
-        kept = base_to_keep(transformer, config)
+        kept = bases_to_keep(transformer, config, torch.device(self._device))
         quantize_(transformer, config.rollout.explore.precision, config.model.quantization)
-        add_live_branches(transformer, config, torch.float32)
-        content = Publications(publish).publish(revision).payload(EXPLORER)
+        content = Publication(revision=revision, mode=mode).payload(EXPLORER)
         Receiver(transformer, quantized_base=kept).apply(payload.read(content))
 
 

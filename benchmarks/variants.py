@@ -16,8 +16,6 @@ LEARNER_ON_CPU = (
     "fleet={placement: split, explorers: {num_gpus: 0.5}, regenerators: {num_gpus: 0.5}, learners: {num_gpus: 0}}"
 )
 """Who explores ahead must not be in a learner's process."""
-SPLIT = "fleet.placement=split"
-"""A process for each role: on one GPU only with ``--one-process``."""
 
 
 class Variant(NamedTuple):
@@ -98,7 +96,6 @@ VARIANTS = {
     "prune_after_3": prune(after=3, keep=36),
     "prune_keep_48": prune(after=2, keep=48),
     "sync_lora": nvfp4("publish.mode=lora"),
-    "sync_branch": nvfp4("publish.mode=branch", on_gpu=(SPLIT,)),
 }
 """Name → what differs. `two_stage_nvfp4` is also the row of 96 seeds, 6 steps, best and worst, 24 kept, no staleness,
 no pruning and `packed`; `direct` is also the row of 24 seeds, all of which are trained on."""
@@ -120,6 +117,6 @@ TABLES = {
     "prompts": ("direct", "two_stage_pruned", "choose_prompts"),
     "staleness": (*BASELINE, "staleness_1"),
     "pruning": (*BASELINE, "prune_after_1", "two_stage_pruned", "prune_after_3", "prune_keep_48"),
-    "sync": (*BASELINE, "sync_lora", "sync_branch"),
+    "sync": (*BASELINE, "sync_lora"),
 }
 """Table → its rows. Each has its reference, `direct`."""

@@ -237,7 +237,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A worker's answer to a revision that it cannot take as sent: it needs a snapshot."""
+    """A worker's answer to a revision that it cannot take as sent: it needs it once more, with the factors."""
 
     worker: str
     reason: str

@@ -92,7 +92,6 @@ def formats(folder: Path) -> dict[str, Format]:
     state.save(folder / "state")
     manifest = Manifest(
         revision=1,
-        parent=0,
         policy="old",
         lora=Lora(rank=2, alpha=2.0, targets=["to_q"]),
         base_digest="0" * 64,

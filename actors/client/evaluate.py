@@ -47,7 +47,7 @@ from solrl_ray.report.live import LiveView
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publication import REGENERATOR, Publication, Publications
+from solrl_ray.weight_sync.publication import REGENERATOR, Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ async def merged(
             factors = policy_factors(state, policy)
             sent = world.send(merger, "merge", state.updates, factors, policy)
             revision: Revision = await world.answer(sent, what=f"merging {policy}", seconds=seconds)
-            publications[policy] = Publications(config.publish).publish(revision)
+            publications[policy] = Publication(revision=revision, mode=config.publish.mode)
         return publications
     finally:
         world.kill(merger)  # regenerators take its place

@@ -13,7 +13,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.cluster.names import CONTROLLER, namespace
-from actors.workers.base_packer import BasePacker
 from actors.workers.card import Card
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
@@ -77,8 +76,6 @@ class ActorFactory:
         self._namespace = scope or namespace(folder)
         self._controller = controller
         self._exploring = config
-        self._pack: tuple[list[Any], ...] = ()
-        self._packs = 0
         self._seats: PlacementGroup | None = None
         self._cards: dict[int, tuple[Any, Process]] = {}
         """Handles and processes of the cards, by number."""
@@ -100,12 +97,11 @@ class ActorFactory:
         if is_on_a_card(self._config, pool_of(name), slot_of(name)):
             return self._on_card(slot_of(name), name, "explorer", self._classes.explorer, name, self._exploring)
         make = self._anywhere(self._classes.explorer, name, pools(self._config.fleet)[pool_of(name)])
-        return self._actor(name, make.remote(name, self._exploring, *self._base_pack()), "explorer")
+        return self._actor(name, make.remote(name, self._exploring), "explorer")
 
     def explore_with(self, config: Config) -> None:
         """Give explorers that are made from now on this configuration, as of another fallback level."""
         self._exploring = config
-        self._pack = ()
 
     def regenerator(self, name: str) -> Actor:
         if is_on_a_card(self._config, pool_of(name), slot_of(name)):
@@ -174,21 +170,6 @@ class ActorFactory:
         if given_back is not None:
             remove_placement_group(given_back)
         return found
-
-    def _base_pack(self) -> tuple[list[Any], ...]:
-        """What an explorer is given that starts from the base pack: its reference, in a list as `Explorer` says.
-
-        The pack is made when the first one is spawned.
-
-        The packer's handle is dropped: Ray ends it when the pack is in the object store, and with it a second copy.
-        """
-        if self._config.publish.base == "pack" and not self._pack:
-            name = "packer" + (f".{self._packs}" if self._packs else "")
-            packer = self._here(BasePacker, name).remote()
-            self._actor(name, packer, "packer")
-            self._pack = ([packer.pack.remote(self._exploring, self._folder)],)
-            self._packs += 1
-        return self._pack
 
     def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:
         """Its first call says where to send progress notes; the answer is not awaited."""

@@ -30,7 +30,7 @@ NODES_SECONDS = 2.0
 """Seconds between two checks for leaving nodes."""
 SHOW_SECONDS = 0.2
 """Seconds between two updates of the shown worker states; one takes a look at every worker."""
-_NO_COUNTS = dict.fromkeys(("bytes", "snapshot", "bumped", "resyncs", "load_seconds"), 0.0)
+_NO_COUNTS = dict.fromkeys(("bytes", "packed", "bumped", "resyncs", "load_seconds"), 0.0)
 """A publication without reports yet: see `IterationMetrics.publication`."""
 
 
@@ -45,6 +45,8 @@ class Fleet:
         """Of each pool, by name."""
         self._attested = asyncio.Event()
         self._counts = dict(_NO_COUNTS)
+        self._payloads: PayloadRefs | None = None
+        """Of what was published last."""
         self._targets = Targets(config, explores=explores)
         self._waits = Waits()
         self._tier = ""
@@ -114,16 +116,16 @@ class Fleet:
             role: ``explorer`` or ``regenerator``.
             probe: reference of the prompt embedding of the probe forward.
         """
-        seconds = self._config.fleet.deadlines.publish
+        if self._payloads is None or self._payloads.publication is not publication:
+            self._payloads = PayloadRefs(publication, self._world, self._config.fleet.deadlines.publish)
         pools = list(self.explorers.values()) if role == EXPLORER else [self.regenerators]
-        payloads, of_card = (PayloadRefs(publication, to, self._world, seconds) for to in (role, CARD))
+        weights = Weights(self._payloads, probe)
         elsewhere = any(not worker.process.name for pool in pools for worker in pool.workers.values())
-        size = await (payloads if elsewhere else of_card).size()
+        size = await weights.payloads.size(role if elsewhere else CARD)
         if role == EXPLORER:
-            snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
-            counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
+            packed, bumped = bool(publication.revision.packed), len(publication.revision.manifest.bumped)
+            counts = {"bytes": float(size), "packed": float(packed), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        weights = Weights(publication, payloads, of_card, probe)
         for pool in pools:
             pool.publish(weights)
 
@@ -144,7 +146,9 @@ class Fleet:
 
     @property
     def needs_packed(self) -> bool:
-        """Whether explorers need packed weights: one is on no learner rank's card, or will be."""
+        """Whether explorers need packed weights: one is on no learner rank's card, or will be, and does not merge."""
+        if self._config.publish.mode == "lora":
+            return False
         there = [worker for pool in self.explorers.values() for worker in pool.workers.values()]
         beyond = any(not worker.process.name for worker in there)
         return beyond or needs_packed(self._config, self._targets.wanted("explorers"))
@@ -197,7 +201,7 @@ class Fleet:
 
     def resynced(self, worker: str, reason: str) -> None:
         self._counts["resyncs"] += 1
-        self._telemetry.message(f"{worker} was sent the whole revision: {reason}")
+        self._telemetry.message(f"{worker} was sent the revision again: {reason}")
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
         self._telemetry.message(f"{worker} has found no place for {seconds:g} s, and waits; at work: {at_work}")

@@ -26,7 +26,7 @@ from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.dispatcher import Held
 from solrl_ray.scheduling.worker_state import State, advance, role_of
-from solrl_ray.weight_sync.publication import EXPLORER, Publication
+from solrl_ray.weight_sync.publication import CARD, EXPLORER, Content, Publication
 
 PING_SECONDS = 2.0
 """Seconds between two pings of an idle worker, which reveal a death before there is work."""
@@ -36,48 +36,48 @@ PLACE_SECONDS = 60.0
 
 
 class PayloadRefs:
-    """A publication's payloads for one role, each put into the object store once, when first needed."""
+    """A publication's payloads, each put into the object store once, when first needed, for whichever roles."""
 
-    def __init__(self, publication: Publication, role: str, world: World, seconds: float) -> None:
+    def __init__(self, publication: Publication, world: World, seconds: float) -> None:
         """`seconds`: the deadline of making one."""
-        self._publication = publication
-        self._role = role
+        self.publication = publication
         self._world = world
         self._seconds = seconds
-        self._made: dict[bool, asyncio.Task[tuple[Any, int]]] = {}
+        self._made: dict[Content, asyncio.Task[tuple[Any, int]]] = {}
 
-    async def ref(self, *, full: bool) -> Any:
-        """Reference of the payload; `full`: of the one that does not depend on what a worker holds."""
-        return (await self._payload(full and self._publication.has_whole(self._role)))[0]
+    async def ref(self, role: str, *, full: bool = False) -> Any:
+        """Reference of the payload for a role; `full`: see `Publication.content`."""
+        return (await self._payload(self.publication.content(role, full=full)))[0]
 
-    async def size(self) -> int:
-        """Bytes of the payload for workers that hold the revision before."""
-        return (await self._payload(False))[1]
+    async def size(self, role: str) -> int:
+        """Bytes of the payload for a role."""
+        return (await self._payload(self.publication.content(role)))[1]
 
-    async def _payload(self, full: bool) -> tuple[Any, int]:
-        if full not in self._made:
-            what = f"making the payload of {self._publication.name} for {self._role}s"
-            self._made[full] = asyncio.ensure_future(
-                self._world.blocking(lambda: self._make(full), what, self._seconds)
+    async def _payload(self, content: Content) -> tuple[Any, int]:
+        if content not in self._made:
+            what = f"making the payload of {self.publication.name}"
+            self._made[content] = asyncio.ensure_future(
+                self._world.blocking(lambda: self._make(content), what, self._seconds)
             )
-        return await asyncio.shield(self._made[full])
+        return await asyncio.shield(self._made[content])
 
-    def _make(self, full: bool) -> tuple[Any, int]:
-        content = self._publication.payload(self._role, full=full)
+    def _make(self, content: Content) -> tuple[Any, int]:
+        encoded = self.publication.encoded(content)
         # An array is read in place from the object store; bytes would be copied into each worker.
-        return self._world.put(np.frombuffer(content, np.uint8)), len(content)
+        return self._world.put(np.frombuffer(encoded, np.uint8)), len(encoded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """What the workers of a pool should hold."""
 
-    publication: Publication
     payloads: PayloadRefs
-    of_card: PayloadRefs
-    """For a worker on the card of a learner rank, which makes its weights of the factors there."""
     probe: Any
     """Reference of the prompt embedding of the probe forward."""
+
+    @property
+    def publication(self) -> Publication:
+        return self.payloads.publication
 
     @property
     def holds(self) -> Held:
@@ -134,7 +134,7 @@ class Worker:
         self.tier = ""
         """The tier that it attested."""
         self.proved = False
-        """Whether it ever held a revision, which a delta needs."""
+        """Whether it ever held a revision."""
         self.warm_ups = self.warmed = 0
         """Shapes of its forward to compile before anything else, and those done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
@@ -255,17 +255,14 @@ class Worker:
         """Whether a publication has what it needs. An explorer that joins the first without a card waits for the next
         one, which is packed for it.
         """
-        return role_of(self.name) != EXPLORER or bool(self.process.name) or weights.publication.is_packed
+        return role_of(self.name) != EXPLORER or bool(self.process.name) or weights.publication.is_usable
 
     async def _load(self, weights: Weights) -> None:
-        if self.process.name:
-            payloads, full = weights.of_card, not self.process.learns  # without a learner there, factors must be sent
-        else:  # a delta needs the revision before; a worker that never held one gets a snapshot
-            payloads = weights.payloads
-            full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
+        role = CARD if self.process.name else role_of(self.name)
+        full = role == CARD and not self.process.learns  # without a learner there, factors must be sent
         while True:
             self._now(f"waiting for {weights.publication.name}")
-            payload = await payloads.ref(full=full)
+            payload = await weights.payloads.ref(role, full=full)
             if weights is not self._weights():
                 return
             self._now(f"loading {weights.publication.name}")

@@ -214,42 +214,34 @@ class LearnerGroup:
 
     # Called for publishing
 
-    async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        """The present policy, ready to be published; the ranks share the work.
-
-        Args:
-            parent: the revision before, if its unchanged parts need not come here.
-        """
-        shards = await self._shards(policy, parent)
+    async def revision(self, policy: Policy) -> Revision:
+        """The present policy, ready to be published; the ranks share the work."""
+        shards = await self._shards(policy)
         seconds = self._config.fleet.deadlines.publish
         found: PolicyFactors = (await self._all("factors", policy, seconds=seconds))[0]
-        return await self._assembled(shards, found.factors, parent)
+        return await self._assembled(shards, found.factors)
 
-    async def updated(self, parent: Revision | None, asked: Callable[[], None]) -> tuple[LearnerState, Revision]:
+    async def updated(self, asked: Callable[[], None]) -> tuple[LearnerState, Revision]:
         """The state after an update, and the revision of its sampling policy.
 
         Args:
-            parent: as of `revision`.
             asked: called when the ranks have been asked: what it sends to their cards is done next.
         """
-        shards = await self._shards("old", parent, asked)
+        shards = await self._shards("old", asked)
         rebuilt = self.rebuilt
         state = await self.state()
         if self.rebuilt != rebuilt:  # the update was repeated, on a GPU perhaps with other bits
-            shards = await self._shards("old", parent, asked)
-        return state, await self._assembled(shards, state.old, parent)
+            shards = await self._shards("old", asked)
+        return state, await self._assembled(shards, state.old)
 
-    async def _shards(
-        self, policy: Policy, parent: Revision | None, asked: Callable[[], None] = lambda: None
-    ) -> list[RevisionShard]:
+    async def _shards(self, policy: Policy, asked: Callable[[], None] = lambda: None) -> list[RevisionShard]:
         seconds = self._config.fleet.deadlines.publish
-        number = None if parent is None else parent.manifest.revision
-        return await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds, asked=asked)
+        return await self._all("shard", policy, self.tier, self.packs, seconds=seconds, asked=asked)
 
-    async def _assembled(self, shards: list[RevisionShard], factors: Factors, parent: Revision | None) -> Revision:
+    async def _assembled(self, shards: list[RevisionShard], factors: Factors) -> Revision:
         what, lora = "putting the revision together", self._config.model.lora
         seconds = self._config.fleet.deadlines.publish
-        return await self._world.blocking(lambda: assemble(shards, lora, factors, parent), what, seconds)
+        return await self._world.blocking(lambda: assemble(shards, lora, factors), what, seconds)
 
     # Internals
 

@@ -20,7 +20,7 @@ from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.store import RevisionStore
 
 REVISIONS_KEPT = 2
@@ -57,7 +57,7 @@ class PolicyPublisher:
         self._world, self._fleet, self._learners, self._fallback = world, fleet, learners, fallback
         self._probe = probe
         self._store = RevisionStore(folder.path / "revisions")
-        self._publications = Publications(config.publish)
+        self._mode = config.publish.mode
         self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
         """The last one sent to regenerators, None if they hold a policy that is only evaluated."""
@@ -67,37 +67,31 @@ class PolicyPublisher:
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
         self._prepare(fallback_level)
-        revision = await self._learners.revision("old", self._publications.parent(updates))
-        await self._take(revision, updates, fallback_level)
+        revision = await self._learners.revision("old")
+        self._take(revision, updates, fallback_level)
 
     async def make_updated(self, updates: int, fallback_level: int) -> LearnerState:
         """As `make`, right after an update; returns the state that the revision is of."""
         self._prepare(fallback_level)
-        state, revision = await self._learners.updated(self._publications.parent(updates), self._fleet.prepare)
-        await self._take(revision, updates, fallback_level)
+        state, revision = await self._learners.updated(self._fleet.prepare)
+        self._take(revision, updates, fallback_level)
         return state
 
     def _prepare(self, fallback_level: int) -> None:
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
         self._learners.packs = self._fleet.needs_packed
 
-    async def _take(self, revision: Revision, updates: int, fallback_level: int) -> None:
+    def _take(self, revision: Revision, updates: int, fallback_level: int) -> None:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-
-        publication = await self._world.blocking(
-            lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
-        )
         what = f"taking the digest of {revision.name}"
         digest = asyncio.ensure_future(self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds))
-        self.newest = PublishedRevision(publication, digest, fallback_level)
+        self.newest = PublishedRevision(self._publication(revision), digest, fallback_level)
 
     def store(self) -> None:
-        """Keep the newest revision in the run folder, and its whole content in memory. Blocks."""
-        publication = self.newest.publication
-        self._store.save(publication)
+        """Keep the newest revision in the run folder. Blocks."""
+        self._store.save(self.newest.publication.revision)
         self._store.prune(keep=REVISIONS_KEPT)
-        publication.complete()
 
     async def to_explorers(self) -> None:
         """Send the explorers the newest revision."""
@@ -127,10 +121,10 @@ class PolicyPublisher:
 
     async def policy(self, policy: Policy) -> Publication:
         """The publication of another policy of the learners, for evaluation."""
-        revision = await self._learners.revision(policy)
-        return await self._world.blocking(
-            lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
-        )
+        return self._publication(await self._learners.revision(policy))
+
+    def _publication(self, revision: Revision) -> Publication:
+        return Publication(revision=revision, mode=self._mode)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:

@@ -6,16 +6,13 @@ until their prompt's selection; the chosen ones are learned from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from actors.cluster import wait
 from actors.cluster.progress_notes import noted
-from actors.workers.devices import free_cache, prepare
-from actors.workers.sampling_worker import SamplingWorker, add_live_branches, base_to_keep
+from actors.workers.devices import prepare
+from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
 from solrl_ray.config.checks import needs_trajectory
@@ -28,24 +25,14 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup,
 from solrl_ray.rollout.sampler import group_of
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.scheduling.worker_state import pool_of
-from solrl_ray.weight_sync import base_pack
-from solrl_ray.weight_sync.container import Buffer
-from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 
 
 class Explorer(SamplingWorker):
     role = "explorer"
 
-    def __init__(self, name: str, config: Config, pack: Sequence[Any] = ()) -> None:
-        """
-        Args:
-            pack: a reference of the base pack, if this explorer does not load the checkpoint's transformer. In a list,
-                because Ray would wait for a bare reference before it looks for a place, and workers that come later
-                could take the share of a GPU that is meant for this one.
-        """
+    def __init__(self, name: str, config: Config) -> None:
         super().__init__(name, config)
-        self._waits_for = pack
-        self._pack: Buffer | None = None
         self._repeats = not unreproducible_rewards(config)
         """Whether its scores are reproducible."""
 
@@ -55,19 +42,12 @@ class Explorer(SamplingWorker):
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 
     @noted
-    def node(self) -> str:
-        """Id of its node; it has the base pack when it answers."""
-        self._fetch_pack()
-        return super().node()
-
-    @noted
     def start(self) -> Attestation:
         """Build the quantised model and attest its arithmetic."""
         config = self._config
         worker = pools(config.fleet)[pool_of(self._name)]
         device = prepare(worker, deterministic=config.run.deterministic)
         model, report, receiver = self._build(device)
-        add_live_branches(model.transformer, config, model.dtype)
         reward = rewards.load(config.rewards, device) if self._shared is None else self._shared.reward(device)
         return self._attest(
             model,
@@ -82,35 +62,19 @@ class Explorer(SamplingWorker):
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, Receiver]:
         """The quantised model, what was quantised, and its receiver."""
         config = self._config
-        self._fetch_pack()
         # Samples that are learned from are decoded in full.
         decoder: Component = "vae" if is_one_stage(config) else "preview_decoder"
         if self._shared is not None:
             model = self._shared.load(device, {"transformer", decoder})
             return model, *self._shared.quantized(model.transformer, config)
-        if self._pack is None:
-            model = models.load(config.model, device, components={"transformer", decoder})
-            tier = pool_sampling(config).tier
-            with doing(f"quantising the transformer to {tier}"):
-                kept = base_to_keep(model.transformer, config)
-                report = quantize_(model.transformer, tier, config.model.quantization)
-            free_cache()  # frees what was quantised, for other workers on the GPU
-            return model, report, Receiver(model.transformer, quantized_base=kept)
-        transformer = models.family(config.model).skeleton(config.model)
-        with doing("building the transformer from the base pack"):
-            report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
-        self._pack = None  # frees its memory
+        transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
+        tier = pool_sampling(config).tier
+        with doing(f"quantising the transformer to {tier}"):
+            kept = bases_to_keep(transformer, config, device)
+            report = quantize_(transformer, tier, config.model.quantization, device=device)
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)
-        return model, report, Receiver(transformer)
-
-    def _fetch_pack(self) -> None:
-        """Raises what ended its packer, and Late."""
-        what, seconds = "the base pack (fleet.deadlines.start)", self._config.fleet.deadlines.start
-        for reference in self._waits_for:
-            with doing("waiting for the base pack"):
-                self._pack = wait.get(reference, what=what, seconds=seconds)
-        self._waits_for = ()
+        return model, report, Receiver(transformer, quantized_base=kept)
 
     def prepare(self) -> None:
         """A revision will come: on a card, make what does not depend on it."""

@@ -43,6 +43,7 @@ class LearnerRank(Callee):
         self._learner: Learner | None = None
         self._storing: Future[Any] | None = None
         self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        """Host memory that is used again in each iteration."""
         self._shared: SharedModel | None = None
         """The model of the card whose role this is; None: it has a process and a model of its own."""
 
@@ -174,9 +175,9 @@ class LearnerRank(Callee):
     def _put(self, state: LearnerState) -> Any:
         return ray.put(state)
 
-    def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool = True) -> RevisionShard:
+    def shard(self, policy: Policy, tier: str, pack: bool = True) -> RevisionShard:
         """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; with `pack` also the
-        packed weights, as deltas against revision `parent` where it has made that.
+        packed weights.
         """
         self._enter()
         if tier != self._tier:  # explorers have changed level of the fallback ladder
@@ -188,9 +189,8 @@ class LearnerRank(Callee):
             policy=policy,
             rank=self._rank,
             world_size=self._config.learner.world_size,
-            parent=parent,
-            keep=True,
             pack=pack,
+            buffers=self._buffers["packed"],
         )
 
     def factors(self, policy: Policy) -> PolicyFactors | None:

@@ -10,30 +10,26 @@ from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 import torch
-from torch import nn
 
 from actors.cluster import termination
 from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import Sampling, pool_sampling
+from solrl_ray.config.strategies import Sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
-from solrl_ray.quantization.planning import plan
 from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.branch import add_branches
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
-from solrl_ray.weight_sync.publish import touched_linears
-from solrl_ray.weight_sync.receive import Receiver, quantized_bases
+from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.shared_model import Role, SharedModel
 
 PROBE_SIGMA = 0.5
@@ -133,10 +129,11 @@ class SamplingWorker(Callee):
         """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
 
         Args:
-            full: the payload does not depend on what this worker holds, so no other one can help.
+            full: no other payload can help: it was sent before, or nothing is left out.
 
         Raises:
-            RunError: the payload binds no module or does not fit this model; or it is full and damaged.
+            RunError: the payload binds no module or does not fit this model; or came out
+                differently than published; or it is full and damaged.
         """
         termination.check(self._name)
         started = time.perf_counter()
@@ -202,18 +199,3 @@ class SamplingWorker(Callee):
             reward_costs=sampled.reward_costs or None,
         )
         return result, sampled
-
-
-def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tensor]:
-    """What an explorer must keep of its base before quantisation, to take LoRA factors alone."""
-    if config.publish.mode != "lora":
-        return {}
-    linears = touched_linears(transformer, config.model.lora.targets)
-    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
-    return quantized_bases(transformer, config.model.lora.targets, tiers)
-
-
-def add_live_branches(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
-    """Put live branches beside an explorer's quantised layers, if revisions come that way."""
-    if config.publish.mode == "branch":
-        add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)

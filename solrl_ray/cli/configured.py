@@ -120,18 +120,12 @@ def print_plan(run: Run, *, timed: bool = False, card: Card | None = None) -> Ar
 
 def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
     """Raise UserError if this card, whose fastest tier is `fastest`, cannot compute the previews."""
-    tier, config = strategies.pool_sampling(loaded.config).tier, loaded.config
-    if tier == "auto" and fastest in strategies.UNQUANTIZED_TIERS and config.publish.base == "pack":
-        raise UserError(
-            f"publish.base is pack ({loaded.sources.of('publish.base')}), but rollout.explore.precision auto is "
-            f"{fastest} on {gpu}, and there is nothing to pack; set publish.base to checkpoint."
-        )
+    tier = strategies.pool_sampling(loaded.config).tier
     if tier not in ("nvfp4", "fp8") or tier == fastest or fastest == "nvfp4":
         return
-    packed = " and publish.base to checkpoint" if config.publish.base == "pack" and fastest != "fp8" else ""
     raise UserError(
         f"rollout.explore.precision is {tier} ({loaded.sources.of('rollout.explore.precision')}), which {gpu} cannot "
-        f"compute; set it to auto{packed}."
+        f"compute; set it to auto."
     )
 
 

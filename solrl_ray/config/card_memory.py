@@ -7,7 +7,7 @@
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds those of processes
 with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
-Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's own.
+Not counted: NCCL between cards, rewards of one's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
 from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, is_on_a_card
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
 
 CONTEXT = 740_000_000
@@ -155,10 +155,8 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(config, facts, roles)}}
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
-        # Captured graphs need the quantised layers at their addresses.
-        beside = _quantized_copy(arithmetic, facts) * (_shares(roles) and config.compile.cudagraphs)
         activations = round(RESERVED * (arithmetic.activation_bytes or 0))
-        stages[LEARN] = {"quantised copy": beside, "activations": activations}
+        stages[LEARN] = {"activations": activations}
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
     return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
@@ -176,13 +174,7 @@ def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]
         copy = {"quantised copy": _quantized_copy(arithmetic, facts)}  # made before weights first leave the card
         left = {"frozen weights that left": -_offloaded(config, facts, roles)}
         return {LOAD: copy, EXPLORE: copy | left | explore}
-    quantised = pool.tier not in UNQUANTIZED_TIERS and config.publish.base == "checkpoint"
-    width = DTYPE_BYTES[config.model.dtype]
-    return {
-        LOAD: {"weights before they are quantised": facts.quantized_parameters * width * quantised},
-        EXPLORE: explore,
-        PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))},
-    }
+    return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))}}
 
 
 def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:

@@ -12,11 +12,11 @@ from solrl_ray.config import compiled_learner, preview_checks
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.pools import is_colocated, key_of, needs_packed, pools
+from solrl_ray.config.pools import is_colocated, key_of, pools
 from solrl_ray.config.preview_checks import stochastic_preview
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, cannot_offload, full_tier, is_one_stage, pool_sampling
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, cannot_offload, full_tier, is_one_stage
 from solrl_ray.errors import UserError
 
 
@@ -153,23 +153,6 @@ def _evaluation(config: Config) -> Iterator[Problem]:
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 
 
-def _publish(config: Config) -> Iterator[Problem]:
-    if config.publish.base != "pack":
-        return
-    if not needs_packed(config, config.fleet.explorers.count):
-        yield Problem(
-            "publish.base",
-            "checkpoint, because with fleet.placement colocated every explorer is in a learner's process, which has "
-            "the base: there is nobody to get a pack",
-        )
-    if config.publish.mode == "lora":
-        yield Problem("publish.base", "checkpoint with publish.mode lora, whose explorers merge into their own base")
-    if pool_sampling(config).tier in UNQUANTIZED_TIERS:
-        yield Problem(
-            "publish.base", "checkpoint, because the pool is sampled in full precision: there is nothing to pack"
-        )
-
-
 def _fleet(config: Config) -> Iterator[Problem]:
     if 0 < config.fleet.learners.num_gpus < 1:
         yield Problem(
@@ -233,11 +216,6 @@ def _colocated(config: Config) -> Iterator[Problem]:
                 f"fleet.{role}.num_gpus",
                 f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated, where they share processes",
             )
-    if config.publish.mode == "branch":
-        yield Problem(
-            "publish.mode",
-            "packed or lora with fleet.placement colocated: a card's explorer quantises what its regenerator merges",
-        )
 
 
 _RULES = (
@@ -253,7 +231,6 @@ _RULES = (
     preview_checks.fallback,
     _rewards,
     _evaluation,
-    _publish,
     _fleet,
     _other_explorers,
     _compile,

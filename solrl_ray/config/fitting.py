@@ -14,7 +14,7 @@ from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import encodes_on_cards
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import can_be_packed, cannot_offload
+from solrl_ray.config.strategies import cannot_offload
 from solrl_ray.errors import UserError
 
 FILLED = 0.95
@@ -136,7 +136,6 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
     candidates = dict(_candidates(arithmetic))
     smallest = min(_ways(_changed(arithmetic, candidates)), key=_peak)
     tried = ["micro-batches of 1", "learner.activation_memory 0"]
-    tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
     tried += ["fleet.offload true"] * ("fleet.offload" in candidates)
     fullest = cards(smallest)[0]
     said += f"; with {listed(tried)} it is still {_stage(fullest)}"
@@ -175,14 +174,12 @@ def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None
 
 
 def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
-    """What is tried, from what costs least: offloading, a base pack, which takes main memory and a longer start,
-    computing activations again, then smaller batches: of the learner, of decoding, of sampling.
+    """What is tried, from what costs least: offloading, computing activations again, then smaller
+    batches: of the learner, of decoding, of sampling.
     """
-    config, facts = arithmetic.config, arithmetic.facts
+    config = arithmetic.config
     if config.fleet.offload is False and not cannot_offload(config):
         yield "fleet.offload", True
-    if config.publish.base != "pack" and facts and facts.quantized_parameters and can_be_packed(config):
-        yield "publish.base", "pack"
     kept = compiled_learner.activation_memory(config)
     for share in (0.5, 0):
         if share < kept and (share == 0 or compiled_learner.is_compiled(config)):
@@ -278,11 +275,7 @@ def _offloading(card: CardMemory, link: float) -> str:
 
 def _store(arithmetic: Arithmetic) -> str:
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
-    held = "samples, two revisions"
-    if arithmetic.config.publish.base == "pack" and arithmetic.facts is not None:
-        store += arithmetic.facts.explorer_bytes
-        held += f", the base pack of {size_in_words(arithmetic.facts.explorer_bytes)} that explorers start from"
-    return f"{size_in_words(store)} in Ray's object store (/dev/shm: {held})"
+    return f"{size_in_words(store)} in Ray's object store (/dev/shm: samples, two revisions)"
 
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:

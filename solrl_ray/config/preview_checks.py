@@ -148,8 +148,6 @@ def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolS
         yield Problem(f"{key}.prune", f"later or with more seeds that go on, for previews before it are pruned {was}")
     elif after.tier in UNQUANTIZED_TIERS and after.tier != full:
         yield Problem(f"{key}.precision", f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}")
-    elif after.tier in UNQUANTIZED_TIERS and config.publish.base == "pack":
-        yield Problem(f"{key}.precision", "a quantised tier, because with publish.base pack explorers hold no other")
     elif after.tier != before.tier and (rise <= 0 or after.tier == "auto"):
         yield Problem(f"{key}.precision", f"a higher tier than {before.tier}, which previews have before it")
     elif rise <= 0 and (after.steps < before.steps or (after.steps == before.steps and not less_pruned)):

@@ -255,15 +255,9 @@ class LearnerConfig(Section):
 class Publish(Section):
     """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
 
-    mode: Literal["packed", "lora", "branch"] = "packed"
-    """``packed``: quantised by the learner ranks, same bytes for all. ``lora``: explorers merge and quantise themselves
-    and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it.
-    """
-    snapshot_every: Positive = 10
-    """``packed``: every n-th revision is a snapshot, the others are deltas."""
-    base: Literal["checkpoint", "pack"] = "checkpoint"
-    """``checkpoint``: explorers load and quantise the checkpoint. ``pack``: they get it quantised and never hold it in
-    full precision.
+    mode: Literal["packed", "lora"] = "packed"
+    """How explorers without a card get it. ``packed``: quantised by the learner ranks. ``lora``: they get the factors,
+    merge and quantise them, and must arrive at the same bytes; less to send, and more memory for the base.
     """
 
 
@@ -305,8 +299,6 @@ class Compile(Section):
     """Compile the decoder as well, where the transformer is compiled or (tier ``nvfp4-emulated``) would be: faster
     images for a longer start.
     """
-    cudagraphs: bool = False
-    """Capture each forward in a CUDA graph. Helps if small batches leave the GPU waiting for launches."""
     cache: str = ""
     """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from solrl_ray.config.pools import is_colocated, needs_packed
+from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.records import Pruning
@@ -118,15 +118,6 @@ def pool_sampling(config: Config) -> PoolSampling:
     )
 
 
-def can_be_packed(config: Config) -> bool:
-    """Whether `publish.base` may be pack: some explorer has no learner in its process, and these hold quantised weights
-    on every fallback level, and merge nothing into them.
-    """
-    levels = () if is_one_stage(config) else previews(config)
-    quantised = all(each.tier not in UNQUANTIZED_TIERS for each in (pool_sampling(config), *levels))
-    return quantised and config.publish.mode != "lora" and needs_packed(config, config.fleet.explorers.count)
-
-
 def cannot_offload(config: Config) -> str:
     """Why no weights can leave a card while it explores (`fleet.offload`); empty if they can."""
     if not is_colocated(config.fleet):
@@ -135,8 +126,6 @@ def cannot_offload(config: Config) -> str:
         return "fleet.learners.num_gpus is 0, so there is no card"
     if pool_sampling(config).tier in UNQUANTIZED_TIERS:
         return "the pool is sampled in full precision, so no layer has a quantised copy"
-    if config.compile.cudagraphs:
-        return "with compile.cudagraphs a captured graph reads weights at the addresses that they had"
     return ""
 
 

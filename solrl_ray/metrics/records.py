@@ -51,8 +51,8 @@ class IterationMetrics:
     """Forward and backward passes of learner rank 0."""
     expected_passes: int = 0
     publication: dict[str, float] = field(default_factory=dict)
-    """Of the revision that explored, as explorers got it: ``bytes`` of the payload, ``snapshot`` (1 or 0), ``bumped``
-    (modules whose amax grew), ``resyncs`` (workers that needed a snapshot), ``load_seconds`` (the slowest worker's).
+    """Of the revision that explored, as explorers got it: ``bytes`` of the payload, ``packed`` (1 or 0), ``bumped``
+    (modules whose amax grew), ``resyncs`` (workers that needed it again), ``load_seconds`` (the slowest worker's).
     """
     ratio_mean: float | None = None
     """Mean ratio of probabilities under the trained and the sampling policy; None if the objective has none."""

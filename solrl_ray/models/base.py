@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -19,9 +19,9 @@ from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
-from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.models.sizes import FamilySizes
+from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
 from solrl_ray.records import PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
@@ -29,31 +29,6 @@ COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
 """Loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder``, else the VAE."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class TextEncoders(nn.Module):
-    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` is used."""
-
-    def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleDict({name: encoder for name, encoder in encoders.items() if encoder is not None})
-        given = {**encoders, **tokenizers}
-        self.parts = {name: part for name, part in given.items() if part is not None}
-        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **given)
-
-
-COUNTED = 1000
-"""Prompts that are tokenised together to count their tokens; 20,000 at once take 0.4 GB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Prompts that one tokenizer truncates."""
-
-    tokenizer: str
-    limit: int
-    """Tokens that it keeps, including its special tokens."""
-    texts: tuple[str, ...]
 
 
 class DiffusionModel(ABC):
@@ -99,13 +74,11 @@ class DiffusionModel(ABC):
         self.device = torch.device(device)
         self.dtype = DTYPES[config.dtype]
         self._modules = {name: freeze(module) for name, module in modules.items()}
-        self._factor = decoders.factor(vae_config)
-        """Pixels a latent cell and side."""
-        self._grid = config.resolution // self._factor // self.SIZES.patch
+        factor = decoders.factor(vae_config)
+        self._grid = config.resolution // factor // self.SIZES.patch
         """Image tokens a side."""
-        self.image_tokens = self.SIZES.image_tokens(config, self._factor)
-        self.latent_shape = self.SIZES.latent_shape(config, transformer_config, self._factor)
-        self._transformer_config = transformer_config
+        self.image_tokens = self.SIZES.image_tokens(config, factor)
+        self.latent_shape = self.SIZES.latent_shape(config, transformer_config, factor)
         self._set_up(transformer_config)
 
     @classmethod
@@ -166,16 +139,10 @@ class DiffusionModel(ABC):
         """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
         checkpoint = cls._open(config)
         found = []
-        for name in map(_tokenizer_of, cls._encoders(checkpoint)):
+        for name in map(tokenizer_of, cls._encoders(checkpoint)):
             tokenizer = checkpoint.load_tokenizer(name)
             limit = cls._token_limit(config, name, tokenizer)
-            long: list[str] = []
-            for start in range(0, len(texts), COUNTED):
-                part = texts[start : start + COUNTED]
-                with doing(f"counting tokens of {name}, {start:,} of {len(texts):,} prompts"):
-                    lengths = cls._token_counts(tokenizer, part)
-                long += [text for text, length in zip(part, lengths, strict=True) if length > limit]
-            found.append(Truncation(tokenizer=name, limit=limit, texts=tuple(long)))
+            found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
         return found
 
     @property
@@ -214,12 +181,6 @@ class DiffusionModel(ABC):
     def take(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is already on the device."""
         self._modules["transformer"] = freeze(transformer)
-
-    def activation_bytes(self, transformer: nn.Module, *, compiled: bool) -> tuple[int, int]:
-        """`FamilySizes.activation_bytes` of `transformer`, which may be a skeleton."""
-        count = len(blocks(transformer))
-        settings = self._transformer_config
-        return self.SIZES.activation_bytes(self.config, settings, self._factor, blocks=count, compiled=compiled)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], micro_batch: int = 1) -> list[dict[str, Tensor]]:
@@ -336,7 +297,7 @@ class DiffusionModel(ABC):
     @classmethod
     def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
         """Limit of this tokenizer's encoder. The last encoder is the long one, others have their own limit."""
-        long = name == _tokenizer_of(cls.ENCODERS[-1])
+        long = name == tokenizer_of(cls.ENCODERS[-1])
         return config.max_sequence_length if long else int(tokenizer.model_max_length)
 
     @classmethod
@@ -358,11 +319,11 @@ class DiffusionModel(ABC):
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
         encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
-        tokenizers: dict[str, Any] = dict.fromkeys(map(_tokenizer_of, cls.ENCODERS))
+        tokenizers: dict[str, Any] = dict.fromkeys(map(tokenizer_of, cls.ENCODERS))
         for name in cls._encoders(checkpoint):
             encoders[name] = checkpoint.load_encoder(name, dtype)
-            tokenizers[_tokenizer_of(name)] = checkpoint.load_tokenizer(_tokenizer_of(name))
-        long = tokenizers[_tokenizer_of(cls.ENCODERS[-1])]
+            tokenizers[tokenizer_of(name)] = checkpoint.load_tokenizer(tokenizer_of(name))
+        long = tokenizers[tokenizer_of(cls.ENCODERS[-1])]
         if long is not None and config.max_sequence_length > long.model_max_length:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
@@ -386,11 +347,6 @@ class DiffusionModel(ABC):
         z = self._denormalised(decoder, self._unpacked(latents.to(self.device, torch.float32)))
         images = decoder.decode(z.to(self.dtype), return_dict=False)[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
-
-
-def _tokenizer_of(encoder: str) -> str:
-    """The checkpoint part of an encoder's tokenizer: ``text_encoder_2`` has ``tokenizer_2``."""
-    return "tokenizer" + encoder.removeprefix("text_encoder")
 
 
 def same_tensors(module: nn.Module) -> nn.Module:

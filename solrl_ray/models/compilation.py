@@ -1,8 +1,8 @@
 """Compiled forwards: the repeated blocks of a transformer one by one, at fixed shapes, cached between runs.
 
 Blocks of one class share one compiled function, which takes seconds instead of the minutes for the whole network.
-Weights are inputs of compiled code, so a revision written in place takes effect without compiling again, also in a
-captured CUDA graph, which reads the same addresses. A decoder is compiled as a whole: its blocks differ in size.
+Weights are inputs of compiled code, so a revision written in place takes effect without compiling again. A decoder is
+compiled as a whole: its blocks differ in size.
 
 The attention kernel is chosen at compile time, but PyTorch's cache keys do not contain the switches: a process with
 cuDNN's attention off would run it in another's compiled code. So our cache folder and keys contain the choice, which
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from solrl_ray.common.files import located
 from solrl_ray.config.schema import Compile
@@ -30,8 +28,6 @@ from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
 SHAPES = 64
 """Compiled variants of one block class (kinds of block × shapes of a forward) before it is an error."""
-WARM_UP_CALLS = 2
-"""Forwards before a CUDA graph is captured: the first compiles, the second finds a settled allocator."""
 EAGER_TIERS = ("nvfp4-emulated",)
 """Not compiled: the emulation promises the reference's bits, and a compiler may divide differently."""
 
@@ -50,12 +46,10 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     Shapes are fixed: each new batch size or text length compiles again. Call after `quantize_`.
 
     Raises:
-        UserError: there is nothing to compile, or CUDA graphs are requested on another device.
+        UserError: there is nothing to compile.
     """
     if not compiles(settings, device, tier):
         return f"no: tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else _not_enabled(settings)
-    if settings.cudagraphs and device.type != "cuda":
-        raise UserError(f"compile.cudagraphs is true, but there are no CUDA graphs on {device}; set it to false")
     found = blocks(transformer)
     if not found:
         raise UserError(f"compile.enabled is true, but {type(transformer).__name__} has no list of blocks to compile")
@@ -65,9 +59,7 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     for block in found:
         # With fullgraph, a variant too many raises an error instead of running uncompiled.
         block.compile(fullgraph=tier != "nvfp4", dynamic=False, mode=mode)
-    if settings.cudagraphs:
-        transformer.forward = GraphedForward(transformer.forward)
-    return f"{len(found)} blocks, mode {settings.mode}" + (", CUDA graphs" if settings.cudagraphs else "")
+    return f"{len(found)} blocks, mode {settings.mode}"
 
 
 def compile_learner(transformer: nn.Module, settings: Compile, device: torch.device, activation_memory: float) -> str:
@@ -177,51 +169,3 @@ def _is_pytorchs_own(folder: str) -> bool:
         part.parent == default and part.name.startswith("torchinductor_")
         for part in (Path(folder).absolute(), *Path(folder).absolute().parents)
     )
-
-
-class GraphedForward:
-    """A forward that is captured in a CUDA graph once per signature and then replayed.
-
-    Inputs are copied into the graph's own, outputs are copied out. Keyword arguments only; values other than tensors
-    are part of the signature. With grad mode on, the plain forward runs.
-    """
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-        self._graphs: dict[Any, _Graph] = {}
-        self.captured = 0
-
-    def __call__(self, **inputs: Any) -> Any:
-        if torch.is_grad_enabled():
-            return self._forward(**inputs)
-        key = tuple((name, _signature(value)) for name, value in sorted(inputs.items()))
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._graphs[key] = _Graph(self._forward, inputs)
-            self.captured += 1
-        return graph(inputs)
-
-
-class _Graph:
-    def __init__(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> None:
-        self._held = {n: v.clone() if isinstance(v, Tensor) else v for n, v in inputs.items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_CALLS):
-                forward(**self._held)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._out = forward(**self._held)
-
-    def __call__(self, inputs: dict[str, Any]) -> Any:
-        for name, value in inputs.items():
-            if isinstance(value, Tensor):
-                self._held[name].copy_(value)
-        self._graph.replay()
-        return torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, self._out)
-
-
-def _signature(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from solrl_ray.models import attention, sizes
@@ -63,13 +63,6 @@ class QwenImage(DiffusionModel):
 
     def _decode(self, decoder: Any, latents: Tensor) -> Tensor:
         return super()._decode(decoder, latents)[:, :, 0]
-
-    @classmethod
-    def adapt_(cls, transformer: nn.Module) -> nn.Module:
-        # Its position tables are no buffers: made on the meta device, they would stay there.
-        rope: Any = transformer.pos_embed
-        transformer.pos_embed = type(rope)(rope.theta, rope.axes_dim, rope.scale_rope)
-        return transformer
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,32 +55,6 @@ class ModelShapes:
     """By module path, in module order."""
     texts: Sequence[TextEncoderSize]
     """The text encoders; the last is the long one, the others are CLIP's."""
-
-    def to_json(self, path: str) -> str:
-        """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
-        entries = dict[str, list[list[int]]]()
-        for name, shape in self.linears.items():
-            number = re.search(r"\.(\d+)\.", name)
-            key, index = (name.replace(number[0], ".*.", 1), int(number[1])) if number else (name, 0)
-            ranges = entries.setdefault(key, [])
-            size = [shape.in_features, shape.out_features]
-            if ranges and ranges[-1][:2] == size and ranges[-1][3] == index:
-                ranges[-1][3] += 1
-            else:
-                ranges.append([*size, index, index + 1])
-        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(ranges)}" for key, ranges in entries.items())
-        head = {
-            "path": path,
-            "family": self.family,
-            "transformer": {key: self.transformer[key] for key in SETTINGS if key in self.transformer},
-            "factor": self.factor,
-            "blocks": self.blocks,
-            "parameters": self.parameters,
-            "buffers": self.buffers,
-            "texts": [[text.parameters, text.multiplied] for text in self.texts],
-        }
-        fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-        return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'
 
 
 def shipped(model: Model) -> ModelShapes | None:

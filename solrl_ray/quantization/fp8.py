@@ -1,4 +1,4 @@
-"""FP8 with one scale a row, and a linear that computes with it: tier ``fp8``.
+"""FP8 with one scale a row: the format of tier ``fp8``.
 
 A value is stored as ``e4m3 · scale``; the scale is the smallest power of two that brings the row's largest magnitude to
 at most 448. E4M3 is a floating-point format, so such a scale is as accurate as one that fits exactly, and scaling is

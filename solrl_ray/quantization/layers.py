@@ -32,8 +32,7 @@ class QuantizedLinear(nn.Module, ABC):
     """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient.
 
     What it stores is a function of the weight alone, so layers of equal `format` can exchange it whatever their tier.
-    `load` writes into the same buffers, whose addresses never change unless they were freed: compiled code stays valid,
-    and captured CUDA graphs over layers that are never freed.
+    `load` writes into the same buffers, whose addresses never change unless they were freed: compiled code stays valid.
     """
 
     tier: ClassVar[str]

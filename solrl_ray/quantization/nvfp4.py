@@ -85,15 +85,20 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
     if not bool(torch.isfinite(found) & torch.isfinite(tensor_amax)):
         raise ValueError(f"NVFP4 cannot represent NaN or Inf: amax of the data is {float(found)}")
 
-    encode = encode_scale(tensor_amax)
-    scales = (block_amax * (encode * SIXTH)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    element_scale = (scales.float() * encode.reciprocal()).reciprocal().clamp(max=FLT_MAX)
-    scaled = (blocks * element_scale.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
+    scales, scaled = scale(blocks, block_amax, tensor_amax)
     return NVFP4Tensor(
         packed=pack(values_to_codes(scaled).view(rows, columns)),
         scales=scales.view(torch.uint8),
         amax=tensor_amax.clone(),
     )
+
+
+def scale(blocks: torch.Tensor, block_amax: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """E4M3 scales of blocks [..., 16] with these maxima [...], and elements in [-6, 6] that E2M1 will round."""
+    encode = encode_scale(amax)
+    scales = (block_amax * (encode * SIXTH)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    element_scale = (scales.float() * encode.reciprocal()).reciprocal().clamp(max=FLT_MAX)
+    return scales, (blocks * element_scale.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
 
 
 def encode_scale(amax: torch.Tensor) -> torch.Tensor:

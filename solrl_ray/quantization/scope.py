@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
@@ -70,14 +71,21 @@ class QuantizationReport:
 
 
 def quantize_(
-    model: nn.Module, tier: str, scope: QuantizationScope, *, without_kernels: bool = False
+    model: nn.Module,
+    tier: str,
+    scope: QuantizationScope,
+    *,
+    device: torch.device | None = None,
+    without_kernels: bool = False,
 ) -> QuantizationReport:
     """Replaces, in place, every `nn.Linear` inside the scope by its tier's linear.
 
-    The weights are rounded to bfloat16 and quantised as revision 0 publishes them. The model must already be on its
-    device and in its type. The new layers share one activation quantiser.
+    The weights are rounded to bfloat16 and quantised as revision 0 publishes them. The model must already be in its
+    type. The new layers share one activation quantiser.
 
     Args:
+        device: where the model is moved to, layer by layer, so that a card never holds it in full precision; None: it
+            stays where it is.
         without_kernels: run tiers without kernels for the device by their slow reference path, as tests on a CPU do.
 
     Raises:
@@ -96,12 +104,18 @@ def quantize_(
             f"model.quantization leaves none of the model's {len(linears)} linears to quantise to {tier}: "
             f"shorten `skip` ({scope.skip}) or lower `min_features` ({scope.min_features})"
         )
+    device = device or next(model.parameters()).device
     if not without_kernels:
-        capability.check(dict.fromkeys(planned.tiers.values()), next(model.parameters()).device)
-    quantizer = ActivationQuantizer()
+        capability.check(dict.fromkeys(planned.tiers.values()), device)
+    report = QuantizationReport.of(tier, planned, linears)
+    quantizer, layers = ActivationQuantizer(), dict[str, QuantizedLinear]()
     for name, layer_tier in planned.tiers.items():
-        model.set_submodule(name, LAYERS[layer_tier].from_linear(linears[name], quantizer))
-    return QuantizationReport.of(tier, planned, linears)
+        layers[name] = LAYERS[layer_tier].from_linear(linears.pop(name).to(device), quantizer)
+        model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
+    model.to(device)
+    for name, layer in layers.items():
+        model.set_submodule(name, layer)
+    return report
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:

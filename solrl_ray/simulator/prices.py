@@ -38,8 +38,6 @@ MERGE_SECONDS, MERGED = 1.0, 1.79e9
 """Estimate until measured: seconds in which a card that learns merges, quantises and proves a revision that touches so
 many weights, which are FLUX.1-dev's.
 """
-DELTA_SHARE = 0.07
-"""Assumed size of a compressed delta between packed revisions, relative to the whole."""
 
 P = TypeVar("P", bound=Section)
 
@@ -194,7 +192,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         merge=merge.ms / 1000,
     )
     network = Network(
-        payload=_payload(config, arithmetic),
+        payload=arithmetic.revision_bytes or 0,
         bandwidth=cluster.gigabytes_per_second * 1e9,
         workers_per_node=cluster.gpus_per_node,
         fanout=cluster.fanout,
@@ -293,12 +291,3 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
     nodes = math.ceil(ranks / cluster.gpus_per_node)
     gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.updates
     return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
-
-
-def _payload(config: Config, arithmetic: Arithmetic) -> float:
-    """Bytes of a revision, averaged over a snapshot and the deltas that follow it."""
-    factors = arithmetic.lora_bytes or 0
-    if config.publish.mode != "packed":
-        return factors
-    snapshots = 1 / config.publish.snapshot_every
-    return factors + (arithmetic.packed_bytes or 0) * (snapshots + (1 - snapshots) * DELTA_SHARE)

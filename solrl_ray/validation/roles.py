@@ -25,7 +25,7 @@ from solrl_ray.validation.session import PROMPTS, SEEDS, Brightness, Session, ps
 from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, info, is_true
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.publish import Publisher, touched_linears
 from solrl_ray.weight_sync.receive import Receiver
 
@@ -119,16 +119,15 @@ def revision(session: Session) -> list[Measure]:
     """Publish two revisions, and let an explorer and a regenerator replace the first by the second."""
     session.release()
     tier = capability.available(session.device)[0]
-    publish = session.config.publish.model_copy(update={"mode": "packed"})
-    config = session.config.model_copy(update={"publish": publish})
+    config = session.config
     model = session.load("transformer")
     factors = made_factors(model.transformer, config.model.lora, config.run.seed)
     nothing = {name: torch.zeros_like(f) if name.endswith(".lora_B") else f for name, f in factors.items()}
-    publisher, publications = Publisher.for_model(model.transformer, config, tier=tier), Publications(publish)
-    sent = [publications.publish(publisher.build(number, each)) for number, each in enumerate((nothing, factors))]
+    publisher = Publisher.for_model(model.transformer, config, tier=tier)
+    revisions = [publisher.build(number, each) for number, each in enumerate((nothing, factors))]
+    sent = [Publication(revision=each, mode="packed") for each in revisions]
     del publisher
     quantize_(model.transformer, tier, config.model.quantization)
-    # For an explorer a snapshot and a delta.
     measures = [info("explorer's tier", tier)]
     measures += _swapped(session, model, [one.payload(EXPLORER) for one in sent], EXPLORER, tier)
     del model

@@ -9,13 +9,10 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict
 
 from solrl_ray.common.safetensors_file import DTYPES, pieces
 from solrl_ray.errors import RunError
@@ -24,29 +21,9 @@ Buffer = bytes | memoryview | np.ndarray
 
 
 class Unusable(RunError):
-    """A payload that this reader cannot take, though another one of the same revision may do: damaged, or a delta
-    against a state that it does not hold.
+    """A payload that this reader cannot take, though it may be sent another one of the same revision: damaged, or
+    without the factors that it does not hold.
     """
-
-
-def _known(dtype: str) -> str:
-    if dtype not in DTYPES:
-        raise ValueError(f"no type of tensors is called {dtype!r}")
-    return dtype
-
-
-class _Entry(TypedDict):
-    """A tensor's entry in a header."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
-
-    dtype: Annotated[str, AfterValidator(_known)]
-    shape: list[Annotated[int, Field(ge=0)]]
-    data_offsets: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
-
-
-_ENTRIES: TypeAdapter[dict[str, _Entry]] = TypeAdapter(dict[str, _Entry])
-_METADATA: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 
 
 def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -54,7 +31,7 @@ def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> b
     return b"".join(pieces(tensors, metadata))
 
 
-def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+def read(buffer: Buffer, what: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Metadata and tensors of a file; the tensors are views of `buffer` and must not be written to.
 
     Args:
@@ -64,62 +41,45 @@ def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Ten
         Unusable: the file is truncated, longer than its header says, or has no readable header.
     """
     view = memoryview(cast(bytes, buffer)).cast("B")
-    start, header, metadata = _header(view, what)
-    ends = {name: entry["data_offsets"][1] for name, entry in header.items()}
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        if start + end > len(view):
-            raise Unusable(f"{what} of {len(view)} bytes is cut off inside tensor {name!r}")
-    if len(view) != start + max(ends.values(), default=0):
-        raise Unusable(f"{what} of {len(view)} bytes is longer than its header says")
-    try:
-        return metadata, {name: _tensor(view[start:], entry) for name, entry in header.items()}
-    except (RuntimeError, TypeError, ValueError) as error:  # an impossible shape
-        raise Unusable(f"the header of {what} states a shape that cannot be: {error}") from error
-
-
-def _header(view: memoryview, what: str) -> tuple[int, dict[str, _Entry], dict[str, str]]:
-    """The position of the data, the entries of the tensors, and the metadata."""
     start = 8 + int.from_bytes(view[:8], "little")
     if len(view) < max(start, 8):
         raise Unusable(f"{what} of {len(view)} bytes is cut off inside its header")
     try:
-        parsed = json.loads(bytes(view[8:start]))
-        metadata = _METADATA.validate_python(parsed.pop("__metadata__", {}))
-        header = _ENTRIES.validate_python(parsed)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Unusable(f"the header of {what} is unreadable: {' '.join(str(error).split())[:200]}") from error
+        header = json.loads(bytes(view[8:start]))
+        metadata = dict(header.pop("__metadata__", {}))
+        return metadata, _tensors(header, view[start:], what)
+    # Whatever a header holds that is no header; a shape that cannot be.
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, OverflowError, RecursionError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Unusable(f"the header of {what} is unreadable: {said[:200]}") from error
+
+
+def _tensors(header: dict[str, Any], data: memoryview, what: str) -> dict[str, torch.Tensor]:
+    """The tensors of a header's entries, which must follow each other without gaps."""
+    found: dict[str, torch.Tensor] = {}
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, size = entry["data_offsets"][0], math.prod(entry["shape"]) * DTYPES[entry["dtype"]].itemsize
-        if begin != end or entry["data_offsets"][1] != begin + size:
+        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+        begin, size = end, math.prod(shape) * dtype.itemsize
+        end += size
+        if entry["data_offsets"] != [begin, end]:
             raise Unusable(f"tensor {name!r} of {what} does not have the size or the place that its header states")
-        end = begin + size
-    return start, header, metadata
+        if end > len(data):
+            raise Unusable(f"{what} is cut off inside tensor {name!r}")
+        found[name] = _tensor(data[begin:end], dtype, shape)
+    if end != len(data):
+        raise Unusable(f"{what} is {len(data) - end} bytes longer than its header says")
+    return found
 
 
-def _tensor(data: memoryview, entry: _Entry) -> torch.Tensor:
-    begin, end = entry["data_offsets"]
-    dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
-    if begin == end:
+def _tensor(content: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if not content:
         return torch.empty(shape, dtype=dtype)
-    flat = view(data[begin:end])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        flat = torch.frombuffer(content, dtype=torch.uint8)
     try:
         return flat.view(dtype).reshape(shape)
     except RuntimeError:
         # Data that is not aligned to its type needs a copy.
         return flat.clone().view(dtype).reshape(shape)
-
-
-def view(content: Buffer) -> torch.Tensor:
-    """A buffer as uint8 [n], without a copy; it must not be written to."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(content, dtype=torch.uint8)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Only the metadata of a file. Raises `Unusable` and OSError."""
-    with path.open("rb") as file:
-        size = file.read(8)
-        head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
-    return _header(memoryview(head), str(path))[2]

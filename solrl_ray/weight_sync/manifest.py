@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +11,10 @@ from pydantic import TypeAdapter
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.quantization import nvfp4
-from solrl_ray.weight_sync.checksums import Stamp, stamps_digest
+from solrl_ray.weight_sync.checksums import Stamp
 from solrl_ray.weight_sync.container import Unusable
 
-FORMAT = "solrl-revision-2"
+FORMAT = "solrl-revision-3"
 LAYOUT: dict[str, Any] = {
     "nvfp4_variant": nvfp4.VARIANT,
     "fp8_variant": "e4m3-power-of-two-rows",
@@ -42,8 +41,6 @@ class Manifest:
 
     revision: int
     """Updates that made this policy."""
-    parent: int | None
-    """The revision before; None for the first."""
     policy: Policy
     """``old`` is the sampling policy; the others are published for evaluation only."""
     lora: Lora
@@ -75,33 +72,32 @@ class Manifest:
         return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))
 
     def to_json(self) -> str:
-        """Canonical JSON with its own checksum: see `write_checked`."""
-        return write_checked({"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")})
+        """Canonical JSON with its own checksum: ``{"manifest": …, "sha256": …}``."""
+        body = {"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")}
+        return canonical({"manifest": body, "sha256": sha256(canonical(body))})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Raises `Unusable` if it is unreadable, altered or of another format."""
-        body = read_checked(text, "the manifest of the revision")
-        found = (body.get("format"), body.get("layout"))
-        if found != (FORMAT, LAYOUT):
-            raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
+        what = "the manifest of the revision"
         try:
+            parsed = json.loads(text)
+            body, stated = parsed["manifest"], parsed["sha256"]
+            if sha256(canonical(body)) != stated:
+                raise Unusable(f"{what} does not have the checksum it states")
+            found = (body.get("format"), body.get("layout"))
+            if found != (FORMAT, LAYOUT):
+                raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
             return _MANIFEST.validate_python(body)
-        except ValueError as error:
-            raise Unusable(f"the manifest of the revision is unreadable: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Unusable(f"{what} is unreadable: {error}") from error
 
     def digest(self) -> str:
         """SHA-256 over the whole manifest, and through its checksums over the tensors."""
         return sha256(self.to_json())
 
-    def packed_digest(self) -> str:
-        """The digest that deltas refer to: `stamps_digest` of the packed tensors alone."""
-        return stamps_digest({name: stamp for name, stamp in self.tensors.items() if not is_factor(name)})
-
 
 _MANIFEST = TypeAdapter(Manifest)
-STAMPS = TypeAdapter(dict[str, Stamp])
-"""Reads and writes a manifest's stamps of tensors."""
 
 
 def is_factor(tensor: str) -> bool:
@@ -112,23 +108,6 @@ def is_factor(tensor: str) -> bool:
 def module_of(tensor: str) -> str:
     """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
     return tensor.rsplit(".", 1)[0]
-
-
-def write_checked(body: Mapping[str, Any]) -> str:
-    """``{"manifest": body, "sha256": …}``, canonical."""
-    return canonical({"manifest": body, "sha256": sha256(canonical(body))})
-
-
-def read_checked(text: str | bytes, what: str) -> dict[str, Any]:
-    """The body of ``{"manifest": body, "sha256": …}``. Raises `Unusable` if it was altered."""
-    try:
-        parsed = json.loads(text)
-        body, stated = parsed["manifest"], parsed["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Unusable(f"{what} is unreadable: {error}") from error
-    if not isinstance(body, dict) or sha256(canonical(body)) != stated:
-        raise Unusable(f"{what} does not have the checksum it states")
-    return body
 
 
 def canonical(value: object) -> str:

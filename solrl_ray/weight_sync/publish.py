@@ -21,13 +21,12 @@ from solrl_ray.common.tensor_serialization import Portable, to_host
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
-from solrl_ray.policy.merge import merged_weight, round_once
+from solrl_ray.policy.merge import merged_weight
 from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Format, plan
 from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamp, stamps, stamps_digest
-from solrl_ray.weight_sync.host_copies import CopiesInTheMaking, HostCopies
 from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, module_of
-from solrl_ray.weight_sync.payload import FollowingTensors, Revision
+from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 
 FACTORS = ("lora_A", "lora_B")
@@ -45,9 +44,7 @@ class RevisionShard(Portable, read_only=True):
     amax: dict[str, float]
     bumped: tuple[str, ...]
     packed: dict[str, torch.Tensor]
-    """Quantised weights on the CPU, except those in `deltas`; none of them if no explorer needs them."""
-    deltas: dict[str, torch.Tensor]
-    """Tensor name → zstd frame against the revision before: mostly unchanged quantised weights."""
+    """Quantised weights on the CPU; none of them if no explorer needs them."""
     stamps: dict[str, Stamp]
     """Of factors and all quantised weights, computed on the tensors' device."""
     held: dict[str, dict[str, Stamp]]
@@ -62,13 +59,9 @@ class Publisher:
     fixed order (`policy.merge`), so neither device nor thread count changes a bit.
     """
 
-    def __init__(
-        self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format], branch: bool = False
-    ) -> None:
+    def __init__(self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format]) -> None:
         """Takes the base weights [out, in] of the modules that LoRA touches, and the formats of those that explorers
         quantise.
-
-        With `branch`, explorers keep the quantised base and hold the factors beside it.
 
         Raises:
             ValueError: a base weight with NaN or Inf.
@@ -76,11 +69,8 @@ class Publisher:
         self._base = {module: base[module] for module in sorted(base)}
         self._lora = lora
         self._formats = dict(formats)
-        self._branch = branch
         self._frozen_amax = {m: frozen_amax(base[m]) for m in sorted(formats) if formats[m] == "nvfp4"}
         self._base_stamps: dict[str, Stamp] = {}
-        self._branch_stamps: dict[str, dict[str, Stamp]] = {}
-        self._copies = HostCopies()
 
     @classmethod
     def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
@@ -91,7 +81,6 @@ class Publisher:
             {module: linear.weight.detach() for module, linear in linears.items()},
             config.model.lora,
             formats={module: FORMAT_OF_TIER[tier] for module, tier in tiers.items()},
-            branch=config.publish.mode == "branch",
         )
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
@@ -107,9 +96,8 @@ class Publisher:
         policy: Policy = "old",
         rank: int = 0,
         world_size: int = 1,
-        parent: int | None = None,
-        keep: bool = False,
         pack: bool = True,
+        buffers: dict[str, torch.Tensor] | None = None,
     ) -> RevisionShard:
         """The share of `rank` in a revision of `policy` after `revision` updates, from its float32 factors.
 
@@ -117,32 +105,17 @@ class Publisher:
 
         Args:
             factors: on any device.
-            parent: the revision whose packed weights the caller has. If it is the last one kept here, deltas against it
-                are made.
-            keep: keep this share's packed weights for the next one's deltas. From a GPU, the next call with `keep`
-                overwrites the tensors of `RevisionShard.packed`.
             pack: whether there are explorers that do not quantise the weights themselves.
+            buffers: host memory for what is packed on a GPU, used again in the next call, so that this shard is valid
+                until then. New memory takes several times as long.
 
         Raises:
             RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than the base's.
         """
         self._check(factors)
         modules = list(self._base)[rank::world_size]
-        copies = self._copies if keep and pack and policy == "old" else HostCopies()
-        with copies.of(revision, parent=parent) as taking:
-            return self._shard(revision, factors, policy, modules, taking, pack)
-
-    def _shard(
-        self,
-        revision: int,
-        factors: Mapping[str, torch.Tensor],
-        policy: Policy,
-        modules: Sequence[str],
-        copies: CopiesInTheMaking,
-        pack: bool,
-    ) -> RevisionShard:
         merged, quantized, extremes = Stamps(), Stamps(), Extremes()
-        branched: dict[str, Stamp] = {}
+        packed: dict[str, torch.Tensor] = {}
         amax: dict[str, float] = {}
         bumped: list[str] = []
         for module in modules:
@@ -151,16 +124,13 @@ class Publisher:
             merged.add({f"{module}.weight": weight})
             if policy != "old" or module not in self._formats:
                 continue
-            if self._branch:
-                branched |= self._branched(module, factors)
-                continue
             try:
                 tensors, fitting = self._pack(module, weight, factors)
             except ValueError:
                 _check_finite(extremes, revision)
                 raise
             if pack:
-                copies.take(tensors)
+                packed |= {name: _on_host(name, tensor, buffers) for name, tensor in tensors.items()}
             quantized.add(tensors)
             if fitting is not None:
                 amax[module] = fitting
@@ -171,8 +141,7 @@ class Publisher:
         held = {REGENERATOR: merged.result()}
         if policy == "old":
             whole = {name: each for name, each in held[REGENERATOR].items() if module_of(name) not in self._formats}
-            held[EXPLORER] = whole | branched | stated
-        packed, deltas = copies.result()
+            held[EXPLORER] = whole | stated
         return RevisionShard(
             revision=revision,
             policy=policy,
@@ -181,7 +150,6 @@ class Publisher:
             amax=amax,
             bumped=tuple(bumped),
             packed=packed,
-            deltas=deltas,
             stamps=stated | of_factors,
             held=held,
         )
@@ -197,15 +165,6 @@ class Publisher:
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax, finite=rounded is merged).items()}, amax
-
-    def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
-        """What explorers hold of a module whose quantised base does not change."""
-        base = self._base[module]
-        if module not in self._branch_stamps:
-            tensors = pack(self._formats[module], base, self._frozen_amax.get(module))
-            self._branch_stamps[module] = stamps({f"{module}.{n}": t for n, t in tensors.items()})
-        a, b = branch_factors(module, factors, self._scaling, base.dtype)
-        return self._branch_stamps[module] | stamps({f"{module}.lora_A": a, f"{module}.lora_B": b})
 
     def _base_stamp(self, module: str) -> Stamp:
         if module not in self._base_stamps:
@@ -230,20 +189,24 @@ def _check_finite(merged: Extremes, revision: int) -> None:
         raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
 
 
-def assemble(
-    shards: Sequence[RevisionShard],
-    lora: Lora,
-    factors: Mapping[str, torch.Tensor],
-    parent: Revision | None = None,
-) -> Revision:
+def _on_host(name: str, tensor: torch.Tensor, buffers: dict[str, torch.Tensor] | None) -> torch.Tensor:
+    """The tensor on the CPU; from a GPU in the buffer of that name, which is made if it is missing or does not fit."""
+    if not tensor.is_cuda or buffers is None:
+        return tensor.cpu()
+    held = buffers.get(name)
+    if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
+        held = buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return held.copy_(tensor)
+
+
+def assemble(shards: Sequence[RevisionShard], lora: Lora, factors: Mapping[str, torch.Tensor]) -> Revision:
     """A revision from the shards of all ranks; the same bytes for any number of ranks.
 
     Args:
         factors: those that the shards are of, on the CPU.
-        parent: the revision that deltas are against, if shards may have any.
 
     Raises:
-        RunError: the shards are not of one revision, or have deltas against another one than `parent`.
+        RunError: the shards are not of one revision.
     """
     named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
@@ -253,15 +216,11 @@ def assemble(
     def joined(field: str) -> dict[str, Any]:
         return {name: value for shard in shards for name, value in getattr(shard, field).items()}
 
-    stated, deltas = joined("stamps"), joined("deltas")
-    if deltas and (parent is None or parent.manifest.revision != revision - 1):
-        raise RunError(f"the shards of revision {revision} are deltas, and the revision before is not there")
     tensors = dict(sorted((dict(factors) | joined("packed")).items()))
     held = {role: {n: s for shard in shards for n, s in shard.held[role].items()} for role in sorted(shards[0].held)}
     modules = len({module_of(name) for name in factors})
     manifest = Manifest(
         revision=revision,
-        parent=revision - 1 if revision else None,
         policy=policy,
         lora=lora,
         base_digest=stamps_digest(joined("base")),
@@ -269,25 +228,14 @@ def assemble(
         amax=dict(sorted(joined("amax").items())),
         bumped=tuple(sorted(m for shard in shards for m in shard.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
-        tensors=dict(sorted(stated.items())),
+        tensors=dict(sorted(joined("stamps").items())),
     )
-    if parent is None or not deltas:
-        return Revision(manifest=manifest, tensors=tensors)
-    following = FollowingTensors(tensors, deltas, parent.tensors, manifest)
-    return Revision(manifest=manifest, tensors=following, deltas=deltas)
+    return Revision(manifest=manifest, tensors=tensors)
 
 
 def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:
     """One module's merged weight, in the base's dtype and on its device."""
     return merged_weight(base, factors[f"{module}.lora_A"], factors[f"{module}.lora_B"], scaling)
-
-
-def branch_factors(
-    module: str, factors: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and alpha/rank · B of a live branch: rounded once to `dtype`."""
-    a, b = factors[f"{module}.lora_A"], factors[f"{module}.lora_B"]
-    return round_once(a.double(), dtype), round_once(b.double() * scaling, dtype)
 
 
 def fitting_amax(frozen: float, weight: torch.Tensor) -> float:

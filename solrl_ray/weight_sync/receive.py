@@ -1,9 +1,8 @@
 """How a worker applies a revision: weights that were sent are verified, all are written in place and then read back.
 
-    payload ─► verify ─► decode deltas ─► compare checksums ─┬─► write ─► checksums of what is held ─► receipt
-                         merge and quantise the own base ────┘
-
-Nothing changes before all that was sent is verified, so a delta against another state leaves the worker as it was.
+payload ─► verify ─┬─► the packed weights that were sent ──────┬─► write ─► checksums of what is held ─► receipt
+                   └─► factors, merged into and quantised from ┘
+                       the own base
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
-from solrl_ray.quantization.planning import Format
-from solrl_ray.weight_sync.branch import BranchLinear
+from solrl_ray.quantization.planning import Format, plan
 from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamps_digest, tensors_digest
-from solrl_ray.weight_sync.container import Unusable
-from solrl_ray.weight_sync.manifest import Manifest, module_of
-from solrl_ray.weight_sync.payload import Payload, packed_from
-from solrl_ray.weight_sync.publish import branch_factors, merge_module, touched_linears
+from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
+from solrl_ray.weight_sync.payload import Payload
+from solrl_ray.weight_sync.publish import merge_module, touched_linears
 
-Layer = nn.Linear | QuantizedLinear | BranchLinear
+Layer = nn.Linear | QuantizedLinear
 Tensors = dict[str, torch.Tensor]
 
 
@@ -47,7 +46,7 @@ class Receiver:
             base: weights of all touched layers, which never change; without them copies are made of those that are not
                 quantised.
             quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
-                (`quantized_bases`); needed to apply a revision with factors alone.
+                (`bases_to_keep`); needed to apply a revision with factors alone.
         """
         self._model = model
         self._given = base
@@ -69,9 +68,8 @@ class Receiver:
         """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
 
         Raises:
-            Unusable: a delta against another state, or weights that came out differently than published; a snapshot of
-                the same revision would work.
-            RunError: nothing to overwrite, a module that the model lacks or holds differently, another base.
+            RunError: nothing to overwrite, a module that the model lacks or holds differently, another base, or weights
+                that came out differently than published.
         """
         manifest = payload.manifest
         if not manifest.modules:
@@ -97,7 +95,7 @@ class Receiver:
         for name, each in found.items():
             made_here = isinstance(layers[module_of(name)], QuantizedLinear) and module_of(name) not in sent
             if made_here and manifest.tensors.get(name) != each:
-                raise Unusable(f"{name} of {manifest.name} differs here from the published one")
+                raise RunError(f"{name} of {manifest.name} differs here from the published one")
         return found
 
     def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
@@ -117,17 +115,14 @@ class Receiver:
             if self._base is None or module not in self._base:
                 raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
 
-    @torch.no_grad()
     def _sent(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
-        """The verified new content of those quantised layers for which it was sent, by module."""
-        quantized = {m: layer for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
-        current: Tensors = {}
-        if payload.deltas:
-            current = {f"{m}.{n}": t for m, layer in quantized.items() for n, t in layer.tensors().items()}
+        """The new content of those quantised layers for which it was sent, by module."""
+        quantized = {m for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
         sent: dict[str, Tensors] = {}
-        for name, tensor in packed_from(payload, current, quantized).items():
-            sent.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
-        for module in quantized.keys() - sent.keys():
+        for name, tensor in payload.tensors.items():
+            if not is_factor(name) and module_of(name) in quantized:
+                sent.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
+        for module in quantized - sent.keys():
             self._check_quantizable(payload, module)
         return sent
 
@@ -140,21 +135,18 @@ class Receiver:
                 assert self._base is not None
                 layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
                 return {f"{module}.weight": layer.weight}
-            if isinstance(layer, BranchLinear):
-                layer.load(*branch_factors(module, factors, manifest.scaling, layer.lora_a.dtype))
-            else:
-                layer.load(self._requantized(payload, module, layer.format) if sent is None else sent)
+            layer.load(self._requantized(payload, module, layer.format) if sent is None else sent)
         except ValueError as error:
             raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
 
     def _check_quantizable(self, payload: Payload, module: str) -> None:
-        """Raises Unusable or RunError unless `_requantized` can make a packed weight."""
+        """Raises RunError unless `_requantized` can make a packed weight."""
         manifest = payload.manifest
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
         if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
-            raise Unusable(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
+            raise RunError(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
 
     def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
         """A packed weight made from factors."""
@@ -163,14 +155,15 @@ class Receiver:
         return pack(format, merged, manifest.amax.get(module), finite=True)
 
 
-def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
-    """Bfloat16 copies, by path, of the touched weights in `quantized`; made before `quantize_`."""
-    linears = touched_linears(model, targets)
-    return {
-        path: linear.weight.detach().to(torch.bfloat16, copy=True)
-        for path, linear in linears.items()
-        if path in quantized
-    }
+def bases_to_keep(model: nn.Module, config: Config, device: torch.device) -> Tensors:
+    """What an explorer must keep of its base before `quantize_`, to take factors alone: bfloat16 copies, by path, of
+    touched weights that it will quantise. Nothing if it is sent packed weights.
+    """
+    if config.publish.mode != "lora":
+        return {}
+    linears = touched_linears(model, config.model.lora.targets)
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
+    return {path: linears[path].weight.detach().to(device, torch.bfloat16, copy=True) for path in tiers}
 
 
 def touched_layer(model: nn.Module, module: str) -> Layer:
@@ -179,6 +172,6 @@ def touched_layer(model: nn.Module, module: str) -> Layer:
         layer = model.get_submodule(module)
     except AttributeError as error:
         raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
-    if not isinstance(layer, nn.Linear | QuantizedLinear | BranchLinear):
+    if not isinstance(layer, nn.Linear | QuantizedLinear):
         raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
     return layer

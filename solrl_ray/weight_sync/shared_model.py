@@ -106,9 +106,7 @@ class SharedModel:
         receiver = Receiver(transformer, base=self._base, quantized_base=bases)
         assert self._model is not None
         sources = {path: self._model.transformer.get_submodule(path) for path in layers if path not in self._base}
-        self._explored = _QuantizedCopy(
-            receiver, layers, sources, bases, offload=bool(config.fleet.offload), fixed=config.compile.cudagraphs
-        )
+        self._explored = _QuantizedCopy(receiver, layers, sources, bases, offload=bool(config.fleet.offload))
         return report, receiver
 
     def leave(self, role: Role) -> None:
@@ -196,17 +194,15 @@ class _QuantizedCopy:
         touched: dict[str, Tensor],
         *,
         offload: bool,
-        fixed: bool,
     ) -> None:
         """
         Args:
             sources: path → full-precision linear of each quantised layer that LoRA does not touch.
             touched: path → base weight, bfloat16, of each that it touches.
             offload: whether the sources leave the device while the quantised layers are there.
-            fixed: whether captured graphs need the layers at their addresses, so that they are never freed.
         """
         self.offload = offload
-        self._receiver, self._layers, self._touched, self._fixed = receiver, layers, touched, fixed
+        self._receiver, self._layers, self._touched = receiver, layers, touched
         self._sources = {path: source.weight for path, source in sources.items() if isinstance(source, nn.Linear)}
         self._amax = {
             path: frozen_amax(weight) if layers[path].format == "nvfp4" else None
@@ -252,7 +248,7 @@ class _QuantizedCopy:
                 self._send_away(path)
 
     def _free_layers(self) -> None:
-        if self._there and not self._fixed:
+        if self._there:
             for layer in self._layers.values():
                 layer.free()
             self._there = False

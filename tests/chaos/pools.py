@@ -30,7 +30,7 @@ from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.manifest import Policy
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
+from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import assemble
 from tests.support import weight_sync
 
@@ -149,7 +149,7 @@ def units(count: int) -> list[WorkUnit]:
 
 
 def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publication:
-    """A snapshot, or without `pack` factors alone."""
+    """With packed weights, or without `pack` factors alone."""
     factors = weight_sync.factors(scale=0.1 + number)
     shard = weight_sync.publisher().shard(number, factors, policy=policy, pack=pack)
     return weight_sync.publication(assemble([shard], weight_sync.LORA, factors))
@@ -245,8 +245,7 @@ class Stage:
 
     def publish(self, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""
-        payloads, factors = (PayloadRefs(publication, role, self.world, SECONDS) for role in (EXPLORER, REGENERATOR))
-        self.pool.publish(Weights(publication, payloads, factors, ray.put(probe)))
+        self.pool.publish(Weights(PayloadRefs(publication, self.world, SECONDS), ray.put(probe)))
 
     def ready(self) -> int:
         return self.pool.census()["ready"]

@@ -12,14 +12,10 @@ import pytest
 
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.deadlines import Deadlines
-from solrl_ray.config.schema import Publish
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
-from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import is_factor
 from solrl_ray.weight_sync.payload import read
-from solrl_ray.weight_sync.publication import Publications
-from tests.chaos.pools import Explored, Slow, Stage, Worker, opened, revision, run, spawn, units
-from tests.support.weight_sync import factors, publisher
+from tests.chaos.pools import Explored, Slow, Worker, opened, revision, run, spawn, units
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -82,57 +78,6 @@ def test_a_warm_up_has_a_deadline_of_its_own_and_a_renewed_pool_starts_anew_at_n
 
 
 # Who is sent what
-
-
-class Reads(Worker):
-    """Needs the revision before a delta, as the real ones; refuses one that it cannot use. Notes what it is sent."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._packed = ""
-        self._sent: list[tuple[int, bool]] = []
-
-    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt | Refusal:
-        received = read(content)
-        self._sent.append((received.manifest.revision, full))
-        if received.deltas and received.parent != self._packed:
-            assert not full
-            return Refusal(worker=self._name, reason=str(Unusable("it builds on another revision")))
-        self._packed = received.manifest.packed_digest()
-        return super().load_revision(content, probe, full)
-
-    def forget(self) -> None:
-        self._packed = "another"
-
-    def sent(self) -> list[tuple[int, bool]]:
-        return self._sent
-
-
-def test_newcomers_are_sent_the_whole_the_others_a_delta_and_who_cannot_use_it_the_whole_after_all() -> None:
-    async def ask(stage: Stage, name: str, method: str) -> Any:
-        return await stage.world.answer(
-            stage.world.send(stage.pool.workers[name].actor, method), what=method, seconds=60.0
-        )
-
-    async def test() -> None:
-        made, publications = publisher(), Publications(Publish.model_validate({"mode": "packed"}))
-        first, second = (publications.publish(made.build(n, factors(scale=0.1 * (n + 1)))) for n in (1, 2))
-        assert (first.kind, second.kind) == ("snapshot", "delta")
-        async with opened(Reads) as stage:
-            stage.pool.resize(2)
-            stage.publish(first)
-            await stage.until(lambda: stage.ready() == 2)
-            await ask(stage, "explorer-1", "forget")
-            stage.publish(second)
-            stage.pool.resize(3)
-            await stage.until(lambda: stage.ready() == 3)
-            assert await ask(stage, "explorer-0", "sent") == [(1, False), (2, False)]
-            assert await ask(stage, "explorer-1", "sent") == [(1, False), (2, False), (2, True)]
-            assert await ask(stage, "explorer-2", "sent") == [(2, True)]
-            assert stage.of("resynced") == [("explorer-1", "it builds on another revision")]
-            assert not stage.of("lost")
-
-    run(test)
 
 
 class SaysWhatCame(Worker):

@@ -8,8 +8,7 @@ from solrl_ray.policy.merge import merged_weight
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.planning import Format
 from solrl_ray.weight_sync.checksums import stamp
-from solrl_ray.weight_sync.payload import Revision, applied
-from solrl_ray.weight_sync.publish import Publisher, assemble
+from solrl_ray.weight_sync.publish import Publisher
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -39,7 +38,7 @@ def test_a_stamp_is_the_same_wherever_the_tensor_lies(count: int) -> None:
     assert stamp(grid.cuda().t()) == stamp(grid.t())
 
 
-def test_ranks_make_the_deltas_of_the_cpu_and_an_explorer_applies_them_on_the_gpu() -> None:
+def test_a_rank_packs_on_the_gpu_what_it_packs_on_the_cpu_into_memory_that_it_uses_again() -> None:
     lora = Lora(rank=8, alpha=8.0, targets=["to_q"])
     base = {f"{i}.to_q": (0.02 * randn(256 * (1 + i % 2), 512, seed=i)).bfloat16() for i in range(12)}
     formats: dict[str, Format] = dict.fromkeys(base, "fp8-row")
@@ -53,20 +52,14 @@ def test_ranks_make_the_deltas_of_the_cpu_and_an_explorer_applies_them_on_the_gp
 
     on_cpu = Publisher(base, lora, formats=formats)
     on_gpu = Publisher({module: weight.cuda() for module, weight in base.items()}, lora, formats=formats)
-    live = on_cpu.build(0, factors(0)).packed
-    layers = {name: tensor.cuda() for name, tensor in live.items()}
-    revision: Revision | None = None
-    for number in range(4):
-        parent = number - 1 if number else None
-        expected = on_cpu.shard(number, factors(number), parent=parent, keep=True)
+    buffers: dict[str, torch.Tensor] = {}
+    places = []
+    for number in range(3):
+        expected = on_cpu.shard(number, factors(number))
         given = {name: factor.cuda() for name, factor in factors(number).items()}
-        found = on_gpu.shard(number, given, parent=parent, keep=True)
+        found = on_gpu.shard(number, given, buffers=buffers)
         assert (found.stamps, found.held) == (expected.stamps, expected.held)
-        for ours, theirs in ((found.deltas, expected.deltas), (found.packed, expected.packed)):
-            assert ours.keys() == theirs.keys()
-            assert all(not tensor.is_cuda and torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-        assert bool(found.deltas) == bool(number)
-        revision = assemble([found], lora, factors(number), revision)
-        new = applied(found.deltas, layers, revision.manifest)
-        assert all(tensor.is_cuda and stamp(tensor) == found.stamps[name] for name, tensor in new.items())
-        layers |= new | {name: tensor.cuda() for name, tensor in found.packed.items()}
+        assert found.packed.keys() == expected.packed.keys()
+        assert all(torch.equal(tensor, expected.packed[name]) for name, tensor in found.packed.items())
+        places.append({name: tensor.data_ptr() for name, tensor in found.packed.items()})
+    assert places[0] == places[1] == places[2]

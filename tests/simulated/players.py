@@ -30,11 +30,8 @@ from solrl_ray.rollout.pruning import survivors
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from solrl_ray.storage.journal import parsed
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.container import Unusable
-from solrl_ray.weight_sync.host_copies import HostCopies
-from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.manifest import Policy, is_factor
 from solrl_ray.weight_sync.payload import read
 from solrl_ray.weight_sync.publication import EXPLORER
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
@@ -85,7 +82,6 @@ class Worker:
         """`on_card`: whether it is a role of a learner rank's card, which makes its weights of the factors."""
         self._name, self._tier, self._on_card = name, tier, on_card
         self._holds: tuple[str, int] | None = None
-        self._packed: dict[str, torch.Tensor] = {}
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
@@ -98,17 +94,12 @@ class Worker:
         manifest = received.manifest
         expected = manifest.expected[self.role]
         if self.role == EXPLORER and not self._on_card:  # it is sent nothing but packed weights
-            self._holds = None
-            try:
-                self._packed = payload.packed_from(received, self._packed, manifest.formats)
-            except Unusable as error:
-                return Refusal(worker=self._name, reason=str(error))
-            held = tensors_digest(self._packed)
+            held = tensors_digest({name: each for name, each in received.tensors.items() if not is_factor(name)})
             assert held == expected.digest, f"{self._name} was sent other weights than {manifest.name} states"
         if self._on_card:
             sent_whole = set(received.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}
             assert sent_whole if full else not received.tensors, f"{self._name} was sent something else"
-            if not full and number(self._name, manifest.packed_digest()) < LACKS:
+            if not full and number(self._name, manifest.digest()) < LACKS:
                 return Refusal(worker=self._name, reason="its learner holds other factors")
         self._holds = (manifest.policy, manifest.revision)
         self._weights = expected.digest
@@ -206,7 +197,7 @@ class Learner:
     """
 
     def __init__(self, config: Config) -> None:
-        self._publisher, self._copies = publisher(config.model.lora), HostCopies()
+        self._publisher = publisher(config.model.lora)
         self._rank = config.model.lora.rank
         self._updates = self._steps = 0
         self._b = dict.fromkeys((*POLICIES, *MOMENTS), 0.0)
@@ -289,16 +280,11 @@ class Learner:
     def factors(self, policy: Policy) -> PolicyFactors:
         return PolicyFactors(self._factors(policy))
 
-    def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool) -> RevisionShard:
+    def shard(self, policy: Policy, tier: str, pack: bool) -> RevisionShard:
         key = policy, self._updates, self._rank, self._b.get(policy, 0.0)
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
-        if policy != "old" or not pack:
-            return replace(_PARTS[key], packed={})
-        with self._copies.of(self._updates, parent=parent) as copies:
-            copies.take(_PARTS[key].packed)
-            packed, deltas = copies.result()
-        return replace(_PARTS[key], packed=packed, deltas=deltas)
+        return _PARTS[key] if pack else replace(_PARTS[key], packed={})
 
 
 class AtOnce(Executor):
@@ -311,9 +297,6 @@ class AtOnce(Executor):
         except BaseException as error:
             done.set_exception(error)
         return done
-
-
-payload.thread_pool = AtOnce
 
 
 class SimulatedSelector(Selector):

@@ -23,7 +23,7 @@ from actors.evaluation.requests import EvaluationRequest
 from actors.fleet import fleet, worker
 from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config, Lora, Publish
+from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit
@@ -31,7 +31,7 @@ from solrl_ray.report.data import read_summary
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.weight_sync.publication import Publication, Publications
+from solrl_ray.weight_sync.publication import Publication
 from tests.simulated import virtual_clock
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
@@ -300,7 +300,7 @@ def _outside(lora: Lora) -> Publication:
         f"{MODULE}.lora_B": torch.full((WIDTH, lora.rank), 0.5),
     }
     revision = publisher(lora).build(7, factors, policy="default")
-    return Publications(Publish()).publish(revision)
+    return Publication(revision=revision, mode="packed")
 
 
 def _tasks() -> list[str]:

@@ -188,12 +188,12 @@ def replays_pruned_units_as_if_nobody_had_been_dropped(patch: pytest.MonkeyPatch
 
 
 def sends_packed_weights_to_explorers_on_cards(patch: pytest.MonkeyPatch) -> None:
-    made = Publication.payload
+    made = Publication.content
 
-    def packed(self: Publication, role: str, *, full: bool = False) -> bytes:
+    def packed(self: Publication, role: str, *, full: bool = False) -> str:
         return made(self, EXPLORER if role == CARD else role, full=full)
 
-    patch.setattr(Publication, "payload", packed)
+    patch.setattr(Publication, "content", packed)
     patch.setattr(Fleet, "needs_packed", True)
 
 

@@ -39,7 +39,7 @@ DRAINING = 30.0
 """Seconds for which a leaving node is still there."""
 LATE = 1000.0
 """Factor of a late call's time."""
-SLOW = 14.5
+SLOW = 13.5
 """Seconds that a slow call takes, of a unit for each micro-batch."""
 HARMLESS = ("is slow", "cannot start", "lost its samples")
 """Faults because of which no process may be lost."""

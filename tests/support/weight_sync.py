@@ -14,7 +14,7 @@ from solrl_ray.config.schema import Config, Lora, Publish, QuantizationScope
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.payload import Payload, Revision
-from solrl_ray.weight_sync.publication import EXPLORER, Publication, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
 from tests.support.small import small_config
 
@@ -60,16 +60,14 @@ def config(
     mode: str = "packed",
     *,
     lora: Lora = LORA,
-    scope: QuantizationScope = SCOPE,
-    snapshot_every: int = 10,
 ) -> Config:
     small = small_config(Path("unused"), "unused")
     preview = small.rollout.explore.model_copy(update={"precision": tier})
     return small.model_copy(
         update={
-            "model": small.model.model_copy(update={"lora": lora, "quantization": scope}),
+            "model": small.model.model_copy(update={"lora": lora, "quantization": SCOPE}),
             "rollout": small.rollout.model_copy(update={"explore": preview}),
-            "publish": Publish.model_validate({"mode": mode, "snapshot_every": snapshot_every}),
+            "publish": Publish.model_validate({"mode": mode}),
         }
     )
 
@@ -89,24 +87,12 @@ def addresses(net: nn.Module) -> dict[str, int]:
 
 
 def publication(revision: Revision, mode: str = "packed") -> Publication:
-    """A revision that follows nothing: a snapshot."""
-    return Publications(Publish.model_validate({"mode": mode})).publish(revision)
+    return Publication(revision=revision, mode=mode)
 
 
 def sent(revision: Revision, role: str = EXPLORER, mode: str = "packed") -> Payload:
-    """What arrives at a worker that is sent the whole."""
+    """What arrives at a worker."""
     return payload.read(publication(revision, mode).payload(role))
-
-
-def moving(number: int) -> dict[str, torch.Tensor]:
-    """Factors that drift a little with every revision."""
-    steps = {name: value * (0.002 * number) for name, value in factors(seed=70).items()}
-    return {name: value + steps[name] for name, value in factors().items()}
-
-
-def published(numbers: range, *, snapshot_every: int = 4) -> list[Publication]:
-    publications = Publications(Publish(snapshot_every=snapshot_every))
-    return [publications.publish(publisher().build(number, moving(number))) for number in numbers]
 
 
 def header(content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:

@@ -69,7 +69,7 @@ def processes(notes: Iterable[Note], *roles: str) -> list[int]:
 def packed(config: Config) -> list[bool]:
     """Whether the revision that explored each iteration had packed weights, as the run's metrics say."""
     records = map(json.loads, folder(config).joinpath("metrics.jsonl").read_text().splitlines())
-    return [bool(each["publication"]["snapshot"]) for each in records if each["event"] == "iteration"]
+    return [bool(each["publication"]["packed"]) for each in records if each["event"] == "iteration"]
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,14 @@ def test_a_card_is_one_process_with_three_roles_and_the_bytes_of_three_processes
     assert digests(config) == digests(calm)
     assert len(processes(notes, "explorer-0", "regenerator-0", "learner-0")) == 1
     store = RevisionStore(folder(config) / "revisions")
-    assert [store.load(number).packed_names for number in store.revisions()] == [[], []]
+    assert [store.load(number).name for number in store.revisions()] == ["revision-000002", "revision-000003"]
     assert packed(config) == [False] * 3
 
 
 def test_cards_and_an_explorer_without_one_share_the_work_of_a_split_run_of_two_ranks(
     split: Config, tmp_path: Path
 ) -> None:
-    counts = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "publish.snapshot_every=1")
+    counts = ("fleet.explorers.count=3", "fleet.regenerators.count=2")
     config = small_config(tmp_path, "cards", CARDS, *TWO_RANKS, *counts)
     notes = train(config)
     assert digests(config) == digests(split)

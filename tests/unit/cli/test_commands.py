@@ -154,26 +154,6 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     assert "which are 95% of NVIDIA A100 80GB" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_base_pack_of_previews_that_the_card_does_not_quantise_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = (
-        "flux1_dev",
-        "two_stage",
-        "diffusion_nft",
-        "pickscore",
-        "kuberay",
-        "--set",
-        "prompts={train: t, heldout: h}",
-    )
-    given += ("--set", "publish.base=pack", "--gpu", "a100-80")
-    assert solrl("plan", *given, "--set", "rollout.explore.precision=fp8") == 2
-    end = "which NVIDIA A100 80GB cannot compute; set it to auto and publish.base to checkpoint."
-    assert " ".join(capsys.readouterr().err.split()).endswith(end)
-    assert solrl("plan", *given) == 2
-    assert " ".join(capsys.readouterr().err.split()).endswith("; set publish.base to checkpoint.")
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

@@ -239,9 +239,8 @@ def test_no_share_is_said_if_it_is_unknown_or_nothing_is_quantised(configure) ->
         assert "quantised" not in dict(describe(config, facts).rows())["explore"]
 
 
-@pytest.mark.parametrize("mode", ["lora", "branch"])
-def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: str, configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(configure(f"publish.mode={mode}"), FLUX)
+def test_where_factors_alone_are_published_no_packed_weights_are_counted(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("publish.mode=lora"), FLUX)
     assert numbers.revision_bytes == 149_422_080
     assert "packed weights" not in numbers.table()
     assert "revision of 149 MB: LoRA factors 149 MB in float32 · samples" in " ".join(numbers.table().split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import card_peaks
 import pytest
 
 from solrl_ray.cli.outline import facts_of
@@ -131,11 +130,6 @@ def test_encoders_with_gpus_of_their_own_hold_text_encoders_alone() -> None:
     assert all("text encoder" not in card.roles for card in cards(made_up(SPLIT)))  # on CPUs
 
 
-def test_captured_graphs_keep_the_quantised_copy_while_learning() -> None:
-    stages = gigabytes(cards(made_up("compile.cudagraphs=true"))[0].processes[0])
-    assert stages[LEARN] == pytest.approx(HELD + QUANTISED + LEARNS)
-
-
 def test_a_card_packs_revisions_only_if_an_explorer_has_no_learner_in_its_process() -> None:
     alone, beside = cards(made_up("fleet.explorers.count=2"))
     assert beside.processes[0].roles == ("explorer",)
@@ -155,19 +149,18 @@ def test_split_each_process_has_its_own_copy_and_all_of_a_card_are_at_their_full
     learner, samplers = sorted(cards(made_up(SPLIT)), key=lambda card: len(card.processes))
     explorer, regenerator = samplers.processes
     held = 1.5 + 0.2 + DECODER + REWARD + PROCESS
-    assert gigabytes(explorer) == pytest.approx({LOAD: held + 1.0, EXPLORE: held + EXPLORES, PUBLISH: held + STAGED})
+    assert gigabytes(explorer) == pytest.approx({LOAD: held, EXPLORE: held + EXPLORES, PUBLISH: held + STAGED})
     held = BASE + COPY + DECODER + REWARD + PROCESS
     expected = {LOAD: held, REGENERATE: held + REGENERATES, EVALUATE: held + EVALUATES}
     assert gigabytes(regenerator) == pytest.approx(expected)
-    assert samplers.peak == explorer.at(LOAD) + regenerator.at(REGENERATE)
+    assert samplers.peak == explorer.at(EXPLORE) + regenerator.at(REGENERATE)
     assert gigabytes(learner.processes[0]) == pytest.approx({LOAD: BASE + RANK, LEARN: BASE + RANK + LEARNS})
 
 
-def test_a_base_pack_and_factors_alone_change_what_explorers_hold() -> None:
+def test_where_factors_alone_are_sent_explorers_keep_what_they_merge_into() -> None:
     def explorer(*settings: str) -> Process:
         return next(p for card in cards(made_up(SPLIT, *settings)) for p in card.processes if "explorer" in p.roles)
 
-    assert explorer("publish.base=pack").at(LOAD) == explorer().at(LOAD) - 10**9
     factors = explorer("publish.mode=lora")
     assert factors.holds["copy of what LoRA touches"] == 4 * 10**8  # quantised layers' as well
     assert factors.at(PUBLISH) == factors.held
@@ -210,6 +203,9 @@ def test_flux_fits_a_card_of_80_gb_with_nothing_moved() -> None:
     assert stages[EXPLORE] == pytest.approx(48, rel=0.05)
 
 
-@pytest.mark.parametrize("row", list(card_peaks.compared()), ids=lambda row: f"{row.kind} {row.run}")
-def test_measured_peaks_are_foretold(row: card_peaks.Compared) -> None:
-    assert abs(row.off) <= 0.05
+def test_measured_peaks_are_foretold() -> None:
+    """Of FLUX.1-dev on two H100s (many_gpus.json): a learner rank, and explorer with regenerator on the other card."""
+    given = ("rollout.explore.precision=fp8", "learner={activation_memory: 1, micro_batch: 6}")
+    small = "evaluation={prompts: 1, samples: 1}"
+    found = cards(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", SPLIT, *given, small))
+    assert [card.peak / 1e9 for card in found] == pytest.approx([59.6, 57.9], rel=0.05)

@@ -60,14 +60,6 @@ COLOCATED = (
             "fleet.learners.num_gpus is 2.0 (--set); it must be 0 or 1 with fleet.placement colocated: a process has",
         ),
         (
-            [*COLOCATED, "publish.mode=branch"],
-            'publish.mode is "branch" (--set); it must be packed or lora with fleet.placement colocated',
-        ),
-        (
-            [*COLOCATED, "publish.base=pack", "rollout.explore.precision=fp8"],
-            'publish.base is "pack" (--set); it must be checkpoint, because with fleet.placement colocated every',
-        ),
-        (
             [*COLOCATED, "rollout.max_staleness=1"],
             "rollout.max_staleness is 1 (--set); it must be 0 with fleet.placement colocated: a card explores or",
         ),
@@ -82,10 +74,6 @@ COLOCATED = (
         (
             [*COLOCATED, "fleet.offload=true", "rollout.explore.precision=bf16", "model.dtype=bfloat16"],
             "fleet.offload is true (--set); it must be false or null: the pool is sampled in full precision",
-        ),
-        (
-            [*COLOCATED, "fleet.offload=true", "compile.cudagraphs=true"],
-            "fleet.offload is true (--set); it must be false or null: with compile.cudagraphs a captured graph reads",
         ),
         (
             ["learner.activation_memory=0.5"],
@@ -187,10 +175,6 @@ COLOCATED = (
         (
             ["fidelity={floor: 0.5, fallback: [{precision: float32}]}", "model.dtype=bfloat16"],
             'fidelity.fallback.0.precision is "float32" (--set); it must be a quantised tier, or bf16, because ',
-        ),
-        (
-            ["publish.base=pack", "fidelity={floor: 0.5, fallback: [{precision: bf16}]}", "model.dtype=bfloat16"],
-            'fidelity.fallback.0.precision is "bf16" (--set); it must be a quantised tier, because with ',
         ),
         (
             ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, fallback: [{steps: 11}]}"],

@@ -13,7 +13,6 @@ from solrl_ray.config.card_memory import cards
 from solrl_ray.config.fitting import CLOSE, FILLED, ROOMY, Card, TooSmall, fitting_changes
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import can_be_packed
 from solrl_ray.errors import UserError
 from tests.unit.config.test_card_memory import SPLIT, made_up, planned
 
@@ -58,7 +57,6 @@ def test_what_is_given_is_kept() -> None:
     "settings",
     [
         (SPLIT,),
-        ("compile.cudagraphs=true",),
         ("rollout.explore.precision=bf16",),
         ("fleet={explorers: {num_gpus: 0}, regenerators: {num_gpus: 0}, learners: {num_gpus: 0}}",),
     ],
@@ -142,8 +140,7 @@ def test_micro_batches_become_smaller_only_while_they_keep_the_card_busy(
 
 ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 18.9 GB to learn, 12.9 at 0.5 and 7 at 0
 MANY = ("learner.micro_batch=96", "learner.activation_memory=0")  # 16.2 GB to learn, 11 with half of them
-PACK = "publish.base=pack"
-# 10.7 GB for explorer and regenerator, 10.2 with a pack, 9.8 with two images decoded at once as well, 9.6 with one
+# 10.2 GB for explorer and regenerator of SPLIT, 9.8 with two images decoded at once, 9.6 with one
 
 
 @pytest.mark.parametrize(
@@ -157,9 +154,8 @@ PACK = "publish.base=pack"
         ((*MANY, "learner.activation_memory=1"), 15.2, {"learner.activation_memory": 0, "learner.micro_batch": 48}),
         ((LEAST,), 6.18, {"model.decoding.micro_batch": 2}),
         ((LEAST, "fleet.offload=false"), 6.18, {"fleet.offload": True, "model.decoding.micro_batch": 2}),
-        ((SPLIT,), 10.5, {"publish.base": "pack"}),
-        ((SPLIT, PACK), 10.0, {"model.decoding.micro_batch": 2}),
-        ((SPLIT,), 9.7, {"publish.base": "pack", "model.decoding.micro_batch": 1}),
+        ((SPLIT,), 10.0, {"model.decoding.micro_batch": 2}),
+        ((SPLIT,), 9.7, {"model.decoding.micro_batch": 1}),
         ((), 5.5, None),
     ],
 )
@@ -211,47 +207,6 @@ def test_a_card_for_each_worker_is_advised_only_where_none_of_them_alone_is_too_
         fitting.check(made_up(SPLIT, LEAST), card(4))
 
 
-NOT_PACKED = {
-    "merges": ("publish.mode=lora",),
-    "full precision": ("rollout.explore.precision=bf16",),
-    "one stage": ("rollout.strategy=scaled", "rollout.preview.prune=null", "rollout.regenerate.micro_batch=24"),
-    "a level in full precision": ("fidelity={floor: 0.5, fallback: [{precision: bf16}]}",),
-    "every explorer has a learner": (
-        "fleet={placement: colocated, explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}}",
-    ),
-}
-
-
-@pytest.mark.parametrize("settings", NOT_PACKED.values(), ids=NOT_PACKED)
-def test_a_base_pack_is_proposed_only_where_the_configuration_is_then_accepted(settings: tuple[str, ...]) -> None:
-    assert can_be_packed(made_up(SPLIT).config)
-    checks.check(made_up(SPLIT, PACK).config)
-    without = made_up(SPLIT, *settings)
-    checks.check(without.config)
-    assert not can_be_packed(without.config)
-    with pytest.raises(UserError, match="pack"):
-        checks.check(made_up(SPLIT, *settings, PACK).config)
-    for gigabytes in (6.0, 8.0, 9.0, 10.0):
-        assert "publish.base" not in (fitting_changes(without, card(gigabytes)) or {})
-
-
-def test_a_base_pack_is_for_explorers_without_a_learner() -> None:
-    beyond = made_up("fleet.explorers.count=2", PACK)
-    checks.check(beyond.config)
-    (_, alone) = cards(beyond)
-    assert alone.roles == ("explorer",)
-    with pytest.raises(UserError, match=r"publish\.base is \"pack\" .* must be checkpoint, .*: there is nobody to get"):
-        checks.check(made_up(PACK).config)
-
-
-def test_a_base_pack_is_not_proposed_if_the_card_quantises_nothing() -> None:
-    unknown = made_up(SPLIT, "rollout.explore.precision=auto")
-    assert unknown.facts is not None
-    plain = replace(unknown, facts=replace(unknown.facts, quantized_parameters=0))  # auto is bf16 on this card
-    assert fitting_changes(unknown, card(10.5)) == {"publish.base": "pack"}
-    assert "publish.base" not in (fitting_changes(plain, card(9.0)) or {})
-
-
 def test_a_plan_says_where_the_bytes_are_and_what_offloading_takes() -> None:
     arithmetic = made_up(LEAST)
     rows = dict(fitting.rows(arithmetic, Card(name="a card", memory=1e12, host_link=50e9)))
@@ -275,30 +230,13 @@ def test_a_plan_says_where_the_bytes_are_and_what_offloading_takes() -> None:
     assert fitting.sentence(made_up(LEAST, "fleet.offload=false"), large).startswith("6.71 GB of 950 GB")
 
 
-def test_the_base_pack_is_counted_also_where_revisions_have_no_packed_weights() -> None:
+def test_a_plan_counts_samples_and_two_revisions_in_the_store() -> None:
     parts = ("sd35_large", "two_stage", "diffusion_nft", "pickscore", "kuberay", "rollout.explore.precision=fp8")
-    loads, starts_from_pack = (planned(*parts, f"publish.base={base}") for base in ("checkpoint", "pack"))
-    assert starts_from_pack.packed_bytes == 0  # no layer with LoRA is quantised
-    without, counted = (dict(fitting.rows(run, card(150)))["store"] for run in (loads, starts_from_pack))
-    # 1.21 GB of samples, 2 × 0.189 of revisions; 8.06e9 weights, of which 1.80e9 take one byte and the others
-    # two, as do 0.09e9 positions.
-    assert without == "1.59 GB in Ray's object store (/dev/shm: samples, two revisions)"
-    held = "samples, two revisions, the base pack of 14.5 GB that explorers start from"
-    assert counted == f"16.1 GB in Ray's object store (/dev/shm: {held})"
-    said = [dict(run.rows())["explore"] for run in (starts_from_pack, planned(*parts, "all_blocks"))]
+    run = planned(*parts)
+    assert run.packed_bytes == 0  # no layer with LoRA is quantised
+    # 1.21 GB of samples, 2 × 0.189 of revisions
+    store = dict(fitting.rows(run, card(150)))["store"]
+    assert store == "1.59 GB in Ray's object store (/dev/shm: samples, two revisions)"
+    said = [dict(each.rows())["explore"] for each in (run, planned(*parts, "all_blocks"))]
     assert "(dpm2, fp8) · 22% of the transformer's weights quantised" in said[0]
     assert "(dpm2, fp8) · 66% of the transformer's weights quantised" in said[1]
-
-
-def test_the_largest_card_of_a_split_fleet_is_shown_with_each_of_its_processes() -> None:
-    rows = dict(fitting.rows(made_up(SPLIT)))
-    assert list(rows) == ["GPU memory", "GPU peak", "store"]
-    assert "estimated: 10.7 GB (explorer: load 5.25 GB, " in rows["GPU peak"]
-    assert "; regenerator: load 4.95 GB, regenerate 5.46 GB, " in rows["GPU peak"]
-
-
-def test_a_changed_run_keeps_its_numbers_of_prompts() -> None:
-    arithmetic = made_up(LEAST)
-    counted = describe(arithmetic.config, arithmetic.facts, train_prompts=480, heldout_prompts=64)
-    made = fitting.check(counted, card(6.6))
-    assert (made.train_prompts, made.heldout_prompts) == (480, 64)

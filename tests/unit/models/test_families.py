@@ -23,7 +23,7 @@ from torch.nn import functional
 from solrl_ray import models
 from solrl_ray.config.schema import Decoding, Lora, Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import base
+from solrl_ray.models import text as text_parts
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.blocks import blocks
 from solrl_ray.policy import adapters
@@ -32,7 +32,7 @@ from solrl_ray.policy.saving import save_lora
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.publication import Publications
+from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
 from tests.support import tiny, tiny_qwen, weight_sync
@@ -223,7 +223,7 @@ def test_embeddings_are_those_of_the_stock_pipeline(family: Family, path: Path, 
 
 
 def test_what_is_cut_off_is_counted_by_tokenizer(family: Family, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "COUNTED", 2)  # in parts, the last one shorter
+    monkeypatch.setattr(text_parts, "COUNTED", 2)  # in parts, the last one shorter
     config = family.config(path)
     long = "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k l m n o p q r s t u v w x y z"
     found = type(models.load(config, "cpu", components=())).truncated(config, [long, "a", f"{long} a"])
@@ -302,7 +302,7 @@ def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path:
     learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
     config = weight_sync.config("nvfp4-emulated").model_copy(update={"model": learner.config})
     revision = Publisher.for_model(learner.transformer, config).build(1, random_factors(learner))
-    publication = Publications(config.publish).publish(revision)
+    publication = Publication(revision=revision, mode="packed")
     assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
     latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)
     with torch.no_grad():

@@ -24,6 +24,8 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.models import decoders
+from solrl_ray.models.blocks import blocks
 from solrl_ray.models.shapes import shipped
 from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas
@@ -283,12 +285,12 @@ def test_the_plans_estimate_of_activations_is_near_what_was_measured(family: str
     kind, settings, autoencoder = full_size.TRANSFORMERS[family]
     with torch.device("meta"):
         skeleton = kind(**settings)
-    bare = models.family(config.model)(config.model, "cpu", {}, transformer_config=settings, vae_config=autoencoder)
+    sizes, factor, count = models.family(config.model).SIZES, decoders.factor(autoencoder), len(blocks(skeleton))
     measured = json.loads((CONFIGS.parent / f"benchmarks/results/learner_{family}.json").read_text())
     samples, compared = measured["micro_batch"], 0
     for side in measured["sides"]:
         kept, compiled = side["activation_memory"], side["compiled"] != "no"
-        least, most = bare.activation_bytes(skeleton, compiled=compiled)
+        least, most = sizes.activation_bytes(config.model, settings, factor, blocks=count, compiled=compiled)
         estimate = samples * (least + kept * (most - least)) / 1e9
         found = side["peak_gb"] - side["resident_gb"]
         assert estimate == pytest.approx(found, rel=0.25, abs=1.0), side["side"]

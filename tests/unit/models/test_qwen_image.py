@@ -63,12 +63,3 @@ def test_texts_of_a_batch_are_masked_as_in_the_stock_pipeline(path: Path) -> Non
 def test_a_text_that_does_not_fit_is_no_text_of_that_length() -> None:
     with pytest.raises(ValueError, match="a text of 5 tokens does not fit into 4"):
         fixed_length([torch.zeros(5, 2)], 4)
-
-
-def test_a_skeleton_has_its_tables_of_positions(path: Path) -> None:
-    """They are no buffers, so that neither a checkpoint nor a base pack brings them."""
-    settings = config(path)
-    skeleton = models.family(settings).skeleton(settings)
-    loaded = models.load(settings, "cpu", components={"transformer"}).transformer
-    for name in ("pos_freqs", "neg_freqs"):
-        assert torch.equal(getattr(skeleton.pos_embed, name), getattr(loaded.pos_embed, name))

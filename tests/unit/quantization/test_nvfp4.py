@@ -166,6 +166,26 @@ def test_block_scales_that_are_nearly_ties_come_from_float32_products_in_the_doc
     assert torch.equal(quantized.scales[:, 0], products.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
+@pytest.mark.parametrize("amax", [0.7, 3.0, 12345.0])
+def test_elements_that_are_nearly_ties_are_scaled_by_float32_operations_in_the_documented_order(amax: float) -> None:
+    """``x · (1 / (block scale · (1 / encode)))``: another order rounds some of these to the other neighbour."""
+    f = np.float32
+    encode = f(2688) / f(amax)
+    scales = torch.arange(8, 126, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()[:, None]
+    element_scales = f(1) / (scales * (f(1) / encode))
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    near = (ties / element_scales.astype(np.float64)).astype(f)
+    largest = (scales / (encode * f(1 / 6))).astype(f)  # gives the block its scale
+    blocks = [np.concatenate([largest, np.nextafter(near, f(side)), near], axis=1) for side in (0, np.inf)]
+    x = np.concatenate([np.pad(block, ((0, 0), (0, 1))) for block in blocks], axis=1)
+    quantized = nvfp4.quantize(x, amax=float(f(amax)))
+    assert torch.equal(quantized.scales.view(torch.float8_e4m3fn).float(), torch.from_numpy(scales).expand(-1, 2))
+    scaled = x * element_scales
+    below = np.searchsorted(ties, scaled)  # of a tie, the code below it
+    is_tie = scaled == ties[np.minimum(below, 6)]
+    assert np.array_equal(nvfp4.unpack(quantized.packed).numpy(), below + (is_tie & (below % 2 == 1)))
+
+
 @pytest.mark.parametrize("amax", [1e30, 3e38, float(np.finfo(np.float32).max)])
 def test_a_huge_amax_leaves_the_scale_of_its_own_block(amax: float) -> None:
     quantized = nvfp4.quantize(torch.full((1, 16), amax))

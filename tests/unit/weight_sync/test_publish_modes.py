@@ -1,27 +1,15 @@
-"""How explorers may come to a revision's weights: packed bytes, their own merge, a live branch, the base pack."""
-
-from pathlib import Path
+"""How explorers may come to a revision's weights: packed bytes or their own merge."""
 
 import pytest
 import torch
 from torch import nn
 
-from solrl_ray import models
-from solrl_ray.config.checks import check
-from solrl_ray.config.schema import Config, QuantizationScope
-from solrl_ray.errors import RunError, UserError
-from solrl_ray.quantization.planning import plan
+from solrl_ray.errors import RunError
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.weight_sync import base_pack, payload
-from solrl_ray.weight_sync.branch import BranchLinear, add_branches
-from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.publication import EXPLORER
-from solrl_ray.weight_sync.receive import Receiver, quantized_bases
-from tests.support import tiny
-from tests.support.small import small_config
+from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
 from tests.support.weight_sync import (
-    LORA,
     QUERY,
     SCOPE,
     addresses,
@@ -29,9 +17,7 @@ from tests.support.weight_sync import (
     explorer,
     factors,
     model,
-    publication,
     publisher,
-    randn,
     sent,
 )
 
@@ -41,8 +27,7 @@ TIERS = ("nvfp4-emulated", "fp8")
 def merging(tier: str = "nvfp4-emulated") -> tuple[nn.Module, Receiver]:
     """An explorer that keeps its base, to merge and quantise by itself."""
     net = model()
-    linears = {path: module for path, module in net.named_modules() if isinstance(module, nn.Linear)}
-    kept = quantized_bases(net, LORA.targets, plan(linears, tier, SCOPE).tiers)
+    kept = bases_to_keep(net, config(tier, "lora"), torch.device("cpu"))
     quantize_(net, tier, SCOPE, without_kernels=True)
     return net, Receiver(net, quantized_base=kept)
 
@@ -75,136 +60,15 @@ def test_explorers_that_merge_themselves_end_in_the_packed_bytes(tier: str, thre
 def test_a_gpu_merges_to_the_packed_bytes_of_a_cpu() -> None:
     revision = publisher(mode="lora").build(3, factors())
     net = model().cuda()
-    kept = quantized_bases(net, LORA.targets, {QUERY: "nvfp4-emulated"})
+    kept = bases_to_keep(net, config("nvfp4-emulated", "lora"), torch.device("cuda"))
     quantize_(net, "nvfp4-emulated", SCOPE)
     bound, digest = Receiver(net, quantized_base=kept).apply(sent(revision, EXPLORER, "lora"))
     assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
 
 
-def test_a_worker_whose_merge_comes_out_otherwise_refuses_it_and_takes_the_packed_weights() -> None:
+def test_a_worker_whose_merge_comes_out_otherwise_is_not_trusted() -> None:
     net, _ = merging()
     spoiled = {QUERY: model().get_submodule(QUERY).weight.to(torch.bfloat16) * 1.01}
     receiver = Receiver(net, quantized_base=spoiled)
-    outgoing = publication(publisher(mode="lora").build(1, factors()), "lora")
-    with pytest.raises(Unusable, match=r"attn\.to_q\.packed of revision-000001 differs here from the published one"):
-        receiver.apply(payload.read(outgoing.payload(EXPLORER)))
-    bound, digest = receiver.apply(payload.read(outgoing.payload(EXPLORER, full=True)))
-    assert Expected(modules=bound, digest=digest) == outgoing.revision.manifest.expected["explorer"]
-
-
-# A live branch
-
-
-def branched(tier: str = "nvfp4-emulated") -> nn.Module:
-    net = explorer(tier)
-    assert add_branches(net, LORA.targets, LORA.rank, torch.float32) == 1
-    return net
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_branch_leaves_the_quantised_base_and_adds_the_factors(tier: str) -> None:
-    net, plain, lora = branched(tier), explorer(tier), factors(0.3)
-    before = addresses(net)
-    revision = publisher(tier=tier, mode="branch").build(2, lora)
-    assert revision.packed == {}
-    bound, digest = Receiver(net).apply(sent(revision, EXPLORER, "branch"))
-    assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
-    assert bound == 2
-    assert addresses(net) == before
-    x = randn(7, 48)
-    a, b = lora[f"{QUERY}.lora_A"].double(), lora[f"{QUERY}.lora_B"].double()
-    wanted = plain.get_submodule(QUERY)(x).double() + 2.0 * (x.double() @ a.T @ b.T)
-    torch.testing.assert_close(net.get_submodule(QUERY)(x).double(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_new_branch_changes_nothing() -> None:
-    x = randn(3, 48)
-    assert torch.equal(branched()["attn"](x), explorer()["attn"](x))
-    zero_b = {name: value * (0 if name.endswith("B") else 1) for name, value in factors().items()}
-    revision = publisher(mode="branch").build(0, zero_b)
-    net = branched()
-    bound, digest = Receiver(net).apply(sent(revision, EXPLORER, "branch"))
-    assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
-
-
-def test_a_bfloat16_branch_holds_its_factors_rounded_once() -> None:
-    net = model(torch.bfloat16)
-    quantize_(net, "nvfp4-emulated", SCOPE)
-    add_branches(net, LORA.targets, LORA.rank, torch.bfloat16)
-    revision = publisher(model(torch.bfloat16), mode="branch").build(1, factors())
-    bound, digest = Receiver(net).apply(sent(revision, EXPLORER, "branch"))
-    assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
-    layer = net.get_submodule(QUERY)
-    assert isinstance(layer, BranchLinear)
-    assert torch.equal(layer.lora_a, factors()[f"{QUERY}.lora_A"].to(torch.bfloat16))
-    assert layer(randn(2, 48).to(torch.bfloat16)).dtype == torch.bfloat16
-
-
-# The base pack
-
-
-def tiny_config(pipeline: Path, tier: str) -> Config:
-    plain = config(tier)
-    section = tiny.model_config(pipeline, quantization=QuantizationScope(skip=["norm", "embed", "^proj_out"]))
-    return plain.model_copy(update={"model": section})
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_an_explorer_from_the_base_pack_equals_one_quantised_from_the_checkpoint(
-    tier: str, tiny_pipeline: Path
-) -> None:
-    settings = tiny_config(tiny_pipeline, tier)
-    quantized = models.load(settings.model, "cpu", components={"transformer"}).transformer
-    content = base_pack.write(quantized, settings)
-    assert base_pack.write(quantized, settings, threads=3) == content
-    wanted_report = quantize_(quantized, tier, settings.model.quantization, without_kernels=True)
-    base = base_pack.read(content, settings)
-    built = models.family(settings.model).skeleton(settings.model)
-    report = base_pack.build(built, base, settings, torch.device("cpu"), without_kernels=True)
-    assert report == wanted_report
-    wanted = quantized.state_dict()
-    assert built.state_dict().keys() == wanted.keys()
-    assert all(
-        torch.equal(tensor, wanted[name]) and tensor.dtype == wanted[name].dtype
-        for name, tensor in built.state_dict().items()
-    )
-    assert not any(parameter.is_meta for parameter in built.parameters())
-    # Neither weights nor buffers lie in the pack, which may be read-only memory.
-    assert all(
-        parameter.data_ptr() not in {t.data_ptr() for t in base.tensors.values()} for parameter in built.parameters()
-    )
-
-
-def test_a_base_pack_is_smaller_and_has_no_full_precision_weight_of_a_quantised_layer(tiny_pipeline: Path) -> None:
-    settings = tiny_config(tiny_pipeline, "nvfp4-emulated")
-    transformer = models.load(settings.model, "cpu", components={"transformer"}).transformer
-    base = base_pack.read(base_pack.write(transformer, settings), settings)
-    assert base.tiers
-    assert not any(f"{path}.weight" in base.tensors for path in base.tiers)
-    assert base.digest == base_pack.read(base_pack.write(transformer, settings), settings).digest
-
-
-def test_a_base_pack_that_is_damaged_or_of_another_model_is_refused(tiny_pipeline: Path) -> None:
-    settings = tiny_config(tiny_pipeline, "nvfp4-emulated")
-    transformer = models.load(settings.model, "cpu", components={"transformer"}).transformer
-    content = base_pack.write(transformer, settings)
-    with pytest.raises(Unusable, match=r"the base pack of .* bytes is cut off inside tensor"):
-        base_pack.read(content[:-1], settings)
-    with pytest.raises(Unusable, match="of the base pack does not have the checksum"):
-        base_pack.read(content[:-1] + bytes([content[-1] ^ 1]), settings)
-    with pytest.raises(Unusable, match="another model, tier or scope"):
-        base_pack.read(content, tiny_config(tiny_pipeline, "fp8"))
-    with pytest.raises(RunError, match="the explorers quantise nothing"):
-        base_pack.write(transformer, tiny_config(tiny_pipeline, "float32"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["publish.mode=lora"], 'publish.base is "pack".* must be checkpoint with publish.mode lora'),
-        (["rollout.explore.precision=float32"], 'publish.base is "pack".* must be checkpoint, because the pool'),
-    ],
-)
-def test_a_base_pack_that_nobody_could_use_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=sentence):
-        check(small_config(tmp_path, "pack", "publish.base=pack", *changes))
+    with pytest.raises(RunError, match=r"attn\.to_q\.packed of revision-000001 differs here from the published one"):
+        receiver.apply(sent(publisher(mode="lora").build(1, factors()), EXPLORER, "lora"))
