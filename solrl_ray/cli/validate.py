@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(outcome.line, flush=True)
         for following in planned[number : number + 1]:
             print(f"{following.name}: {following.does} …", flush=True)
-    page = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
+    file = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
     if failed := [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]:
         print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks")
-    print(f"report: {page}, and {report.JSON_FILE} beside it; look through their paths before you send them")
+    print(f"report: {file}, and {report.PICTURES_FILE} beside it; look through its paths before you send it")
     return int(bool(failed))
 
 

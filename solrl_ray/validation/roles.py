@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from solrl_ray.records import Address
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import PROMPTS, SEEDS, Brightness, Session, psnr, relative_error
-from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, info, is_true
+from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, is_true
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
@@ -51,21 +50,17 @@ def regenerate(session: Session) -> list[Measure]:
     session.reference, said = _compiled(session, model, tier)
     steps, record = config.rollout.regenerate.steps, needs_trajectory(config)
     sampler = Sampler(config, model, Brightness("brightness"), steps=steps, micro_batch=len(SEEDS), record=record)
-    digests = []
-    for _ in range(2):
-        started = time.perf_counter()
-        made = [session.sample(sampler, prompt) for prompt in PROMPTS]
-        seconds = time.perf_counter() - started
+    (made, again), digests = [[session.sample(sampler, prompt) for prompt in PROMPTS] for _ in range(2)], []
+    for twice in (made, again):
         # The device's own bytes, not those of copies: see `Sampled`.
-        digests.append([tensors_digest({"latents": s.latents, "images": s.images}) for s, _ in made])
-    session.groups = [group for _, group in made]
+        digests.append([tensors_digest({"latents": each.latents, "images": each.images}) for each, _ in twice])
+    session.groups = [group for _, group in again]
     session.pictures[f"samples, {steps} steps"] = list(made[0][0].images.cpu())
     finite = all(bool(torch.isfinite(group.latents).all()) for group in session.groups)
     return [
         *said,
         is_true("finite", finite, "NaN in a sample would end a run"),
         is_true("equal bytes the second time", digests[0] == digests[1], "a score is a function of its unit alone"),
-        info("seconds the second time, each sample", seconds / len(PROMPTS) / len(SEEDS)),
         *_preview(session, model, tier),
     ]
 
@@ -86,7 +81,7 @@ def preview(session: Session, tier: str) -> list[Measure]:
         at_most("relative error of a velocity to full precision", error, limit, why),
         *said,
         *_preview(session, model, tier),
-        *(info(f"attested: {name}", found) for name, found in attested.items()),
+        *(Measure(f"attested: {name}", found) for name, found in attested.items()),
     ]
 
 
@@ -96,10 +91,10 @@ def _compiled(session: Session, model: DiffusionModel, tier: str) -> tuple[Tenso
     said = compile_(model.transformer, settings, device, tier), compile_decoder(model.decoder, settings, device)
     (velocity, first), *again = [session.probe(model) for _ in range(1 + TIMED)]
     return velocity, [
-        info("compiled", said[0]),
-        info("decoder compiled", said[1]),
-        info("seconds of the first forward", first),
-        info("seconds of a forward on two samples", min(seconds for _, seconds in again)),
+        Measure("compiled", said[0]),
+        Measure("decoder compiled", said[1]),
+        Measure("seconds of the first forward", first),
+        Measure("seconds of a forward on two samples", min(seconds for _, seconds in again)),
     ]
 
 
@@ -112,7 +107,7 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
         return []
     full = session.pictures[f"preview {full_tier(session.config.model)}, {steps} steps"]
     lowest = min(psnr(a, b) for a, b in zip(images, full, strict=True))
-    return [info("lowest PSNR to previews in full precision, dB", lowest)]
+    return [Measure("lowest PSNR to previews in full precision, dB", lowest)]
 
 
 def revision(session: Session) -> list[Measure]:
@@ -129,7 +124,7 @@ def revision(session: Session) -> list[Measure]:
     del publisher
     quantize_(model.transformer, tier, config.model.quantization)
     # For an explorer a snapshot and a delta.
-    measures = [info("explorer's tier", tier)]
+    measures = [Measure("explorer's tier", tier)]
     measures += _swapped(session, model, [one.payload(EXPLORER) for one in sent], EXPLORER, tier)
     del model
     session.release()
@@ -141,22 +136,19 @@ def _swapped(session: Session, model: DiffusionModel, sent: list[bytes], role: s
     settings = session.config.compile
     compile_(model.transformer, settings, model.device, tier)
     compiled = compiles(settings, model.device, tier)
-    receiver = Receiver(model.transformer)
+    receiver, equal = Receiver(model.transformer), True
     velocities, graphs, places = [], [], []
-    equal = True
     for content in sent:
         received = payload.read(content)
-        bound, digest = receiver.apply(received)
         expected = received.manifest.expected[role]
-        equal &= (bound, digest) == (expected.modules, expected.digest)
+        equal &= receiver.apply(received) == (expected.modules, expected.digest)
         velocities.append(session.probe(model)[0])
         graphs.append(_compiled_graphs() if compiled else 0)
         places.append({name: tensor.data_ptr() for name, tensor in model.transformer.state_dict().items()})
     moved = relative_error(velocities[1], velocities[0])
     measures = [
-        info(f"{role}: modules bound", bound),
-        info(f"{role}: payloads, MB", " then ".join(f"{len(content) / 1e6:.2f}" for content in sent)),
-        is_true(f"{role}: digests are those that were published", equal, "else a run stops at the receipt"),
+        Measure(f"{role}: payloads, MB", " then ".join(f"{len(content) / 1e6:.2f}" for content in sent)),
+        is_true(f"{role}: modules and digests are as published", equal, "else a run stops at the receipt"),
         above_zero(f"{role}: relative change of the velocity", moved, "else the swap reached no weight in use"),
         is_true(f"{role}: weights keep their addresses", places[0] == places[1], "compiled code and graphs read them"),
     ]
@@ -205,14 +197,10 @@ def update(session: Session) -> list[Measure]:
     changed = sum(not torch.equal(after[name], factor) for name, factor in before.items())
     finite = all(bool(torch.isfinite(factor).all()) for factor in after.values())
     return [
-        info("objective", config.objective.kind),
-        info("compiled", learner.compiled or "no"),
-        info("loss", metrics.loss),
-        is_true("loss is finite", math.isfinite(metrics.loss), "else a run ends here"),
+        Measure("objective", config.objective.kind),
+        Measure("compiled", learner.compiled or "no"),
+        Measure("loss", metrics.loss),
+        is_true("loss and factors are finite", finite and math.isfinite(metrics.loss), "else a run ends here"),
         above_zero("gradient norm", metrics.gradient_norm, "else nothing is learned"),
         above_zero(f"factors that changed, of {len(before)}", changed, "else the optimiser reaches no LoRA"),
-        is_true("factors are finite", finite, "else a run ends here"),
-        info("samples", metrics.samples),
-        info("forward and backward passes", metrics.passes),
-        info("micro-batch", config.learner.micro_batch),
     ]
