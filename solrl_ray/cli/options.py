@@ -71,7 +71,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.inside("COMMAND")
     for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _validate, _eval):
         add(commands)
-    _completion(commands, top)
     return top
 
 
@@ -113,8 +112,7 @@ def _plan(commands: Any) -> None:
 
 def _list(commands: Any) -> None:
     words = "list the parts of a run, and whether their checkpoints are here"
-    command = _add(commands, "list", verbs.list_parts, words)
-    command.add_argument("--configs", type=_path, metavar="FOLDER", help="your own parts; default: this package's")
+    _add(commands, "list", verbs.list_parts, words)
     words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
@@ -163,16 +161,6 @@ def _prompts(commands: Any) -> None:
     action.add_argument("--heldout", metavar="N|FILE", help="hold out N prompts, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
     action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
-
-
-def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
-    def write(arguments: argparse.Namespace) -> int:
-        from solrl_ray.cli import completion  # a package that no other command needs
-
-        return completion.complete(top, arguments)
-
-    command = _add(commands, "completion", write, "print the completion script for a shell")
-    command.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(solrl completion bash)"')
 
 
 def _doctor(commands: Any) -> None:

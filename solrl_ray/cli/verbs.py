@@ -117,7 +117,7 @@ def list_parts(arguments: argparse.Namespace) -> int:
     """Print the parts of a run, and which checkpoints are there."""
     from solrl_ray.cli import catalogue
 
-    print(catalogue.table(arguments.configs))
+    print(catalogue.table())
     return 0
 
 
