@@ -106,8 +106,6 @@ def _plan(commands: Any) -> None:
         "replaces the gpu of --cluster",
     )
     command.add_argument("--cluster", dest="machines", type=_path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
-    for role in ("explorers", "regenerators", "learners"):
-        command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")
 
 
 def _list(commands: Any) -> None:
@@ -157,8 +155,7 @@ def _prompts(commands: Any) -> None:
     action = _add(actions, "import", verbs.import_prompts, words)
     action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
     action.add_argument("--out", required=True, type=_path, metavar="DIR", help="folder for train and heldout .jsonl")
-    action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="the published set")
-    action.add_argument("--heldout", metavar="N|FILE", help="hold out N prompts, or those of FILE")
+    action.add_argument("--heldout", metavar="N|all|FILE", help="hold out N prompts, all, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
     action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
 

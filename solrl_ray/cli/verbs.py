@@ -8,10 +8,9 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import solrl_ray
 from solrl_ray.cli import preflight, submission
@@ -58,13 +57,8 @@ def train(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
-    counts = {
-        "fleet.explorers.count": ("--explorers", arguments.explorers),
-        "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
-        "learner.world_size": ("--learners", arguments.learners),
-    }
     foretold = _prices(arguments)
-    loaded = fresh(arguments, _given(counts))
+    loaded = fresh(arguments)
     if arguments.address:
         preflight.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
@@ -182,8 +176,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         "evaluation.steps": ("--steps", arguments.steps),
         "rollout.solver": ("--solver", arguments.solver),
     }
+    given = {key: (option, value) for key, (option, value) in options.items() if value is not None}
     file = run / continuation.FILE
-    loaded = load_with_sources([file], arguments.set, _given(options))
+    loaded = load_with_sources([file], arguments.set, given)
     _check_system()
     from solrl_ray.storage.run_folder import RunFolder
 
@@ -218,9 +213,9 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
-    imported = imports.import_prompts(arguments.source, name=arguments.name, heldout=heldout, column=arguments.column)
+    imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
     files = imports.write_prompts(imported, arguments.out, force=arguments.force)
-    print(imports.report(imported, arguments.name, files))
+    print(imports.report(imported, files))
     return 0
 
 
@@ -371,11 +366,6 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     if silent and not found and run and RunFolder(run).lock.held:
         raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")
     return found
-
-
-def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """The command's own options that were given: key → option, value."""
-    return {key: (option, value) for key, (option, value) in options.items() if value is not None}
 
 
 def _check_system() -> None:

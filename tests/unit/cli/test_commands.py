@@ -108,7 +108,8 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
         f"publication: {figure}, load: {figure}, checkpoint: {figure}}}\n"
     )
     capsys.readouterr()
-    assert solrl("plan", config_file, "--gpu", costs, "--explorers", "5", "--regenerators", "1", "--learners", "2") == 0
+    sizes = ("fleet.explorers.count=5", "fleet.regenerators.count=1", "learner.world_size=2")
+    assert solrl("plan", config_file, "--gpu", costs, *(word for size in sizes for word in ("--set", size))) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "5 explorers" in text
     assert "s an iteration on 8 × here: explore" in text
@@ -188,8 +189,8 @@ def test_options_may_stand_before_after_and_between_files(
         ["--set", "run.seed=5", config_file, more],
         [config_file, more, "--set", "run.seed=5"],
         [config_file, "--set", "run.seed=5", more],
-        ["--set", "run.seed=5", config_file, "--regenerators", "1", more],
-        [config_file, "--set", "run.seed=5", more, "--regenerators", "1", "diffusion_nft"],
+        ["--set", "run.seed=5", config_file, "--set", "fleet.regenerators.count=1", more],
+        [config_file, "--set", "run.seed=5", more, "--set", "fleet.regenerators.count=1", "diffusion_nft"],
     ):
         assert solrl("plan", *arguments) == 0
         assert "7 iterations, one optimiser step each · seed 5" in " ".join(capsys.readouterr().out.split())

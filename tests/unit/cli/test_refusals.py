@@ -21,9 +21,6 @@ from tests.support.sentences import names
 @pytest.mark.parametrize(
     ("arguments", "key", "values"),
     [
-        (["--explorers", "0"], "fleet.explorers.count", "0 1"),
-        (["--regenerators", "-2"], "fleet.regenerators.count", "-2 1"),
-        (["--learners", "0"], "learner.world_size", "0 1"),
         (["--gpu", "nothere.yaml"], "gpu", "'nothere.yaml'"),
         (["--gpu", "nothere/h200"], "gpu", "'nothere/h200'"),
         (["--gpu", "zzz"], "gpu", "'zzz' h100-80"),

@@ -25,13 +25,13 @@ def test_the_published_pickscore_split_is_a_folder_of_two_text_files(
     source.mkdir()
     (source / "train.txt").write_text(" a cat\na dog\n\na cat \nA cat\na horse\n")
     (source / "test.txt").write_text("a horse\na cow\n")
-    assert main(["prompts", "import", str(source), "--name", "pickscore", "--out", str(out)]) == 0
+    assert main(["prompts", "import", str(source), "--out", str(out)]) == 0
     assert [p.text for p in read_prompts(str(out / "train.jsonl"))] == ["a cat", "a dog", "A cat"]
     assert [p.text for p in read_prompts(str(out / "heldout.jsonl"))] == ["a horse", "a cow"]
     first = json.loads((out / "train.jsonl").read_text().splitlines()[0])
     assert first == {"id": prompt_id("a cat"), "text": "a cat"}
     assert capsys.readouterr().out.splitlines() == [
-        "read        5 to train on, 2 held out (published: 25432 and 2048)",
+        "read        5 to train on, 2 held out",
         "dropped     1 repetitions, 1 training prompts that are held out, 1 lines without a prompt",
         "kept        3 to train on, 2 held out",
         f"prompts.train: {out / 'train.jsonl'}",
@@ -41,7 +41,7 @@ def test_the_published_pickscore_split_is_a_folder_of_two_text_files(
 
 def test_drawbench_is_a_table_that_is_held_out_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "drawbench.csv").write_text(DRAWBENCH)
-    imported = import_prompts(str(tmp_path / "drawbench.csv"), name="drawbench")
+    imported = import_prompts(str(tmp_path / "drawbench.csv"), heldout="all")
     assert imported.train == ()
     assert imported.heldout == ("A red colored car.", 'A "sign", that says\nhello')
     assert (imported.lines, imported.repeated) == ((0, 3), 1)
