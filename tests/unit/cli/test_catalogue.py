@@ -129,7 +129,7 @@ def test_quantised_samples_are_trained_on_only_by_who_says_so() -> None:
         ),
         (
             ("rollout.strategy=best_of_n",),
-            'rollout.strategy in --set is "best_of_n"; it must be one of',
+            'rollout.strategy in --set is "best_of_n": ',
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_missing_key_is_named_with_the_files_or_where_its_section_is(parts: li
         ("rollout.sampler.kind=sde", "rollout.sampler.kind", '"sde"'),
         ("compile.learner=yes", "compile.learner", '"yes"'),
         ("learner.optimizer.lr=.inf", "learner.optimizer.lr", "Infinity"),
-        ("learner.optimizer.lr=.nan", "learner.optimizer.lr", "NaN"),
+        ("learner.optimizer.lr=.nan", "learner.optimizer.lr", "NaN finite"),
         ("run.name=7", "run.name", "7"),
         ("rollout.solver=heun", "rollout.solver", '"heun" 2'),
         ("objective.timestep_fraction=1.5", "objective.timestep_fraction", "1.5 1"),
