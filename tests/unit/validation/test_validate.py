@@ -18,7 +18,6 @@ from PIL import Image
 from solrl_ray.config import yaml_text
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.errors import RunError
-from solrl_ray.models.stock_call import ARGUMENTS
 from solrl_ray.quantization import nvfp4
 from solrl_ray.report.grids import GAP
 from solrl_ray.validation import against_stock, roles
@@ -101,12 +100,6 @@ def test_a_sound_model_of_every_family_passes(
     with Image.open(tmp_path / "out" / "pictures.png") as sheet:
         gap, side = GAP, (sheet.height - GAP) // len(rows) - GAP
         assert sheet.size == (gap + 2 * (side + gap), gap + 5 * (side + gap))
-
-
-def test_families_without_arguments_for_their_stock_pipeline_are_none() -> None:
-    from solrl_ray.models import FAMILIES
-
-    assert ARGUMENTS.keys() == FAMILIES.keys() == TARGETS.keys() == families.BUILDERS.keys()
 
 
 def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], None]) -> Path:
@@ -192,7 +185,7 @@ def test_a_broken_checkpoint_is_reported_and_the_rest_goes_on(
     assert "in regenerate" in failed["traceback"]
     *_, missed, last = capsys.readouterr().out.splitlines()
     assert missed.startswith("did not succeed: stock, ")
-    assert last.startswith(f"report: {tmp_path / 'out' / 'validation.json'}")
+    assert str(tmp_path / "out" / "validation.json") in last
 
 
 def test_a_quantiser_that_is_not_the_published_one_fails_its_tier(
@@ -283,11 +276,14 @@ def test_what_cannot_be_validated_is_refused_at_once(
 ) -> None:
     out = ("--out", tmp_path / "out")
     file = model_file(tmp_path, "flux", tiny_pipeline)
-    assert "is a folder; name a model's configuration" in refusal(capsys, "validate", tiny_pipeline, *out)
-    assert refusal(capsys, "validate", file, "--steps", "0", *out) == "--steps is 0; it must be above 0."
-    assert "There is no configuration flux1_de" in refusal(capsys, "validate", "flux1_de", *out)
-    assert "model.resolution is 17" in refusal(capsys, "validate", file, "--resolution", "17", *out)
-    assert "there is no folder" in refusal(capsys, "validate", file, "--set", "model.path=./none", *out)
+    for arguments, said in (
+        ((tiny_pipeline,), f"model.path={tiny_pipeline}"),
+        ((file, "--steps", "0"), "--steps is 0"),
+        (("flux1_de",), "flux1_de,"),
+        ((file, "--resolution", "17"), "model.resolution is 17"),
+        ((file, "--set", "model.path=./none"), "./none"),
+    ):
+        assert said in refusal(capsys, "validate", *arguments, *out)
     (tmp_path / "file").touch()
     assert "--out is" in refusal(capsys, "validate", file, "--out", tmp_path / "file")
 
