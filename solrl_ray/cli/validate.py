@@ -115,6 +115,6 @@ def _steps(session: Session) -> list[Step]:
             )
             for tier in QUANTIZED_TIERS
         ),
-        of("revision", "publish, swap, prove", roles.revision, "text"),
         of("update", "one update of the policy", roles.update, "regenerate"),
+        of("revision", "publish, swap, prove", roles.revision, "update"),
     ]

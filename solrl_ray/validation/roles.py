@@ -1,15 +1,14 @@
-"""The steps of a run's workers: chosen seeds sampled twice, previews in each tier, revisions swapped in, one update."""
+"""The steps of a run's workers: chosen seeds sampled twice, previews in each tier, one update, its revision."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
-from solrl_ray.config.schema import Lora
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
@@ -17,15 +16,13 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, compiles
 from solrl_ray.quantization import attestation, capability
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Address
 from solrl_ray.rollout.sampler import Sampler
-from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import PROMPTS, SEEDS, Brightness, Session, psnr, relative_error
 from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, is_true
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
-from solrl_ray.weight_sync.publish import Publisher, touched_linears
+from solrl_ray.weight_sync.publication import EXPLORER, Publications
+from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
 
 _FP4 = (0.6, "E2M1 has 1 bit of mantissa: one rounding is up to 2^-2 = 0.25, and each product has two")
@@ -39,8 +36,8 @@ FORWARD_LIMITS = {
 """
 TIMED = 3
 """Forwards, of which the fastest is reported."""
-B_SCALE = 0.02
-"""Standard deviation of the made-up B factors: some percent of a weight, as after many updates."""
+ENLARGED = 100
+"""Times the B factors of one update: some percent of a weight, as after many."""
 
 
 def regenerate(session: Session) -> list[Measure]:
@@ -110,72 +107,6 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
     return [Measure("lowest PSNR to previews in full precision, dB", lowest)]
 
 
-def revision(session: Session) -> list[Measure]:
-    """Publish two revisions, and let an explorer and a regenerator replace the first by the second."""
-    session.release()
-    tier = capability.available(session.device)[0]
-    publish = session.config.publish.model_copy(update={"mode": "packed"})
-    config = session.config.model_copy(update={"publish": publish})
-    model = session.load("transformer")
-    factors = made_factors(model.transformer, config.model.lora, config.run.seed)
-    nothing = {name: torch.zeros_like(f) if name.endswith(".lora_B") else f for name, f in factors.items()}
-    publisher, publications = Publisher.for_model(model.transformer, config, tier=tier), Publications(publish)
-    sent = [publications.publish(publisher.build(number, each)) for number, each in enumerate((nothing, factors))]
-    del publisher
-    quantize_(model.transformer, tier, config.model.quantization)
-    # For an explorer a snapshot and a delta.
-    measures = [Measure("explorer's tier", tier)]
-    measures += _swapped(session, model, [one.payload(EXPLORER) for one in sent], EXPLORER, tier)
-    del model
-    session.release()
-    model, tier = session.load("transformer"), full_tier(config.model)
-    return measures + _swapped(session, model, [one.payload(REGENERATOR) for one in sent], REGENERATOR, tier)
-
-
-def _swapped(session: Session, model: DiffusionModel, sent: list[bytes], role: str, tier: str) -> list[Measure]:
-    settings = session.config.compile
-    compile_(model.transformer, settings, model.device, tier)
-    compiled = compiles(settings, model.device, tier)
-    receiver, equal = Receiver(model.transformer), True
-    velocities, graphs, places = [], [], []
-    for content in sent:
-        received = payload.read(content)
-        expected = received.manifest.expected[role]
-        equal &= receiver.apply(received) == (expected.modules, expected.digest)
-        velocities.append(session.probe(model)[0])
-        graphs.append(_compiled_graphs() if compiled else 0)
-        places.append({name: tensor.data_ptr() for name, tensor in model.transformer.state_dict().items()})
-    moved = relative_error(velocities[1], velocities[0])
-    measures = [
-        Measure(f"{role}: payloads, MB", " then ".join(f"{len(content) / 1e6:.2f}" for content in sent)),
-        is_true(f"{role}: modules and digests are as published", equal, "else a run stops at the receipt"),
-        above_zero(f"{role}: relative change of the velocity", moved, "else the swap reached no weight in use"),
-        is_true(f"{role}: weights keep their addresses", places[0] == places[1], "compiled code and graphs read them"),
-    ]
-    if compiled:
-        why = "compiling takes longer than an iteration"
-        measures.append(is_true(f"{role}: nothing was compiled again", graphs[1] == graphs[0] > 0, why))
-    return measures
-
-
-def _compiled_graphs() -> int:
-    from torch._dynamo.utils import counters  # late: it imports the compiler
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def made_factors(transformer: nn.Module, lora: Lora, run_seed: int) -> dict[str, Tensor]:
-    """Addressed factors of every linear that LoRA touches, by their names in a revision, float32 on the CPU."""
-    factors = {}
-    for module, linear in touched_linears(transformer, lora.targets).items():
-        shapes = {"lora_A": (lora.rank, linear.in_features), "lora_B": (linear.out_features, lora.rank)}
-        for name, shape in shapes.items():
-            where = Address(run_seed=run_seed, purpose="validation", prompt_id=f"{module}.{name}")
-            scale = B_SCALE if name == "lora_B" else linear.in_features**-0.5
-            factors[f"{module}.{name}"] = initial_noise([where], shape)[0] * scale
-    return factors
-
-
 def update(session: Session) -> list[Measure]:
     """One update of the configured objective on the samples of `regenerate`, by a learner group of one."""
     session.release()
@@ -194,6 +125,7 @@ def update(session: Session) -> list[Measure]:
             learner.close()
     finally:
         leave_process_group()
+    session.factors = {name: factor * ENLARGED ** name.endswith(".lora_B") for name, factor in after.items()}
     changed = sum(not torch.equal(after[name], factor) for name, factor in before.items())
     finite = all(bool(torch.isfinite(factor).all()) for factor in after.values())
     return [
@@ -204,3 +136,43 @@ def update(session: Session) -> list[Measure]:
         above_zero("gradient norm", metrics.gradient_norm, "else nothing is learned"),
         above_zero(f"factors that changed, of {len(before)}", changed, "else the optimiser reaches no LoRA"),
     ]
+
+
+def revision(session: Session) -> list[Measure]:
+    """Publish the factors of `update`, enlarged, and let an explorer take them."""
+    session.release()
+    tier, settings = capability.available(session.device)[0], session.config.compile
+    publish = session.config.publish.model_copy(update={"mode": "packed"})
+    config = session.config.model_copy(update={"publish": publish})
+    model = session.load("transformer")
+    built = Publisher.for_model(model.transformer, config, tier=tier).build(1, session.factors)
+    content = Publications(publish).publish(built).payload(EXPLORER)
+    quantize_(model.transformer, tier, config.model.quantization)
+    compile_(model.transformer, settings, model.device, tier)
+    receiver, received = Receiver(model.transformer), payload.read(content)
+    compiled = compiles(settings, model.device, tier)
+    (before, _), graphs, places = session.probe(model), _compiled_graphs() if compiled else 0, _places(model)
+    expected = received.manifest.expected[EXPLORER]
+    equal = receiver.apply(received) == (expected.modules, expected.digest)
+    moved = relative_error(session.probe(model)[0], before)
+    measures = [
+        Measure("explorer's tier", tier),
+        Measure("payload, MB", len(content) / 1e6),
+        is_true("modules and digest are as published", equal, "else a run stops at the receipt"),
+        above_zero("relative change of the velocity", moved, "else the swap reached no weight in use"),
+        is_true("weights keep their addresses", places == _places(model), "compiled code and graphs read them"),
+    ]
+    if compiled:
+        why = "compiling takes longer than an iteration"
+        measures.append(is_true("nothing was compiled again", _compiled_graphs() == graphs > 0, why))
+    return measures
+
+
+def _places(model: DiffusionModel) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in model.transformer.state_dict().items()}
+
+
+def _compiled_graphs() -> int:
+    from torch._dynamo.utils import counters  # late: it imports the compiler
+
+    return int(counters["stats"]["unique_graphs"])
