@@ -240,7 +240,7 @@ def test_a_base_pack_is_for_explorers_without_a_learner() -> None:
     checks.check(beyond.config)
     (_, alone) = cards(beyond)
     assert alone.roles == ("explorer",)
-    with pytest.raises(UserError, match=r"publish\.base is \"pack\" .* must be checkpoint, .*: there is nobody to get"):
+    with pytest.raises(UserError, match=r"publish\.base is \"pack\" .* must be checkpoint .*colocated"):
         checks.check(made_up(PACK).config)
 
 
