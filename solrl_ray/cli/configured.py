@@ -1,4 +1,4 @@
-"""A command's configuration: checked, and printed as the arithmetic of its run."""
+"""A command's configuration, and the arithmetic of its run in print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
+from solrl_ray.config import continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
@@ -20,11 +20,10 @@ from solrl_ray.errors import UserError
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:
-    """The checked configuration of a new run: CONFIG, --set and --from."""
+    """The configuration of a new run: CONFIG, --set and --from, with the files of its functions."""
     loaded = _given(arguments)
     if loaded is None:
         raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
-    checks.check(loaded.config, loaded.sources)
     folders = [file.parent for file in arguments.config]
     if init := getattr(arguments, "init", ""):
         folders += [run] if (run := continuation.origin(Path(init))) else []
@@ -76,7 +75,6 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
-    checks.check(loaded.config, loaded.sources)
     loaded = _attached(loaded, [folder], resumed=True)
     continuation.check(loaded.config, was, folder, loaded.sources)
     for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:

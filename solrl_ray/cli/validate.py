@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solrl_ray.cli import preflight
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
@@ -47,7 +47,7 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
         resolution = min(RESOLUTION, load_with_sources(arguments.config, arguments.set, given).config.model.resolution)
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
-    checks.check(loaded.config, loaded.sources)
+    preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
     return loaded
 
 

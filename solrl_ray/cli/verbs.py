@@ -18,7 +18,7 @@ from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_pl
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation, own_functions, problems
+from solrl_ray.config import continuation, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
@@ -39,7 +39,7 @@ def train(arguments: argparse.Namespace) -> int:
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
     run = Run(loaded.config, loaded.sources, address=_address(arguments), resumes=arguments.resume is not None)
-    arithmetic = print_plan(preflight.check(run, "cards", "folder", "files"))
+    arithmetic = print_plan(preflight.check(run, "configuration", "cards", "folder", "files"))
     if arguments.dry_run:
         print("dry run: all checks passed, nothing was started", flush=True)
         return 0
@@ -59,6 +59,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
     foretold = _prices(arguments)
     loaded = fresh(arguments)
+    preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
         preflight.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
@@ -128,7 +129,7 @@ def show_config(arguments: argparse.Namespace) -> int:
         if problems.PROMPT_FILES not in str(error):
             raise
         loaded = load_with_sources(arguments.config, [*prompts, *arguments.set])
-    checks.check(loaded.config, loaded.sources)
+    preflight.check(Run(loaded.config, loaded.sources), "configuration")
     print(to_commented_yaml(loaded, f"solrl config {' '.join(path.stem for path in arguments.config)}"), end="")
     return 0
 
@@ -193,9 +194,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     policies = asked.policies_of(arguments.policies)
     state = asked.state_of(run, arguments.updates)  # before slower checks
     loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
-    checks.check(loaded.config, loaded.sources)
     config = own_functions.attached(loaded.config, loaded.sources, [run])
-    preflight.check(Run(config, loaded.sources), "files")
+    preflight.check(Run(config, loaded.sources), "configuration", "files")
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
@@ -233,6 +233,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
+        preflight.check(Run(loaded.config, loaded.sources), "configuration")
         files += submission.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
