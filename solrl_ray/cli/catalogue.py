@@ -1,7 +1,4 @@
-"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines.
-
-The package's parts are listed by the names that the command line takes, those of a user's folder by their files.
-"""
+"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines; `solrl list`."""
 
 from __future__ import annotations
 
@@ -16,20 +13,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from solrl_ray.config import named
 from solrl_ray.config.loading import INCLUDE, read_file
-from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
-MODELS = "models"
+MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
 """Folders of the parts of which a run has one each, in the order of the command line: later files win."""
-CLUSTERS = "clusters"
-"""Folder of the parts that give all workers their GPUs; a command names one last."""
-SCOPES = "scopes"
-"""Folder of the optional parts that say which layers explorers quantise."""
-EVALUATIONS = "evaluations"
-"""Folder of the optional parts that say how a run is evaluated."""
 WORDS = {
-    SCOPES: " (optional: which layers explorers quantise, in place of the model's own choice)",
+    "scopes": " (optional: which layers explorers quantise, in place of the model's own choice)",
     CLUSTERS: " (without one everything computes on CPUs, which suffices for the demo's model)",
     named.RUNS: " (whole, with a part of each kind)",
 }
@@ -37,7 +27,7 @@ EXAMPLE = "one_gpu"
 """The cluster in the example command of `table`."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
 """Settings that no part contains."""
-INDENT = " " * 6
+WIDTH, INDENT = 110, " " * 6
 _DOWNLOAD = "hf download "
 
 
@@ -55,18 +45,12 @@ class CatalogueEntry:
     """Whether it includes other parts, such as rollout and objective together."""
 
 
-def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
-    """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
-    kinds = (*KINDS, SCOPES, EVALUATIONS, CLUSTERS, named.RUNS)
+def read() -> dict[str, tuple[CatalogueEntry, ...]]:
+    """This package's parts by kind, sorted by name."""
+    folder = named.folder()
+    kinds = (*KINDS, "scopes", "evaluations", CLUSTERS, named.RUNS)
     found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
-    if folder == named.folder():
-        found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)
-    missing = [kind for kind in KINDS if not found[kind]]
-    if missing:
-        raise UserError(
-            f"{folder} holds no parts of runs: it has no {' and no '.join(f'{kind}/*.yaml' for kind in missing)}; "
-            "name the folder configs of the project's source with --configs."
-        )
+    found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)
     return found
 
 
@@ -84,34 +68,29 @@ def presence(checkpoint: str) -> str:
     return "in the cache"
 
 
-def table(folder: Path | None = None, width: int = 110) -> str:
-    """The output of `solrl list`: the parts, what they need, and how they compose. None: this package's."""
-    parts = read(folder or named.folder())
-
-    def shown(part: CatalogueEntry) -> str:
-        return str(part.path) if folder else part.path.stem
-
+def table() -> str:
+    """The output of `solrl list`: the parts, what they need, and how they compose."""
+    parts = read()
     fetched_by = {name: part for part in reversed(parts["rewards"]) if part.downloads for name in part.checkpoints}
 
     def checkpoint(part: CatalogueEntry, name: str) -> str:
-        elsewhere = "" if part.downloads or name not in fetched_by else f" (fetched as for {shown(fetched_by[name])})"
-        return f"{INDENT}{name}: {presence(name)}{elsewhere}"
+        other = None if part.downloads else fetched_by.get(name)
+        return f"{INDENT}{name}: {presence(name)}" + (f" (fetched as for {other.path.stem})" if other else "")
 
     lines: list[str] = []
     for kind, listed in parts.items():
-        lines += [kind + WORDS.get(kind, "")] if listed else []
+        lines.append(kind + WORDS.get(kind, ""))
         for part in listed:
             alone = part.whole and kind in KINDS
             title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
-            lines += [f"  {shown(part)}", *textwrap.wrap(title, width, initial_indent=INDENT, subsequent_indent=INDENT)]
+            lines.append(f"  {part.path.stem}")
+            lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
             lines += [checkpoint(part, name) for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
-        lines += [""] if listed else []
-    example = [next(part for part in parts[kind] if not part.whole) for kind in KINDS]
-    example += [part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
-    order = "in this order; later ones win" if folder else "in any order; files of your own after them"
-    lines.append(f"One of each kind, {order}:")
-    lines.append(f"  solrl train {' '.join(map(shown, example))} \\")
+        lines.append("")
+    example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
+    lines.append("One of each kind, in any order; files of your own after them:")
+    lines.append(f"  solrl train {' '.join([*example, EXAMPLE])} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     return "\n".join(lines)
 
@@ -119,18 +98,18 @@ def table(folder: Path | None = None, width: int = 110) -> str:
 def _part(kind: str, path: Path) -> CatalogueEntry:
     values = read_file(path)
     entries = [values.get("model"), *(values.get("rewards") or [])]
-    named = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
+    checkpoints = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
     said = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
     downloads = tuple(line for line in comment if line.startswith(_DOWNLOAD))
     if kind == MODELS and not downloads:
-        downloads = tuple(_DOWNLOAD + name for name in named if isinstance(paths.resolve(name), str))
+        downloads = tuple(_DOWNLOAD + name for name in checkpoints if isinstance(paths.resolve(name), str))
     return CatalogueEntry(
         kind=kind,
         path=path,
         title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
         downloads=downloads,
-        checkpoints=tuple(dict.fromkeys(named)),
+        checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=INCLUDE in values,
     )

@@ -1,18 +1,17 @@
-"""A command's configuration: checked, and printed as the arithmetic of its run."""
+"""A command's configuration, and the arithmetic of its run in print."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.config import checks, continuation, fitting, own_functions, strategies
+from solrl_ray.config import continuation, fitting, own_functions, strategies
 from solrl_ray.config.advice import advice
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
@@ -21,12 +20,11 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 
-def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
-    """The checked configuration of a new run: CONFIG, --set and --from, or `options` as `load_with_sources`."""
-    loaded = _given(arguments, options or {})
+def fresh(arguments: argparse.Namespace) -> LoadedConfig:
+    """The configuration of a new run: CONFIG, --set and --from, with the files of its functions."""
+    loaded = _given(arguments)
     if loaded is None:
         raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
-    checks.check(loaded.config, loaded.sources)
     folders = [file.parent for file in arguments.config]
     if init := getattr(arguments, "init", ""):
         folders += [run] if (run := continuation.origin(Path(init))) else []
@@ -37,13 +35,13 @@ def _attached(loaded: LoadedConfig, folders: Sequence[Path], *, resumed: bool = 
     return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources, folders, resumed=resumed))
 
 
-def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> LoadedConfig | None:
+def _given(arguments: argparse.Namespace) -> LoadedConfig | None:
     """CONFIG, --set and --from; None without CONFIG and --from."""
-    files = arguments.config
+    files, options = arguments.config, dict[str, tuple[str, str]]()
     init: str = getattr(arguments, "init", "")
     if init:
         files = files or [_configuration_of(Path(init))]
-        options = {"run.init": ("--from", init), "run.init_digest": ("--from", ""), **options}
+        options = {"run.init": ("--from", init), "run.init_digest": ("--from", "")}
     return load_with_sources(files, arguments.set, options) if files else None
 
 
@@ -71,14 +69,13 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         place = _place(folder, continuation.stored(folder))
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], arguments.set, place)
     else:
-        given = _given(arguments, {})
+        given = _given(arguments)
         if given is None:
             raise UserError("--resume needs a run folder or the run's configuration files.")
         loaded = given
         folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
-    checks.check(loaded.config, loaded.sources)
     loaded = _attached(loaded, [folder], resumed=True)
     continuation.check(loaded.config, was, folder, loaded.sources)
     for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:

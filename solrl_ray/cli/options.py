@@ -71,7 +71,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.inside("COMMAND")
     for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _validate, _eval):
         add(commands)
-    _completion(commands, top)
     return top
 
 
@@ -107,14 +106,11 @@ def _plan(commands: Any) -> None:
         "replaces the gpu of --cluster",
     )
     command.add_argument("--cluster", dest="machines", type=_path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
-    for role in ("explorers", "regenerators", "learners"):
-        command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")
 
 
 def _list(commands: Any) -> None:
     words = "list the parts of a run, and whether their checkpoints are here"
-    command = _add(commands, "list", verbs.list_parts, words)
-    command.add_argument("--configs", type=_path, metavar="FOLDER", help="your own parts; default: this package's")
+    _add(commands, "list", verbs.list_parts, words)
     words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
@@ -159,20 +155,9 @@ def _prompts(commands: Any) -> None:
     action = _add(actions, "import", verbs.import_prompts, words)
     action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
     action.add_argument("--out", required=True, type=_path, metavar="DIR", help="folder for train and heldout .jsonl")
-    action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="the published set")
-    action.add_argument("--heldout", metavar="N|FILE", help="hold out N prompts, or those of FILE")
+    action.add_argument("--heldout", metavar="N|all|FILE", help="hold out N prompts, all, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
     action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
-
-
-def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
-    def write(arguments: argparse.Namespace) -> int:
-        from solrl_ray.cli import completion  # a package that no other command needs
-
-        return completion.complete(top, arguments)
-
-    command = _add(commands, "completion", write, "print the completion script for a shell")
-    command.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(solrl completion bash)"')
 
 
 def _doctor(commands: Any) -> None:

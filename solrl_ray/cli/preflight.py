@@ -1,4 +1,4 @@
-"""What a run needs beside a sound configuration (`config.checks`): one list, fast checks first.
+"""What a run needs: one list of checks, fast ones first.
 
 They create nothing, load no weights and touch no device. Each imports what takes seconds itself, so that the checks
 before it are done at once.
@@ -10,18 +10,20 @@ import heapq
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from solrl_ray.cli import outline
-from solrl_ray.common import ray_auth
+from solrl_ray.common import doing, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import own_functions
+from solrl_ray.config import checks, own_functions
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
@@ -40,11 +42,13 @@ ANSWER_SECONDS = 10.0
 """A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
 TOKENIZED = 20_000
 """Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
+TOLD_SECONDS = 5.0
+"""Time between two lines on what a slow check does."""
 
 
-Needs = Literal["cards", "files", "folder"]
-"""What a check looks at: the cluster that the run joins, or this machine; prompts, checkpoints and the user's
-functions; the folder that the run writes and the policy that it begins with.
+Needs = Literal["configuration", "cards", "files", "folder"]
+"""What a check looks at: values alone; the cluster that the run joins, or this machine; prompts, checkpoints and the
+user's functions; the folder that the run writes and the policy that it begins with.
 """
 
 
@@ -80,10 +84,33 @@ def check(run: Run, *available: Needs) -> Run:
 
     Raises UserError, or RunError if nothing answers at an address or a disk hangs.
     """
-    for work, needs in CHECKS:
-        if needs in available:
-            work(run)
+    with _telling():
+        for work, needs in CHECKS:
+            if needs in available:
+                work(run)
     return run
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Print now and then what this process is `doing`, if it says so."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(TOLD_SECONDS):
+            if words := doing.now():
+                print(f"{words} …", flush=True)
+
+    threading.Thread(target=tell, name="progress of the checks", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def configuration(run: Run) -> None:
+    """Refuse values that contradict each other."""
+    checks.check(run.config, run.sources)
 
 
 def cluster(run: Run) -> None:
@@ -148,7 +175,8 @@ def _read_prompts(run: Run) -> None:
     for file, keys in asking.items():
         path = value_of(config, f"prompts.{file}")
         try:
-            found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
+            with doing.doing(f"reading {path}"):
+                found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -294,6 +322,7 @@ def upload(run: Run) -> None:
 
 
 CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
+    (configuration, "configuration"),
     (cluster, "cards"),
     (trackers, "cards"),
     (prompts, "files"),
@@ -310,14 +339,15 @@ CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
 
 def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     """A sentence for each tokenizer that truncates prompts, with their number and the first one."""
-    texts, which = [prompt.text for prompt in prompts], f"{len(prompts):,}"
+    texts, least = [prompt.text for prompt in prompts], ""
     if len(texts) > TOKENIZED:
-        texts, which = heapq.nlargest(TOKENIZED, texts, key=len), f"the {TOKENIZED:,} longest of {which}"
+        texts = heapq.nlargest(TOKENIZED, texts, key=len)
+        least = f"at least (only the {TOKENIZED:,} longest were counted) "
     from solrl_ray import models
 
     found = models.family(config.model).truncated(config.model, texts)
     return tuple(
-        f"{len(cut.texts):,} of {which} prompts are longer than the {cut.limit} tokens that "
+        f"{least}{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
         f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
         for cut in found
         if cut.texts

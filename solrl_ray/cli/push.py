@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ def push(arguments: argparse.Namespace) -> int:
     """Write the folder to publish, and publish it unless this is a dry run."""
     run: Path = arguments.run
     repository: str = arguments.repository
-    _check_name(repository)
     continuation.stored(run)
     from huggingface_hub import HfApi, get_token
 
@@ -34,73 +33,53 @@ def push(arguments: argparse.Namespace) -> int:
     from solrl_ray.report.data import read_run
 
     api, data = HfApi(), read_run(run)
-    model = data.config.model.path
-    licence = _local_licence(model)
-    if not arguments.dry_run:
-        if get_token() is None:
+    with _told(api, repository):
+        _check_name(repository)
+        if not arguments.dry_run and get_token() is None:
             raise UserError("The hub wants a token: set HF_TOKEN, or log in with `hf auth login`.")
-        if not licence and (base := card.hub_id(model)):
-            with _told(api, repository):
-                licence = _hub_licence(api, base)
-    target = card.Target(repository=repository, revision=arguments.revision, licence=licence)
-    replace_folder(run / FOLDER, card.contents(data, target))
-    print(f"written: {run / FOLDER}", flush=True)
-    if not arguments.dry_run:
-        with _told(api, repository):
-            print(f"pushed:  {_upload(api, run / FOLDER, target, private=arguments.private)}")
+        licence = _licence(api, data.config.model.path, asks=not arguments.dry_run)
+        target = card.Target(repository=repository, revision=arguments.revision, licence=licence)
+        folder = run / FOLDER
+        replace_folder(folder, card.contents(data, target))
+        print(f"written: {folder}", flush=True)
+        if not arguments.dry_run:
+            print(f"pushed:  {_upload(api, folder, target, private=arguments.private)}")
     return 0
 
 
 def _check_name(repository: str) -> None:
-    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise UserError(f"{repository!r} is no name of a repository: {error}") from None
+    validate_repo_id(repository)
     if "/" not in repository:
         raise UserError(f"{repository!r} has no owner; it must be a user's or an organisation's: OWNER/{repository}.")
 
 
-def _local_licence(model: str) -> dict[str, str]:
-    """The licence in the card in a model's folder; empty if there is none."""
+def _licence(api: HfApi, model: str, *, asks: bool) -> dict[str, str]:
+    """`LICENCE` fields of the base model's card, in its folder or on the hub if that is asked; empty if unknown."""
     from huggingface_hub import metadata_load
-
-    from solrl_ray.models import paths
-    from solrl_ray.report.card import CARD
-
-    place = paths.resolve(model)
-    file = Path(place) / CARD
-    if not isinstance(place, Path) or not file.is_file():
-        return {}
-    try:
-        return _fields(metadata_load(file) or {})
-    except Exception:  # another's file may hold anything
-        return {}
-
-
-def _hub_licence(api: HfApi, model: str) -> dict[str, str]:
-    """The hub's licence of a model; empty, with a note, if the hub does not show the model."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        found = api.model_info(model).card_data
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        print(f"note: the licence of {model} is unknown: the hub answered {status} when asked for it", file=sys.stderr)
-        return {}
-    fields = _fields(found.to_dict() if found else {})
-    link = fields.get("license_link")
-    if link and "://" not in link:  # a file beside the card
-        fields["license_link"] = f"{api.endpoint}/{model}/blob/main/{link}"
+    from solrl_ray.models import paths
+    from solrl_ray.report.card import CARD, LICENCE, hub_id
+
+    base, found = hub_id(model), dict[str, object]()
+    if base is None:
+        try:
+            found = metadata_load(Path(paths.resolve(model)) / CARD) or {}
+        except Exception:  # there may be none, and another's file may hold anything
+            return {}
+    elif asks:
+        try:
+            if told := api.model_info(base).card_data:
+                found = told.to_dict()
+        except HfHubHTTPError as error:
+            why = f"the hub answered {error.response.status_code} when asked for it"
+            print(f"note: the licence of {model} is unknown: {why}", file=sys.stderr)
+    fields = {name: str(found[name]) for name in LICENCE if found.get(name)}
+    if base and "://" not in fields.get("license_link", "://"):  # a file beside the card
+        fields["license_link"] = f"{api.endpoint}/{base}/blob/main/{fields['license_link']}"
     return fields
-
-
-def _fields(card: Mapping[str, object]) -> dict[str, str]:
-    from solrl_ray.report.card import LICENCE
-
-    return {name: str(card[name]) for name in LICENCE if card.get(name)}
 
 
 def _upload(api: HfApi, folder: Path, target: Target, *, private: bool) -> str:
@@ -119,25 +98,24 @@ def _upload(api: HfApi, folder: Path, target: Target, *, private: bool) -> str:
 @contextmanager
 def _told(api: HfApi, repository: str) -> Iterator[None]:
     """Turn the hub's refusals and failed connections into one sentence."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx  # whichever the hub's library uses
 
     try:
         yield
+    except HFValidationError as error:
+        raise UserError(f"{repository!r} is no name of a repository: {error}") from None
     except HfHubHTTPError as error:
         status, said = error.response.status_code, (error.server_message or "").strip().rstrip(".")
-        because = f" ({said})" if said else ""
-        if status == 401:
-            raise UserError(
-                f"The hub at {api.endpoint} does not take the token{because}; set another as HF_TOKEN, or log in with "
-                "`hf auth login`."
-            ) from None
-        if status == 403:
-            raise UserError(
-                f"The token may not write to {repository}{because}: another user has that name, or the token "
-                "only reads."
-            ) from None
-        raise RunError(f"the hub at {api.endpoint} answered {status} to the push of {repository}{because}") from None
+        told = f"the hub at {api.endpoint} answered {status} to the push of {repository}"
+        told += f" ({said})" if said else ""
+        mend = {
+            401: "set another token as HF_TOKEN, or log in with `hf auth login`",
+            403: "another user has that name, or the token only reads",
+        }
+        if status in mend:
+            raise UserError(f"{told}; {mend[status]}.") from None
+        raise RunError(told) from None
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set, so nothing can be pushed; --dry-run writes the folder alone.") from None
     except httpx.HTTPError as error:

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solrl_ray.cli import preflight
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
@@ -47,7 +47,7 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
         resolution = min(RESOLUTION, load_with_sources(arguments.config, arguments.set, given).config.model.resolution)
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
-    checks.check(loaded.config, loaded.sources)
+    preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
     return loaded
 
 
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(outcome.line, flush=True)
         for following in planned[number : number + 1]:
             print(f"{following.name}: {following.does} …", flush=True)
-    page = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
+    file = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
     if failed := [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]:
         print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks")
-    print(f"report: {page}, and {report.JSON_FILE} beside it; look through their paths before you send them")
+    print(f"report: {file}, and {report.PICTURES_FILE} beside it; look through its paths before you send it")
     return int(bool(failed))
 
 
@@ -115,6 +115,6 @@ def _steps(session: Session) -> list[Step]:
             )
             for tier in QUANTIZED_TIERS
         ),
-        of("revision", "publish, swap, prove", roles.revision, "text"),
         of("update", "one update of the policy", roles.update, "regenerate"),
+        of("revision", "publish, swap, prove", roles.revision, "update"),
     ]

@@ -8,10 +8,9 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import solrl_ray
 from solrl_ray.cli import preflight, submission
@@ -19,7 +18,7 @@ from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_pl
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation, own_functions, problems
+from solrl_ray.config import continuation, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
@@ -40,7 +39,7 @@ def train(arguments: argparse.Namespace) -> int:
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
     run = Run(loaded.config, loaded.sources, address=_address(arguments), resumes=arguments.resume is not None)
-    arithmetic = print_plan(preflight.check(run, "cards", "folder", "files"))
+    arithmetic = print_plan(preflight.check(run, "configuration", "cards", "folder", "files"))
     if arguments.dry_run:
         print("dry run: all checks passed, nothing was started", flush=True)
         return 0
@@ -58,13 +57,9 @@ def train(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
-    counts = {
-        "fleet.explorers.count": ("--explorers", arguments.explorers),
-        "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
-        "learner.world_size": ("--learners", arguments.learners),
-    }
     foretold = _prices(arguments)
-    loaded = fresh(arguments, _given(counts))
+    loaded = fresh(arguments)
+    preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
         preflight.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
@@ -117,7 +112,7 @@ def list_parts(arguments: argparse.Namespace) -> int:
     """Print the parts of a run, and which checkpoints are there."""
     from solrl_ray.cli import catalogue
 
-    print(catalogue.table(arguments.configs))
+    print(catalogue.table())
     return 0
 
 
@@ -134,7 +129,7 @@ def show_config(arguments: argparse.Namespace) -> int:
         if problems.PROMPT_FILES not in str(error):
             raise
         loaded = load_with_sources(arguments.config, [*prompts, *arguments.set])
-    checks.check(loaded.config, loaded.sources)
+    preflight.check(Run(loaded.config, loaded.sources), "configuration")
     print(to_commented_yaml(loaded, f"solrl config {' '.join(path.stem for path in arguments.config)}"), end="")
     return 0
 
@@ -182,8 +177,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         "evaluation.steps": ("--steps", arguments.steps),
         "rollout.solver": ("--solver", arguments.solver),
     }
+    given = {key: (option, value) for key, (option, value) in options.items() if value is not None}
     file = run / continuation.FILE
-    loaded = load_with_sources([file], arguments.set, _given(options))
+    loaded = load_with_sources([file], arguments.set, given)
     _check_system()
     from solrl_ray.storage.run_folder import RunFolder
 
@@ -198,9 +194,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     policies = asked.policies_of(arguments.policies)
     state = asked.state_of(run, arguments.updates)  # before slower checks
     loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
-    checks.check(loaded.config, loaded.sources)
     config = own_functions.attached(loaded.config, loaded.sources, [run])
-    preflight.check(Run(config, loaded.sources), "files")
+    preflight.check(Run(config, loaded.sources), "configuration", "files")
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
@@ -218,9 +213,9 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
-    imported = imports.import_prompts(arguments.source, name=arguments.name, heldout=heldout, column=arguments.column)
+    imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
     files = imports.write_prompts(imported, arguments.out, force=arguments.force)
-    print(imports.report(imported, arguments.name, files))
+    print(imports.report(imported, files))
     return 0
 
 
@@ -238,6 +233,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
+        preflight.check(Run(loaded.config, loaded.sources), "configuration")
         files += submission.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
@@ -371,11 +367,6 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     if silent and not found and run and RunFolder(run).lock.held:
         raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")
     return found
-
-
-def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """The command's own options that were given: key → option, value."""
-    return {key: (option, value) for key, (option, value) in options.items() if value is not None}
 
 
 def _check_system() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from solrl_ray.config.checks import units_and_pruning
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
-from solrl_ray.config.preview_checks import units_and_pruning
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from solrl_ray.config import compiled_learner, preview_checks
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.pools import is_colocated, key_of, pools
-from solrl_ray.config.preview_checks import stochastic_preview
-from solrl_ray.config.samplers import Ode
+from solrl_ray.config.previews import Prune
+from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, cannot_offload, full_tier, is_one_stage
+from solrl_ray.config.strategies import (
+    UNQUANTIZED_TIERS,
+    PoolSampling,
+    cannot_offload,
+    full_tier,
+    is_one_stage,
+    previews,
+)
 from solrl_ray.errors import UserError
+
+PRUNE = "rollout.preview.prune"
+"""Key of how the previews of level 0 are pruned."""
+_LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
+"""Order of precision; ``auto`` may become any quantised tier."""
 
 
 def _names(config: Config) -> Iterator[Problem]:
@@ -41,10 +54,8 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}")
     precision, full = rollout.explore.precision, full_tier(config.model)
     if precision in UNQUANTIZED_TIERS and precision != full:
-        yield Problem(
-            "rollout.explore.precision",
-            f"a quantised tier such as nvfp4-emulated, or {full}, because model.dtype is {config.model.dtype}",
-        )
+        right = f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}"
+        yield Problem("rollout.explore.precision", right)
 
 
 def _objective(config: Config) -> Iterator[Problem]:
@@ -73,15 +84,14 @@ def _sampler(config: Config) -> Iterator[Problem]:
     if regenerate.steps < 2:
         yield Problem("rollout.regenerate.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
     if not is_one_stage(config):
-        yield from stochastic_preview(config, "rollout.explore.steps", explore.steps)
+        yield from _stochastic_preview(config, "rollout.explore.steps", explore.steps)
     if sampler.window is not None:
         low, high = sampler.window.range
         if not low < high < regenerate.steps:
-            yield Problem(
-                "rollout.sampler.window.range",
-                f"two rising numbers of at most {regenerate.steps - 1}, for the last of rollout.regenerate.steps stays "
-                "without",
+            right = (
+                f"two rising numbers, at most {regenerate.steps - 1}: the last of rollout.regenerate.steps has no noise"
             )
+            yield Problem("rollout.sampler.window.range", right)
         elif sampler.window.size > high - low:
             yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
 
@@ -94,22 +104,13 @@ def needs_trajectory(config: Config) -> bool:
 def _strategy(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
     if rollout.strategy == "direct" and rollout.keep != rollout.pool:
-        yield Problem(
-            "rollout.keep",
-            f"{rollout.pool}, as many as rollout.pool, because rollout.strategy direct trains on every seed",
-        )
+        yield Problem("rollout.keep", f"{rollout.pool}, which is rollout.pool, with rollout.strategy direct")
     if rollout.strategy == "quantized":
         if rollout.explore.precision in ("auto", *UNQUANTIZED_TIERS):
-            yield Problem(
-                "rollout.explore.precision",
-                "a quantised tier such as nvfp4-emulated for rollout.strategy quantized; unquantised, that is scaled",
-            )
+            yield Problem("rollout.explore.precision", "a quantised tier with rollout.strategy quantized")
         if not rollout.accept_quantized_training:
-            yield Problem(
-                "rollout.accept_quantized_training",
-                "true for rollout.strategy quantized, which trains on low-precision samples: "
-                "a baseline that is known to be bad",
-            )
+            right = "true for rollout.strategy quantized, a baseline that is known to be bad"
+            yield Problem("rollout.accept_quantized_training", right)
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
@@ -117,22 +118,13 @@ def staleness_problems(config: Config) -> Iterator[Problem]:
     if not config.rollout.max_staleness:
         return
     if is_one_stage(config):
-        yield Problem(
-            "rollout.max_staleness",
-            f"0 with rollout.strategy {config.rollout.strategy}, whose samples are learned from: only previews may be "
-            "of an older revision",
-        )
+        right = f"0 with rollout.strategy {config.rollout.strategy}: only previews may be of an older revision"
+        yield Problem("rollout.max_staleness", right)
     if is_colocated(config.fleet):
-        yield Problem(
-            "rollout.max_staleness",
-            "0 with fleet.placement colocated: a card explores or learns, so there is no time in which it could run "
-            "ahead",
-        )
+        yield Problem("rollout.max_staleness", "0 with fleet.placement colocated: a card explores or learns")
     if config.checkpoints.keep < 2:
-        yield Problem(
-            "checkpoints.keep",
-            "at least 2 with rollout.max_staleness 1: a resumed run explores with the policy of the checkpoint before",
-        )
+        right = "at least 2 with rollout.max_staleness 1: a resumed run explores with the checkpoint before"
+        yield Problem("checkpoints.keep", right)
 
 
 def _rewards(config: Config) -> Iterator[Problem]:
@@ -155,11 +147,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
 
 def _fleet(config: Config) -> Iterator[Problem]:
     if 0 < config.fleet.learners.num_gpus < 1:
-        yield Problem(
-            "fleet.learners.num_gpus",
-            "1: a rank has a whole GPU, on which with fleet.placement colocated (and num_gpus 1 of explorers and "
-            "regenerators) its process also explores and regenerates",
-        )
+        right = "1: a rank has a whole GPU; with fleet.placement colocated it also explores and regenerates there"
+        yield Problem("fleet.learners.num_gpus", right)
     for role in ("explorers", "regenerators", "encoders", "learners"):
         gpus = value_of(config, f"fleet.{role}.num_gpus")
         if gpus > 1 and not float(gpus).is_integer():
@@ -183,11 +172,8 @@ def _other_explorers(config: Config) -> Iterator[Problem]:
             yield Problem(f"{key}.num_gpus", "a whole number: other explorers share no GPU")
         left = config.rollout.prompts - sum(before.prompts for before in others[:number])
         if other.prompts >= left:
-            yield Problem(
-                f"{key}.prompts",
-                f"less than {left}, the prompts of an iteration (rollout.prompts) that no entry before explores: "
-                "fleet.explorers needs at least one",
-            )
+            right = f"less than {left}, what entries before leave of rollout.prompts: fleet.explorers needs one"
+            yield Problem(f"{key}.prompts", right)
 
 
 def _compile(config: Config) -> Iterator[Problem]:
@@ -195,10 +181,7 @@ def _compile(config: Config) -> Iterator[Problem]:
         yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
     if config.learner.activation_memory not in (None, 0, 1) and not compiled_learner.is_compiled(config):
         why = "compile.learner is false" if config.compile.learner is False else "fleet.learners.num_gpus is 0"
-        yield Problem(
-            "learner.activation_memory",
-            f"0 or 1, because {why}: a learner that is not compiled keeps every activation or computes all again",
-        )
+        yield Problem("learner.activation_memory", f"0 or 1, because {why}: only a compiled learner keeps a share")
 
 
 def _colocated(config: Config) -> Iterator[Problem]:
@@ -212,23 +195,151 @@ def _colocated(config: Config) -> Iterator[Problem]:
         yield Problem("fleet.learners.num_gpus", "0 or 1 with fleet.placement colocated: a process has one card")
     for role in ("explorers", "regenerators"):
         if value_of(config, f"fleet.{role}.num_gpus") != gpus:
-            yield Problem(
-                f"fleet.{role}.num_gpus",
-                f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated, where they share processes",
-            )
+            right = f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated: they share processes"
+            yield Problem(f"fleet.{role}.num_gpus", right)
+
+
+# Previews
+
+
+def units_and_pruning(config: Config) -> Iterator[Problem]:
+    """Problems of the unit of previews, and of pruning on each level of the fallback ladder."""
+    rollout = config.rollout
+    if is_one_stage(config):
+        given = {"prune": previews(config)[0].prune, "unit": rollout.preview.unit}
+        for name in (name for name, value in given.items() if value is not None):
+            key, why = f"rollout.preview.{name}", f"rollout.strategy {rollout.strategy}, which has no previews"
+            yield Problem(key, f"empty with {why}: {key}=null")
+        return
+    unit, size = rollout.preview.unit, rollout.explore.micro_batch
+    if unit is not None and (rollout.pool % unit or unit % size):
+        right = f"a divisor of rollout.pool, {rollout.pool}, and a multiple of rollout.explore.micro_batch, {size}"
+        yield Problem("rollout.preview.unit", right)
+    first, *levels = previews(config)
+    key = PRUNE
+    yield from _pruning(config, key, first)
+    for number, drawn in enumerate(levels):
+        if config.fidelity.fallback[number].prune is not None:
+            key = f"fidelity.fallback.{number}.prune"
+        yield from _pruning(config, key, drawn)
+
+
+def _selection(config: Config) -> Iterator[Problem]:
+    """Problems of a rule of selection other than best and worst."""
+    rollout = config.rollout
+    if rollout.selection == "best_worst":
+        return
+    if is_one_stage(config):
+        yield Problem("rollout.selection", f"best_worst with rollout.strategy {rollout.strategy}")
+    elif any(drawn.prune for drawn in previews(config)):
+        yield Problem("rollout.selection", f"best_worst with {PRUNE}; {PRUNE}=null finishes all previews")
+
+
+def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]:
+    """Problems of how these previews are pruned."""
+    rollout, prune = config.rollout, drawn.prune
+    if prune is None:
+        return
+    finish_all = f"{key}={'null' if key == PRUNE else '{}'} finishes all previews"
+    if prune.after is None or prune.after >= drawn.steps:
+        steps = f"the steps of a preview{' (rollout.explore.steps)' if key == PRUNE else ''}"
+        yield Problem(f"{key}.after", f"a whole number less than {drawn.steps}, {steps}; {finish_all}")
+    elif prune.keep is None or prune.keep < rollout.keep:
+        yield Problem(f"{key}.keep", f"at least rollout.keep, which is {rollout.keep}: those are chosen from them")
+    elif prune.keep % 2:
+        yield Problem(f"{key}.keep", "even, because half of the previews that go on are the best and half the worst")
+    elif prune.keep >= rollout.pool:
+        yield Problem(f"{key}.keep", f"less than rollout.pool, which is {rollout.pool}; {finish_all}")
+    elif prune.keep % (2 * drawn.units):
+        right = (
+            f"a multiple of {2 * drawn.units}: each of {drawn.units} units (rollout.preview.unit) keeps an even share"
+        )
+        yield Problem(f"{key}.keep", right)
+
+
+def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
+    """Problems of a preview by a stochastic sampler with so many steps."""
+    sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
+    if not isinstance(sampler, Ode) and steps > most:
+        right = (
+            f"at most rollout.regenerate.steps, which is {most}: a stochastic preview takes some of its noise levels"
+        )
+        yield Problem(key, right)
+    if isinstance(sampler, Cps) and steps != most:
+        right = f"rollout.regenerate.steps, which is {most}: with cps, fewer steps lead elsewhere and cannot rank"
+        yield Problem(key, right)
+
+
+def _audit(config: Config) -> Iterator[Problem]:
+    """Problems of the audit, if there is one."""
+    rollout, fidelity = config.rollout, config.fidelity
+    if not fidelity.audit_prompts:
+        return
+    if is_one_stage(config):
+        yield Problem("fidelity.audit_prompts", f"0 with rollout.strategy {rollout.strategy}, which has no previews")
+    if fidelity.audit_prompts > rollout.prompts:
+        yield Problem("fidelity.audit_prompts", f"at most rollout.prompts, which is {rollout.prompts}")
+    unselected, dropped = rollout.pool - rollout.keep, rollout.pool - previews(config)[0].kept
+    if unselected < 2:
+        yield Problem("fidelity.audit_prompts", f"0, because {unselected} of a pool's seeds stay unselected")
+    elif not 2 <= fidelity.audit_seeds <= (dropped or unselected):
+        which = f"{dropped} seeds of a pool that are dropped" if dropped else f"{unselected} that stay unselected"
+        yield Problem("fidelity.audit_seeds", f"at least 2, because pairs are compared, and at most the {which}")
+
+
+def _fallback(config: Config) -> Iterator[Problem]:
+    """Problems of the fallback ladder."""
+    fidelity, drawn = config.fidelity, previews(config)
+    if fidelity.floor is None:
+        if fidelity.fallback:
+            yield Problem("fidelity.floor", "a number between -1 and 1, below which fidelity.fallback is climbed")
+        return
+    if is_one_stage(config):
+        yield Problem("fidelity.floor", f"empty, because rollout.strategy {config.rollout.strategy} has no previews")
+    if not fidelity.fallback:
+        yield Problem("fidelity.fallback", "a list of at least one level, such as [{steps: 8}, {precision: bf16}]")
+    for number, (before, after) in enumerate(pairwise(drawn)):
+        yield from _fallback_level(config, f"fidelity.fallback.{number}", before, after)
+
+
+def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolSampling) -> Iterator[Problem]:
+    """Problems of a fallback level that changes previews from `before` to `after`."""
+    rise = _LEVELS[after.tier] - _LEVELS[before.tier]
+    full = full_tier(config.model)
+    less_pruned = after.prune != before.prune and _is_less(after.prune, before.prune)
+    if after == before:
+        unless = "precision rises or less is pruned" if before.prune else "precision rises"
+        yield Problem(f"{key}.steps", f"more than {before.steps}, unless {unless}: an empty level changes nothing")
+    elif not _is_less(after.prune, before.prune):
+        was = f"after {before.prune.after} steps to {before.prune.keep} seeds" if before.prune else "not at all"
+        yield Problem(f"{key}.prune", f"later or with more seeds that go on, for previews before it are pruned {was}")
+    elif after.tier in UNQUANTIZED_TIERS and after.tier != full:
+        yield Problem(f"{key}.precision", f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}")
+    elif after.tier != before.tier and (rise <= 0 or after.tier == "auto"):
+        yield Problem(f"{key}.precision", f"a higher tier than {before.tier}, which previews have before it")
+    elif rise <= 0 and (after.steps < before.steps or (after.steps == before.steps and not less_pruned)):
+        yield Problem(f"{key}.steps", f"more than {before.steps}, which previews have before it")
+    yield from _stochastic_preview(config, f"{key}.steps", after.steps)
+
+
+def _is_less(prune: Prune | None, than: Prune | None) -> bool:
+    """Whether pruning is at least as late, and keeps at least as many."""
+    if prune is None or than is None:
+        return prune is None
+    return (prune.after or 0) >= (than.after or 0) and (prune.keep or 0) >= (than.keep or 0)
 
 
 _RULES = (
     _names,
     _rollout,
-    preview_checks.units_and_pruning,
-    preview_checks.selection,
+    units_and_pruning,
+    _selection,
     _strategy,
     staleness_problems,
     _sampler,
     _objective,
-    preview_checks.audit,
-    preview_checks.fallback,
+    _audit,
+    _fallback,
     _rewards,
     _evaluation,
     _fleet,

@@ -52,15 +52,10 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
 
 
 def _too_many(names: Sequence[str], kind: str) -> str:
-    both = "both" if len(names) == 2 else "all"
-    if kind == RUNS:
-        return f"{listed(names)} are {both} whole runs; name one of them."
+    what, more = f"whole {kind}" if kind == RUNS else kind, ""
     if kind == "rewards":
-        return (
-            f"{listed(names)} are {both} rewards; a run has one such part: name one of them, or list several in one "
-            "file of your own (docs/guides/rewards.md, Mixtures)."
-        )
-    return f"{listed(names)} are {both} {kind}; a run has one: name one of them."
+        more = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
+    return f"{listed(names)} are {what}, of which a run has one; name one of them{more}."
 
 
 def _found(name: str, there: Mapping[str, Path]) -> Path:

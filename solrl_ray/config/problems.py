@@ -13,28 +13,6 @@ from pydantic_core import ErrorDetails
 
 from solrl_ray.config.schema import KINDS, Config
 
-_WANTED: dict[str, str] = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text (put it in quotes)",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
-    "literal_error": "one of {expected}",
-    "union_tag_invalid": "one of {expected_tags}",
-    "string_too_short": "a path",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    "missing": "a list of two numbers",
-}
-
-
 _MEANT = {
     "fleet.learners.count": "learner.world_size",
     "fleet.sharing": "fleet.placement",
@@ -96,13 +74,9 @@ def sentence(
         section = _at(values, key[:-1]) if len(key) > 1 else None
         text = _missing(key, details, source_of(key[:-1]) if section is not None else ", ".join(map(str, files)))
     else:
-        if detail["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
-            wanted = f"a section with the keys {', '.join(_section(key, values))}"
-        elif detail["type"] in _WANTED:
-            wanted = _WANTED[detail["type"]].format(**detail.get("ctx", {}))
-        else:
-            wanted = f"otherwise ({detail['msg']})"
-        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
+        said = detail["msg"].replace("a valid array", "a list").replace("an object", "a section")  # of JSON and of YAML
+        said = "too few entries" if too_short else said[:1].lower() + said[1:]
+        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}: {said}."
     return text
 
 

@@ -52,8 +52,8 @@ class Drawing:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments of the stock pipeline besides the prompt; ``sigmas`` as Python code."""
-        grid = {"sigmas": f"[1 - i / {self.steps} for i in range({self.steps})]"}
+        """Arguments of the stock pipeline besides the prompt."""
+        grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
         return stock_call(self.model, self.steps) | (grid if self.model.schedule.kind == "linear" else {})
 
     @property

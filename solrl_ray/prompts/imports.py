@@ -20,8 +20,8 @@ from solrl_ray.common.files import located, read_json, replace_file
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import checked_text, json_object, prompt_id, utf8_text
 
-PUBLISHED = {"pickscore": (25432, 2048), "drawbench": (0, 200)}
-"""Known sets → lines to train on and lines held out, as published. DrawBench is for evaluation only."""
+ALL = "all"
+"""For `heldout`: hold all prompts out, as of a benchmark such as DrawBench."""
 COLUMNS = ("text", "prompt", "prompts", "caption")
 """Usual names of the prompt column, in any case."""
 SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -51,25 +51,24 @@ class Imported:
     """The prompts' columns in tables and objects; one, unless parts differ."""
 
 
-def import_prompts(source: str, *, name: str = "", heldout: int | str | None = None, column: str = "") -> Imported:
+def import_prompts(source: str, *, heldout: int | str | None = None, column: str = "") -> Imported:
     """Read a prompt set.
 
     Args:
         source: a file, a folder with a train and a test (or heldout) file, or the id of a data set (``owner/name``).
-        name: a known set; ``drawbench`` is held out as a whole.
-        heldout: a file of held-out prompts, or how many to split off. The choice depends only on their ids, not on
-            their order, so that a growing set keeps nearly all of them.
+        heldout: `ALL`, a file of held-out prompts, or how many to split off. The choice depends only on their ids, not
+            on their order, so that a growing set keeps nearly all of them.
         column: of tables and objects; default: the first of `COLUMNS` that exists.
 
     Raises UserError: the source is missing, of an unknown kind, without a prompt, or has fewer than `heldout`.
     """
     read = _parts(source, column)
     first, second = read[0].texts, read[1].texts
-    if name == "drawbench":
+    if heldout == ALL:
         first, second = [], [*first, *second]
-    if isinstance(heldout, str):
+    elif isinstance(heldout, str):
         if not located(heldout, "--heldout").is_file():
-            raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, or a file of them.")
+            raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, a file of them, or {ALL}.")
         read = (read[0], _read(located(heldout, "--heldout"), column))
         second = read[1].texts
     empty = first.count("") + second.count("")
@@ -130,16 +129,14 @@ def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> l
     return list(contents)
 
 
-def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
-    """What was read, dropped and written, expected beside actual."""
+def report(imported: Imported, files: Sequence[Path]) -> str:
+    """What was read, dropped and written."""
     read, apart = imported.lines
     parts = f"{read} to train on, {apart} held out"
     whole = f"{read} prompt{'' if read == 1 else 's'}"  # of which --heldout may have chosen some
-    lines = [f"read        {parts if apart or name in PUBLISHED else whole}"]
+    lines = [f"read        {parts if apart else whole}"]
     if imported.columns:
         lines[0] += f", from column {' and '.join(imported.columns)}"
-    if name in PUBLISHED:
-        lines[0] += " (published: {} and {})".format(*PUBLISHED[name])
     dropped = f"dropped     {imported.repeated} repetitions, {imported.removed} training prompts that are held out"
     lines.append(dropped + (f", {imported.empty} lines without a prompt" if imported.empty else ""))
     lines.append(f"kept        {len(imported.train)} to train on, {len(imported.heldout)} held out")

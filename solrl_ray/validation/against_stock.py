@@ -14,10 +14,10 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
 from solrl_ray.models.base import DTYPES, DiffusionModel
-from solrl_ray.models.stock_call import stock_call
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
-from solrl_ray.validation.steps import Measure, at_least, at_most, info, is_true
+from solrl_ray.validation.steps import Measure, at_least, at_most, is_true
 
 FORWARD_LIMITS = {
     "bfloat16": (0.03, "one rounding is up to 2^-9 = 0.002; dozens of layers in another order may add up to some 0.01"),
@@ -31,23 +31,22 @@ PICTURE_LIMITS = {
     "float32": (50.0, "what float32 roundings leave; eight bits a channel are 59 dB"),
 }
 """`model.dtype` → lowest PSNR of a picture, dB, and why. Wrongly scaled latents give less than 20."""
-TEXT_LIMIT = 0.1
+SIGMA_LIMIT = (1e-5, "the stock pipeline has float32 noise levels; a wrong shift gives 0.01 or more")
+TEXT_LIMIT = (0.1, "other kernels round otherwise; encoders are deep, and one wrong token gives more")
 ROUNDS_TIMESTEPS = ("flux", "flux2_klein", "qwen_image")
 """Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
 
 
 def text(session: Session) -> list[Measure]:
     """Encode on the CPU, as a run's text encoder does, and on the device, as the stock pipeline does."""
-    started = time.perf_counter()
     model = models.load(session.config.model, "cpu", components={"text"})
-    loaded = time.perf_counter()
+    started = time.perf_counter()
     session.embeddings = on_cpu = session.embed(model)
     encoded = time.perf_counter()
     again = session.embed(model)
     equal = all(one.digest == again[key].digest for key, one in on_cpu.items())
     measures = [
-        info("seconds to load on the CPU", loaded - started),
-        info("seconds to encode a prompt on the CPU", (encoded - loaded) / len(on_cpu)),
+        Measure("seconds to encode a prompt on the CPU", (encoded - started) / len(on_cpu)),
         is_true("a prompt encoded twice has equal bytes", equal, "embeddings are cached by content"),
     ]
     if session.device.type == "cuda":
@@ -59,17 +58,19 @@ def text(session: Session) -> list[Measure]:
             for name, tensor in one.tensors.items()
             if tensor.is_floating_point()
         ]
-        why = "other kernels round otherwise; encoders are deep, and one wrong token gives more"
-        measures.append(at_most("relative error of the GPU's embedding to the CPU's", max(errors), TEXT_LIMIT, why))
+        measures.append(at_most("relative error of the GPU's embedding to the CPU's", max(errors), *TEXT_LIMIT))
     return measures
 
 
 def stock_picture(session: Session) -> list[Measure]:
-    """Draw a picture with the stock pipeline, for comparison: its scheduler is watched."""
-    config = session.config.model
+    """Draw a picture with the stock pipeline as a run's report says, but with Euler steps: its scheduler is watched."""
+    from diffusers import FlowMatchEulerDiscreteScheduler  # late: it takes seconds
+
+    config, drawing = session.config.model, Drawing.of(session.config, session.steps)
     bare = models.load(config, "cpu", components=())
     noise, passed = session.noise(bare), list[tuple[Tensor, Tensor, Tensor]]()
-    pipeline, scheduler = _pipeline(session)
+    pipeline = _pipeline(session)
+    own, pipeline.scheduler = pipeline.scheduler, FlowMatchEulerDiscreteScheduler(**drawing.scheduler)
     step = pipeline.scheduler.step
 
     @functools.wraps(step)  # pipelines inspect its parameters
@@ -81,18 +82,17 @@ def stock_picture(session: Session) -> list[Measure]:
 
     pipeline.scheduler.step = watched
     latents = as_given(config.family, noise.clone(), bare)
-    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **stock_call(config, session.steps))
+    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **drawing.call)
     grid = pipeline.scheduler.sigmas.double().tolist()
     found = session.stock = StockRun(grid, passed, called.images.float().cpu())
     session.pictures["stock"] = [found.picture[0]]
-    own = sigmas(config.schedule, session.steps, bare.image_tokens).tolist()
+    levels = sigmas(config.schedule, session.steps, bare.image_tokens).tolist()
+    apart = max(abs(a - b) for a, b in zip(levels, grid, strict=True))
     begins = relative_error(passed[0][0], noise) < 0.01
+    other = {name: own.config.get(name) for name, value in drawing.scheduler.items() if own.config.get(name) != value}
     return [
-        info("scheduler", scheduler),
-        info(
-            "sigmas of model.schedule beside its own, largest difference",
-            max(abs(a - b) for a, b in zip(own, grid, strict=True)),
-        ),
+        Measure("the checkpoint's own scheduler", type(own).__name__ + (f" with {other}" if other else "")),
+        at_most("largest difference of a noise level from model.schedule", apart, *SIGMA_LIMIT),
         is_true("begins with our noise", begins, "else two pictures are compared that have nothing in common"),
         is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
     ]
@@ -106,12 +106,9 @@ def as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
     return latents.transpose(1, 2).unflatten(2, (side, side))
 
 
-def _pipeline(session: Session) -> tuple[Any, str]:
-    """The stock pipeline, and its scheduler in words; one without Euler steps is replaced."""
-    from diffusers import FlowMatchEulerDiscreteScheduler  # late: it takes seconds
-
+def _pipeline(session: Session) -> Any:
     config = session.config.model
-    source = str(paths.checkpoint(session.stock_path or session.config.model.path, "model.path"))
+    source = str(paths.checkpoint(session.stock_path or config.path, "model.path"))
     pipeline = models.family(config).PIPELINE.from_pretrained(source, dtype=DTYPES[config.dtype])
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
@@ -120,46 +117,33 @@ def _pipeline(session: Session) -> tuple[Any, str]:
     if session.device.type == "cuda":
         # One part at a time, so that it needs no more memory than ours.
         pipeline.enable_model_cpu_offload(device=session.device)
-    own = pipeline.scheduler
-    if type(own) is FlowMatchEulerDiscreteScheduler:
-        return pipeline, type(own).__name__
-    # Both sides must take Euler steps on one grid; a multistep solver would give another picture.
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=float(own.config.get("flow_shift") or 1.0))
-    return pipeline, f"{FlowMatchEulerDiscreteScheduler.__name__}, in place of {type(own).__name__}"
+    return pipeline
 
 
 def load(session: Session) -> list[Measure]:
     """Load transformer and decoder with the product's loader."""
     session.model = model = session.load("transformer", "vae")
     return [
-        info("transformer", type(model.transformer).__name__),
-        info("parameters of the transformer", sum(parameter.numel() for parameter in model.transformer.parameters())),
-        info("latent shape", " × ".join(map(str, model.latent_shape))),
-        info("decoder", type(model.decoder).__name__),
+        Measure("parameters of the transformer", sum(each.numel() for each in model.transformer.parameters())),
+        Measure("latent shape", " × ".join(map(str, model.latent_shape))),
+        Measure("decoder", type(model.decoder).__name__),
     ]
 
 
 @torch.no_grad()
 def forward(session: Session) -> list[Measure]:
     """Our velocity at each state of the stock pipeline, compared with its own."""
-    model, found = session.model, session.stock
+    model, found, config = session.model, session.stock, session.config.model
     assert model
     assert found
-    embedding, dtype = session.batch(model, 1), session.config.model.dtype
-    own, rounded, largest = [], [], []
+    embedding, errors = session.batch(model, 1), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
-        state = state.to(session.device)
-        own.append(relative_error(model.velocity(state, sigma, embedding).cpu(), wanted))
-        velocity = model.velocity(state, _rounded(session.config.model, sigma), embedding).cpu()
-        rounded.append(relative_error(velocity, wanted))
-        largest.append(float((velocity - wanted).abs().max()))
-    limit, why = FORWARD_LIMITS[dtype]
+        velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
+        errors.append(relative_error(velocity.cpu(), wanted))
+    limit = FORWARD_LIMITS[config.dtype]
     return [
-        at_most("relative error of the first velocity", rounded[0], limit, why),
-        at_most("largest relative error of all steps", max(rounded), limit, why),
-        info("largest error of an element", max(largest)),
-        info("largest relative error with sigma as ours rounds it", max(own)),
-        info("standard deviation of the stock velocity", float(found.passed[0][1].std())),
+        at_most("relative error of the first velocity", errors[0], *limit),
+        at_most("largest relative error of all steps", max(errors), *limit),
     ]
 
 
@@ -181,11 +165,8 @@ def picture(session: Session) -> list[Measure]:
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)
     ours, decoded = model.decode(latents).cpu(), model.decode(final.to(session.device)).cpu()
     session.pictures["ours, same noise"] = [ours[0]]
-    limit, why = PICTURE_LIMITS[session.config.model.dtype]
+    limit = PICTURE_LIMITS[session.config.model.dtype]
     return [
-        at_least("PSNR of the picture, dB", psnr(ours, found.picture), limit, why),
-        at_least("PSNR of our decoder on the stock latents, dB", psnr(decoded, found.picture), limit, why),
-        info("largest error of a pixel, of 0 to 1", float((ours - found.picture).abs().max())),
-        info("relative error of the picture", relative_error(ours, found.picture)),
-        info("relative error of the clean latents", relative_error(latents.cpu(), final)),
+        at_least("PSNR of the picture, dB", psnr(ours, found.picture), *limit),
+        at_least("PSNR of our decoder on the stock latents, dB", psnr(decoded, found.picture), *limit),
     ]

@@ -1,16 +1,14 @@
-"""The steps of a run's workers: chosen seeds sampled twice, previews in each tier, revisions swapped in, one update."""
+"""The steps of a run's workers: chosen seeds sampled twice, previews in each tier, one update, its revision."""
 
 from __future__ import annotations
 
 import math
-import time
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
-from solrl_ray.config.schema import Lora
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
@@ -18,15 +16,13 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, compiles
 from solrl_ray.quantization import attestation, capability
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Address
 from solrl_ray.rollout.sampler import Sampler
-from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import PROMPTS, SEEDS, Brightness, Session, psnr, relative_error
-from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, info, is_true
+from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, is_true
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
-from solrl_ray.weight_sync.publish import Publisher, touched_linears
+from solrl_ray.weight_sync.publication import EXPLORER, Publication
+from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
 
 _FP4 = (0.6, "E2M1 has 1 bit of mantissa: one rounding is up to 2^-2 = 0.25, and each product has two")
@@ -40,8 +36,8 @@ FORWARD_LIMITS = {
 """
 TIMED = 3
 """Forwards, of which the fastest is reported."""
-B_SCALE = 0.02
-"""Standard deviation of the made-up B factors: some percent of a weight, as after many updates."""
+ENLARGED = 100
+"""Times the B factors of one update: some percent of a weight, as after many."""
 
 
 def regenerate(session: Session) -> list[Measure]:
@@ -51,21 +47,17 @@ def regenerate(session: Session) -> list[Measure]:
     session.reference, said = _compiled(session, model, tier)
     steps, record = config.rollout.regenerate.steps, needs_trajectory(config)
     sampler = Sampler(config, model, Brightness("brightness"), steps=steps, micro_batch=len(SEEDS), record=record)
-    digests = []
-    for _ in range(2):
-        started = time.perf_counter()
-        made = [session.sample(sampler, prompt) for prompt in PROMPTS]
-        seconds = time.perf_counter() - started
+    (made, again), digests = [[session.sample(sampler, prompt) for prompt in PROMPTS] for _ in range(2)], []
+    for twice in (made, again):
         # The device's own bytes, not those of copies: see `Sampled`.
-        digests.append([tensors_digest({"latents": s.latents, "images": s.images}) for s, _ in made])
-    session.groups = [group for _, group in made]
+        digests.append([tensors_digest({"latents": each.latents, "images": each.images}) for each, _ in twice])
+    session.groups = [group for _, group in again]
     session.pictures[f"samples, {steps} steps"] = list(made[0][0].images.cpu())
     finite = all(bool(torch.isfinite(group.latents).all()) for group in session.groups)
     return [
         *said,
         is_true("finite", finite, "NaN in a sample would end a run"),
         is_true("equal bytes the second time", digests[0] == digests[1], "a score is a function of its unit alone"),
-        info("seconds the second time, each sample", seconds / len(PROMPTS) / len(SEEDS)),
         *_preview(session, model, tier),
     ]
 
@@ -86,7 +78,7 @@ def preview(session: Session, tier: str) -> list[Measure]:
         at_most("relative error of a velocity to full precision", error, limit, why),
         *said,
         *_preview(session, model, tier),
-        *(info(f"attested: {name}", found) for name, found in attested.items()),
+        *(Measure(f"attested: {name}", found) for name, found in attested.items()),
     ]
 
 
@@ -96,10 +88,10 @@ def _compiled(session: Session, model: DiffusionModel, tier: str) -> tuple[Tenso
     said = compile_(model.transformer, settings, device, tier), compile_decoder(model.decoder, settings, device)
     (velocity, first), *again = [session.probe(model) for _ in range(1 + TIMED)]
     return velocity, [
-        info("compiled", said[0]),
-        info("decoder compiled", said[1]),
-        info("seconds of the first forward", first),
-        info("seconds of a forward on two samples", min(seconds for _, seconds in again)),
+        Measure("compiled", said[0]),
+        Measure("decoder compiled", said[1]),
+        Measure("seconds of the first forward", first),
+        Measure("seconds of a forward on two samples", min(seconds for _, seconds in again)),
     ]
 
 
@@ -112,75 +104,7 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
         return []
     full = session.pictures[f"preview {full_tier(session.config.model)}, {steps} steps"]
     lowest = min(psnr(a, b) for a, b in zip(images, full, strict=True))
-    return [info("lowest PSNR to previews in full precision, dB", lowest)]
-
-
-def revision(session: Session) -> list[Measure]:
-    """Publish two revisions, and let an explorer and a regenerator replace the first by the second."""
-    session.release()
-    tier = capability.available(session.device)[0]
-    config = session.config
-    model = session.load("transformer")
-    factors = made_factors(model.transformer, config.model.lora, config.run.seed)
-    nothing = {name: torch.zeros_like(f) if name.endswith(".lora_B") else f for name, f in factors.items()}
-    publisher = Publisher.for_model(model.transformer, config, tier=tier)
-    revisions = [publisher.build(number, each) for number, each in enumerate((nothing, factors))]
-    sent = [Publication(revision=each, mode="packed") for each in revisions]
-    del publisher
-    quantize_(model.transformer, tier, config.model.quantization)
-    measures = [info("explorer's tier", tier)]
-    measures += _swapped(session, model, [one.payload(EXPLORER) for one in sent], EXPLORER, tier)
-    del model
-    session.release()
-    model, tier = session.load("transformer"), full_tier(config.model)
-    return measures + _swapped(session, model, [one.payload(REGENERATOR) for one in sent], REGENERATOR, tier)
-
-
-def _swapped(session: Session, model: DiffusionModel, sent: list[bytes], role: str, tier: str) -> list[Measure]:
-    settings = session.config.compile
-    compile_(model.transformer, settings, model.device, tier)
-    compiled = compiles(settings, model.device, tier)
-    receiver = Receiver(model.transformer)
-    velocities, graphs, places = [], [], []
-    equal = True
-    for content in sent:
-        received = payload.read(content)
-        bound, digest = receiver.apply(received)
-        expected = received.manifest.expected[role]
-        equal &= (bound, digest) == (expected.modules, expected.digest)
-        velocities.append(session.probe(model)[0])
-        graphs.append(_compiled_graphs() if compiled else 0)
-        places.append({name: tensor.data_ptr() for name, tensor in model.transformer.state_dict().items()})
-    moved = relative_error(velocities[1], velocities[0])
-    measures = [
-        info(f"{role}: modules bound", bound),
-        info(f"{role}: payloads, MB", " then ".join(f"{len(content) / 1e6:.2f}" for content in sent)),
-        is_true(f"{role}: digests are those that were published", equal, "else a run stops at the receipt"),
-        above_zero(f"{role}: relative change of the velocity", moved, "else the swap reached no weight in use"),
-        is_true(f"{role}: weights keep their addresses", places[0] == places[1], "compiled code and graphs read them"),
-    ]
-    if compiled:
-        why = "compiling takes longer than an iteration"
-        measures.append(is_true(f"{role}: nothing was compiled again", graphs[1] == graphs[0] > 0, why))
-    return measures
-
-
-def _compiled_graphs() -> int:
-    from torch._dynamo.utils import counters  # late: it imports the compiler
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def made_factors(transformer: nn.Module, lora: Lora, run_seed: int) -> dict[str, Tensor]:
-    """Addressed factors of every linear that LoRA touches, by their names in a revision, float32 on the CPU."""
-    factors = {}
-    for module, linear in touched_linears(transformer, lora.targets).items():
-        shapes = {"lora_A": (lora.rank, linear.in_features), "lora_B": (linear.out_features, lora.rank)}
-        for name, shape in shapes.items():
-            where = Address(run_seed=run_seed, purpose="validation", prompt_id=f"{module}.{name}")
-            scale = B_SCALE if name == "lora_B" else linear.in_features**-0.5
-            factors[f"{module}.{name}"] = initial_noise([where], shape)[0] * scale
-    return factors
+    return [Measure("lowest PSNR to previews in full precision, dB", lowest)]
 
 
 def update(session: Session) -> list[Measure]:
@@ -201,17 +125,52 @@ def update(session: Session) -> list[Measure]:
             learner.close()
     finally:
         leave_process_group()
+    session.factors = {name: factor * ENLARGED ** name.endswith(".lora_B") for name, factor in after.items()}
     changed = sum(not torch.equal(after[name], factor) for name, factor in before.items())
     finite = all(bool(torch.isfinite(factor).all()) for factor in after.values())
     return [
-        info("objective", config.objective.kind),
-        info("compiled", learner.compiled or "no"),
-        info("loss", metrics.loss),
-        is_true("loss is finite", math.isfinite(metrics.loss), "else a run ends here"),
+        Measure("objective", config.objective.kind),
+        Measure("compiled", learner.compiled or "no"),
+        Measure("loss", metrics.loss),
+        is_true("loss and factors are finite", finite and math.isfinite(metrics.loss), "else a run ends here"),
         above_zero("gradient norm", metrics.gradient_norm, "else nothing is learned"),
         above_zero(f"factors that changed, of {len(before)}", changed, "else the optimiser reaches no LoRA"),
-        is_true("factors are finite", finite, "else a run ends here"),
-        info("samples", metrics.samples),
-        info("forward and backward passes", metrics.passes),
-        info("micro-batch", config.learner.micro_batch),
     ]
+
+
+def revision(session: Session) -> list[Measure]:
+    """Publish the factors of `update`, enlarged, and let an explorer take them."""
+    session.release()
+    tier, settings = capability.available(session.device)[0], session.config.compile
+    config, model = session.config, session.load("transformer")
+    built = Publisher.for_model(model.transformer, config, tier=tier).build(1, session.factors)
+    content = Publication(revision=built, mode="packed").payload(EXPLORER)
+    quantize_(model.transformer, tier, config.model.quantization)
+    compile_(model.transformer, settings, model.device, tier)
+    receiver, received = Receiver(model.transformer), payload.read(content)
+    compiled = compiles(settings, model.device, tier)
+    (before, _), graphs, places = session.probe(model), _compiled_graphs() if compiled else 0, _places(model)
+    expected = received.manifest.expected[EXPLORER]
+    equal = receiver.apply(received) == (expected.modules, expected.digest)
+    moved = relative_error(session.probe(model)[0], before)
+    measures = [
+        Measure("explorer's tier", tier),
+        Measure("payload, MB", len(content) / 1e6),
+        is_true("modules and digest are as published", equal, "else a run stops at the receipt"),
+        above_zero("relative change of the velocity", moved, "else the swap reached no weight in use"),
+        is_true("weights keep their addresses", places == _places(model), "compiled code and graphs read them"),
+    ]
+    if compiled:
+        why = "compiling takes longer than an iteration"
+        measures.append(is_true("nothing was compiled again", _compiled_graphs() == graphs > 0, why))
+    return measures
+
+
+def _places(model: DiffusionModel) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in model.transformer.state_dict().items()}
+
+
+def _compiled_graphs() -> int:
+    from torch._dynamo.utils import counters  # late: it imports the compiler
+
+    return int(counters["stats"]["unique_graphs"])

@@ -60,6 +60,8 @@ class Session:
     reference: Tensor | None = None
     """`probe` of the model in full precision."""
     groups: list[SampleGroup] = field(default_factory=list)
+    factors: dict[str, Tensor] = field(default_factory=dict)
+    """LoRA factors to publish."""
     pictures: dict[str, list[Tensor]] = field(default_factory=dict)
     """Row of the report → pictures [3, H, W] of the first prompt, on the CPU."""
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import gc
 import math
 import re
-import resource
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from solrl_ray.common.deadlines import in_time
-
-_RESET_PEAK = "5"
-"""Written to ``/proc/self/clear_refs``, it resets the peak of the resident memory (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +51,6 @@ def above_zero(name: str, value: float, why: str) -> Measure:
     return Measure(name, value, "above 0", why, 0 < value < math.inf)
 
 
-def info(name: str, value: float | int | str) -> Measure:
-    """A measure without a limit."""
-    return Measure(name, value)
-
-
 def is_true(name: str, value: bool, why: str) -> Measure:
     return Measure(name, value, "yes", why, value)
 
@@ -85,12 +75,11 @@ class Outcome:
     """The outcome of a step."""
 
     step: str
-    does: str
     state: str
     """``ok``; ``FAILS``; ``lacks``: this machine cannot do it; ``skipped``: a step that it needs did not succeed."""
     seconds: float = 0.0
     peak_gb: float | None = None
-    """Peak memory of the GPU, or on a CPU of this process, GB (10^9 bytes); None if the step was skipped."""
+    """Peak memory of the GPU, GB (10^9 bytes); None without one."""
     measures: Sequence[Measure] = ()
     reason: str = ""
     """Why it is not ok, in a sentence."""
@@ -99,7 +88,7 @@ class Outcome:
     @property
     def line(self) -> str:
         """One line for the terminal."""
-        spent = "" if self.peak_gb is None else f"{self.seconds:.1f} s, {self.peak_gb:.2f} GB"
+        spent = f"{self.seconds:.1f} s" + ("" if self.peak_gb is None else f", {self.peak_gb:.2f} GB")
         told = self.reason or "; ".join(f"{each.name} {each.shown}" for each in self.measures if each.limit)
         return f"{self.step:<24} {self.state:<8} {spent:<20} {told}".rstrip()
 
@@ -114,7 +103,7 @@ def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator
     for step in steps:
         if missing := [name for name in step.needs if name not in succeeded]:
             reason = f"needs {' and '.join(missing)}, which did not succeed"
-            yield Outcome(step=step.name, does=step.does, state="skipped", reason=reason)
+            yield Outcome(step=step.name, state="skipped", reason=reason)
             continue
         outcome = _done(step, device, seconds)
         if outcome.state == "ok":
@@ -127,8 +116,6 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
     free(device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # the peak is then that of the whole process
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     measures, trace, started = list[Measure](), "", time.perf_counter()
 
     def work() -> list[Measure]:
@@ -144,19 +131,14 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
     except Lacks as lacking:
         state, reason = "lacks", str(lacking)
     except Exception as error:  # any error: the report shows it, and the other steps go on
-        said = " ".join(str(error).split())
-        state, reason = "FAILS", without_home(f"{type(error).__name__}: {said}")[:400]
-        trace = without_home("".join(traceback.format_exception(error)))
+        state, reason = "FAILS", without_home(f"{type(error).__name__}: {' '.join(str(error).split())}")[:400]
+        trace = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # and with them GPU memory
-    peak = (
-        torch.cuda.max_memory_allocated(device) if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    )
     return Outcome(
         step=step.name,
-        does=step.does,
         state=state,
         seconds=time.perf_counter() - started,
-        peak_gb=peak / 1e9,
+        peak_gb=torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else None,
         measures=measures,
         reason=reason,
         traceback=trace,

@@ -86,21 +86,19 @@ def test_a_file_that_the_job_reads_and_would_not_get_is_told(name: str, folder: 
         submit.check_upload(folder, [], ["./train.txt"])
 
 
-def test_of_a_job_that_is_gone_its_reason_is_told(
-    client: JobSubmissionClient, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("answers", "why"), [(1, " (gone)"), (0, "")])
+def test_after_a_failed_job_comes_its_reason_if_the_head_still_answers_and_how_to_go_on(
+    answers: int,
+    why: str,
+    client: JobSubmissionClient,
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
-    server.answers["/api/jobs/small-1"].append(JOB)
+    server.answers["/api/jobs/small-1"] += [JOB] * answers
     assert submit._follow(client, "small-1", "solrl submit small --resume") == 1
-    assert capsys.readouterr().out == "job small-1 failed (gone); go on with: solrl submit small --resume\n"
-
-
-def test_a_head_that_goes_down_with_the_failed_job_leaves_the_command_to_go_on_with(
-    client: JobSubmissionClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
-    assert submit._follow(client, "small-1", "solrl submit small --resume") == 1
-    assert capsys.readouterr().out == "job small-1 failed; go on with: solrl submit small --resume\n"
+    assert capsys.readouterr().out == f"job small-1 failed{why}; go on with: solrl submit small --resume\n"
 
 
 def test_a_cluster_that_has_just_begun_is_asked_again_until_it_can_start_jobs(

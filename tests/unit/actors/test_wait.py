@@ -59,13 +59,6 @@ def test_the_reason_of_a_death_is_found_behind_the_ids() -> None:
     assert wait.first_line(died) == "The actor is dead because its worker process has died."
 
 
-def test_a_worker_killed_for_memory_says_so() -> None:
-    error = OutOfMemoryError(
-        "Task was killed due to the node running low on memory.\nTo see more, use ray logs.\nSet max_restarts."
-    )
-    assert wait.first_line(error) == "Task was killed due to the node running low on memory."
-
-
 def test_a_reason_stays_one_line_of_bounded_length() -> None:
     reason = wait.first_line(OutOfMemoryError("word " * 1000))
     assert len(reason) <= 400

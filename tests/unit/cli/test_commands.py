@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.command_line import refusal, solrl
+from tests.support.sentences import names
 
 
 def _commands(found: argparse.ArgumentParser, words: str = "solrl") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -65,10 +65,7 @@ def test_a_plan_names_each_reward_checkpoint_that_the_run_will_need(
     assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is 'nobody/first'")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["rewards=[{kind: nosuch}]", "rewards=[{kind: 'nomodule:score'}]", "rewards=[{kind: clipscore, path: ./no}]"],
-)
+@pytest.mark.parametrize("wrong", ["rewards=[{kind: 'nomodule:score'}]", "rewards=[{kind: clipscore, path: ./no}]"])
 def test_a_plan_with_a_reward_that_cannot_be_is_refused(
     wrong: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +108,8 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
         f"publication: {figure}, load: {figure}, checkpoint: {figure}}}\n"
     )
     capsys.readouterr()
-    assert solrl("plan", config_file, "--gpu", costs, "--explorers", "5", "--regenerators", "1", "--learners", "2") == 0
+    sizes = ("fleet.explorers.count=5", "fleet.regenerators.count=1", "learner.world_size=2")
+    assert solrl("plan", config_file, "--gpu", costs, *(word for size in sizes for word in ("--set", size))) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "5 explorers" in text
     assert "s an iteration on 8 × here: explore" in text
@@ -127,47 +125,40 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
 ) -> None:
     assert solrl("plan", *FLUX, "--set", "learner.activation_memory=0.5", "--gpu", "l40s") == 2
     said = capsys.readouterr()
-    assert said.err.startswith("error: explorer, regenerator and learner rank on one NVIDIA L40S need 71.7 GB to learn")
-    assert "estimated: explorer, regenerator and learner rank 33.8 GB (transformer 23.8 GB, " in " ".join(
-        said.out.split()
-    )
+    assert "NVIDIA L40S need 71.7 GB to learn" in said.err
+    assert "learner rank 33.8 GB (transformer 23.8 GB, " in " ".join(said.out.split())
 
 
 def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert solrl("plan", *FLUX, "--gpu", "rtx4090") == 2
     said = capsys.readouterr().err
-    tried = "with micro-batches of 1 and learner.activation_memory 0"
-    advice = "take a card with more memory or a smaller model"
-    assert f"; {tried} it is still 42.4 GB to load: {advice}; one " in said
-    named = "one NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium"
-    parts = "two_stage diffusion_nft pickscore one_gpu_24gb and your prompts"
-    assert said.endswith(f"; {named} with {parts} (estimated).\n")
+    assert "42.4 GB" in said
+    assert "NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium" in said
+    assert "two_stage diffusion_nft pickscore one_gpu_24gb" in said
 
 
 def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("flux1_dev_80gb", "--set", "prompts={train: t, heldout: h}", "--gpu", "a100-80")
-    assert solrl("plan", *given) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.startswith("error: rollout.explore.precision is fp8 (")
-    assert said.endswith("one_gpu_80gb.yaml), which NVIDIA A100 80GB cannot compute; set it to auto.")
+    said = refusal(capsys, "plan", *given)
+    assert names(said, "rollout.explore.precision", "fp8 one_gpu_80gb.yaml NVIDIA A100 80GB auto")
     assert solrl("plan", *given, "--set", "rollout.explore.precision=auto") == 0
     assert "which are 95% of NVIDIA A100 80GB" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "key", "values"),
     [
-        ("{kind: pickscore, preprocessing: torchvision}", "preprocessing (--set) is 'torchvision', but the reward "),
-        ("{kind: 'os:getcwd', path: /x}", "path (--set) is '/x', but a function (os:getcwd) does not read it"),
-        ("{kind: aesthetic}", "kind (--set) is 'aesthetic', but its entry lacks the keys base and path; "),
-        ("{kind: clipscore}", "but its entry lacks the key path; "),
+        ("{kind: pickscore, preprocessing: torchvision}", "rewards.0.preprocessing", "'torchvision' pickscore"),
+        ("{kind: 'os:getcwd', path: /x}", "rewards.0.path", "'/x' os:getcwd"),
+        ("{kind: aesthetic}", "rewards.0.kind", "'aesthetic' base path"),
+        ("{kind: clipscore}", "rewards.0.kind", "'clipscore' path"),
+        ("{kind: nosuch}", "rewards.0.kind", "'nosuch'"),
     ],
 )
 def test_a_plan_refuses_what_a_reward_does_not_read_or_lacks(
-    entry: str, said: str, capsys: pytest.CaptureFixture[str]
+    entry: str, key: str, values: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert solrl("plan", *FLUX, "--gpu", "h200", "--set", f"rewards=[{entry}]") == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert names(refusal(capsys, "plan", *FLUX, "--gpu", "h200", "--set", f"rewards=[{entry}]"), key, values)
 
 
 def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,8 +180,8 @@ def test_options_may_stand_before_after_and_between_files(
         ["--set", "run.seed=5", config_file, more],
         [config_file, more, "--set", "run.seed=5"],
         [config_file, "--set", "run.seed=5", more],
-        ["--set", "run.seed=5", config_file, "--regenerators", "1", more],
-        [config_file, "--set", "run.seed=5", more, "--regenerators", "1", "diffusion_nft"],
+        ["--set", "run.seed=5", config_file, "--set", "fleet.regenerators.count=1", more],
+        [config_file, "--set", "run.seed=5", more, "--set", "fleet.regenerators.count=1", "diffusion_nft"],
     ):
         assert solrl("plan", *arguments) == 0
         assert "7 iterations, one optimiser step each · seed 5" in " ".join(capsys.readouterr().out.split())
@@ -208,18 +199,14 @@ def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
     here.mkdir()
     monkeypatch.chdir(here)
     url = ("--address", "http://127.0.0.1:1")
-    assert refusal(capsys, "submit", config_file, *url).startswith(
-        f"The configuration file {config_file} is not in what the job is given: {here}"
-    )
+    said = refusal(capsys, "submit", config_file, *url)
+    assert f"{config_file} " in said
+    assert str(here) in said
     monkeypatch.chdir(tmp_path)
-    assert refusal(capsys, "submit", config_file, *url, "--set", "run.root=runs").startswith(
-        "run.root is 'runs' (--set); it must be an absolute path"
-    )
-    assert refusal(capsys, "submit", "--resume", "runs/small", *url).startswith("--resume is runs/small; a submitted")
-    assert refusal(capsys, "submit", config_file).startswith("--address is missing")
-    assert refusal(capsys, "submit", config_file, "--address", "head:6379").startswith(
-        "--address is 'head:6379'; it must"
-    )
+    assert names(refusal(capsys, "submit", config_file, *url, "--set", "run.root=runs"), "run.root", "'runs'")
+    assert names(refusal(capsys, "submit", "--resume", "runs/small", *url), "--resume", "runs/small")
+    assert names(refusal(capsys, "submit", config_file), "--address", "http://head:8265")
+    assert names(refusal(capsys, "submit", config_file, "--address", "head:6379"), "--address", "'head:6379'")
 
 
 @pytest.fixture
@@ -296,32 +283,14 @@ def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
 @pytest.mark.usefixtures("no_clusters")
 def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = made_runs.write_run(tmp_path / "ended")
-    for run, problem in (
-        ([], "No run is live on a cluster of this machine; name the folder of a live run"),
-        ([ended], f"The run in {ended} is not live; name the folder of a live run"),
-        ([tmp_path], f"{tmp_path} is not a run folder: it has no config.yaml."),
-    ):
-        assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith(problem)
+    for run, said in (([], "No run is live"), ([ended], str(ended)), ([tmp_path], "config.yaml")):
+        assert said in refusal(capsys, "pool", "scale", *run, "--explorers", "2")
     for given in ("l40s", "l40s=", "=2", "l40s=-1"):
-        assert refusal(capsys, "pool", "scale", "--explorers-of", given) == (
-            f"--explorers-of is {given}; it must be a name and a number, such as l40s=4."
-        )
-
-
-def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as bound:  # so that nobody else takes the port; it does not listen
-        bound.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{bound.getsockname()[1]}"
-        assert solrl("status", "--address", address) == 1
-    refused = f"error: the Ray cluster at {address} could not be joined: [Errno 111] Connection refused\n"
-    assert capsys.readouterr().err == refused
+        assert names(refusal(capsys, "pool", "scale", "--explorers-of", given), "--explorers-of", given)
 
 
 def test_a_dashboard_is_no_address_to_join(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "status", "--address", "http://head:8265") == (
-        "--address or RAY_ADDRESS is 'http://head:8265', a dashboard, which is for solrl submit; "
-        "it must be the Ray cluster's, such as head:6379."
-    )
+    assert "'http://head:8265'" in refusal(capsys, "status", "--address", "http://head:8265")
 
 
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,16 +303,15 @@ def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest
     assert str(tmp_path / "there.json") in capsys.readouterr().out
     events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
     assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
-    assert refusal(capsys, "trace", run, "--out", tmp_path) == f"--out is {tmp_path}, a folder; it must be a file."
-    for out, problem in (
-        (tmp_path / "there.json" / "in.json", f"{tmp_path}/there.json: it is a file"),
-        (Path("/proc/x.json"), "/proc/x.json: its folder takes no files, or is gone"),
-        (Path("/proc/x/y.json"), "/proc/x: its folder takes no files, or is gone"),
-        (tmp_path / ("x" * 300), f"{tmp_path / ('x' * 300)}: File name too long"),
+    assert names(refusal(capsys, "trace", run, "--out", tmp_path), "--out", str(tmp_path))
+    for out, said in (
+        (tmp_path / "there.json" / "in.json", f"{tmp_path}/there.json: "),
+        (Path("/proc/x/y.json"), "/proc/x: "),
+        (tmp_path / ("x" * 300), f"{tmp_path / ('x' * 300)}: "),
     ):
         assert solrl("trace", run, "--out", out) == 1
-        assert capsys.readouterr().err == f"error: {problem}\n"
-    assert refusal(capsys, "trace", run, "--out", "/dev/null") == "--out is /dev/null, a device; it must be a file."
+        assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert "/dev/null" in refusal(capsys, "trace", run, "--out", "/dev/null")
 
 
 @pytest.mark.parametrize("unbuffered", [False, True])

@@ -88,4 +88,4 @@ def test_of_many_prompts_the_longest_are_counted(config: Config, monkeypatch: py
     assert set(exact) == {"2 of 4"}
     monkeypatch.setattr(preflight, "TOKENIZED", 2)
     sampled = [note.partition(" prompts ")[0] for note in preflight._truncation(config, prompts)]
-    assert sampled == [each.replace("of 4", "of the 2 longest of 4") for each in exact]
+    assert sampled == [f"at least (only the 2 longest were counted) {each}" for each in exact]

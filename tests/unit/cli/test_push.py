@@ -187,23 +187,17 @@ def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("small", "'small' has no owner; it must be a user's or an organisation's: OWNER/small."),
-        ("me/small/er", "'me/small/er' is no name of a repository: "),
-        ("them/small", "The token may not write to them/small (You don't have the rights to create a model under the"),
-        (
-            "them/base",
-            "The token may not write to them/base (You have no access to them/base): another user",
-        ),
-    ],
+    ("name", "said"),
+    [("small", "OWNER/small"), ("me/small/er", "me/small/er"), ("them/small", "403"), ("them/base", "403")],
 )
 def test_names_that_cannot_be_pushed_to(
-    name: str, problem: str, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    name: str, said: str, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.repositories["them/base"] = Repository()
     assert solrl("push", run, name) == 2
-    assert capsys.readouterr().err.startswith(f"error: {problem}")
+    told = capsys.readouterr().err
+    assert name in told
+    assert said in told
 
 
 def test_a_wrong_token_is_told_and_not_shown(
@@ -212,12 +206,10 @@ def test_a_wrong_token_is_told_and_not_shown(
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert solrl("push", run, "me/small") == 2
     captured = capsys.readouterr()
-    assert captured.err == (
-        f"error: The hub at {hub.url} does not take the token (Invalid credentials in Authorization header); set "
-        "another as HF_TOKEN, or log in with `hf auth login`.\n"
-    )
+    assert "401" in captured.err
+    assert "HF_TOKEN" in captured.err
     assert hub.tokens == {"hf_wrong"}
-    assert "hf_wrong" not in captured.out + "".join(p.read_text() for p in (run / "hub").glob("*.md"))
+    assert "hf_wrong" not in captured.out + captured.err + "".join(p.read_text() for p in (run / "hub").glob("*.md"))
 
 
 def test_a_hub_that_does_not_answer_is_told(

@@ -15,114 +15,78 @@ import pytest
 import solrl_ray
 from solrl_ray.cli import verbs
 from tests.support.command_line import begin, refusal, solrl
+from tests.support.sentences import names
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "key", "values"),
     [
-        (["--explorers", "0"], "fleet.explorers.count in --explorers is 0; it must be at least 1."),
-        (["--regenerators", "-2"], "fleet.regenerators.count in --regenerators is -2; it must be at least 1."),
-        (["--learners", "0"], "learner.world_size in --learners is 0; it must be at least 1."),
-        (
-            ["--gpu", "nothere.yaml"],
-            "gpu is 'nothere.yaml' (--gpu or the cluster's file), but there is no such file; name one that is ",
-        ),
-        (["--gpu", "nothere/h200"], "gpu is 'nothere/h200' (--gpu or the cluster's file), but there is no such file"),
-        (["--gpu", "zzz"], "gpu is 'zzz' (--gpu or the cluster's file); it must be one of a100-80, b200, "),
-        (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
+        (["--gpu", "nothere.yaml"], "gpu", "'nothere.yaml'"),
+        (["--gpu", "nothere/h200"], "gpu", "'nothere/h200'"),
+        (["--gpu", "zzz"], "gpu", "'zzz' h100-80"),
+        (["--cluster", "nothere.yaml"], "The file nothere.yaml", ""),
     ],
 )
 def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
-    arguments: list[str], problem: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], key: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, "plan", config_file, *arguments).startswith(problem)
+    assert names(refusal(capsys, "plan", config_file, *arguments), key, values)
 
 
 @pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])
 def test_a_card_that_is_nearly_a_listed_one_is_named(
     gpu: str, meant: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = f"or a price list in a file; did you mean {meant}?"
-    assert refusal(capsys, "plan", config_file, "--gpu", gpu).endswith(end)
-    file = tmp_path / "cluster.yaml"
-    file.write_text(f"gpu: '{gpu}'\n")
-    said = refusal(capsys, "plan", config_file, "--cluster", file)
-    assert said.startswith(f"gpu is {gpu!r} (--gpu or the cluster's file); it must be one of ")
-    assert said.endswith(end)
+    (tmp_path / "cluster.yaml").write_text(f"gpu: '{gpu}'\n")
+    for option in (("--gpu", gpu), ("--cluster", tmp_path / "cluster.yaml")):
+        said = refusal(capsys, "plan", config_file, *option)
+        assert names(said, "gpu", repr(gpu))
+        assert said.endswith(f"did you mean {meant}?")
 
 
 def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(tmp_path / "runs" / "small", config_file)
-    for option, value, problem in (
-        ("--solver", "heun", """rollout.solver in --solver is "heun"; it must be one of 'euler' or 'dpm2'."""),
-        ("--samples", "0", "evaluation.samples in --samples is 0; it must be at least 1."),
-    ):
+    for option, value, key in (("--solver", "heun", "rollout.solver"), ("--samples", "0", "evaluation.samples")):
         # Several rewards are no reason to refuse.
         asked = ("--rewards", "pickscore", "hpsv2", option, value)
-        assert refusal(capsys, "eval", tmp_path / "runs" / "small", *asked) == problem
+        assert names(refusal(capsys, "eval", tmp_path / "runs" / "small", *asked), key, f"{option} {value}")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "key", "values"),
     [
-        (["--set", "rollout.pol=3"], "Unknown key rollout.pol in --set; did you mean rollout.pool?"),
-        (["--set", "rollout.pool=x"], 'rollout.pool in --set is "x"; it must be a whole number.'),
-        (
-            ["--set", "rollout.keep=10"],
-            "rollout.keep is 10 (--set); it must be at most rollout.pool, which is 8.",
-        ),
-        (
-            ["--set", "rollout.explore.precision=bf16"],
-            'rollout.explore.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or',
-        ),
-        (["--set", "fleet.learners.count=2"], "Unknown key fleet.learners.count in --set; did you mean learner.w"),
-        (["--set", "rollout.keep=3"], "rollout.keep is 3 (--set); it must be even"),
-        (["--set", "rollout.pool=9"], "rollout.explore.micro_batch is 8 ("),
-        (["--set", "rollout.prompts=4"], "rollout.prompts is 4 (--set); it must be at most 3, the number of"),
-        (
-            ["--set", "evaluation.prompts=3"],
-            "evaluation.prompts is 3 (--set); it must be at most 2, the number of",
-        ),
-        (["--set", "model.path=./nowhere"], "model.path (--set) is './nowhere'"),
-        (["--set", "rewards.0.path=./nowhere"], "rewards.0.path"),
-        (["--set", "rewards.0.path=."], "rewards.0.path (--set) is"),
-        (
-            ["--set", "rewards.0.kind=clip"],
-            "rewards.0.kind (--set) is 'clip', which is neither a registered reward (",
-        ),
-        (
-            ["--set", "rewards.0={kind: 'no_module:f'}"],
-            "rewards.0.kind (--set) is 'no_module:f', but the module",
-        ),
-        (
-            ["--set", "evaluation.reference=math:no"],
-            "evaluation.reference (--set) is 'math:no', but math has no",
-        ),
+        (["--set", "rollout.keep=10"], "rollout.keep", "10 rollout.pool 8"),
+        (["--set", "model.path=./nowhere"], "model.path", "'./nowhere'"),
+        (["--set", "rewards.0.path=./nowhere"], "rewards.0.path", "./nowhere"),
+        (["--set", "rewards.0.path=."], "rewards.0.path", ""),
+        (["--set", "rewards.0.kind=clip"], "rewards.0.kind", "'clip'"),
+        (["--set", "rewards.0={kind: 'no_module:f'}"], "rewards.0.kind", "'no_module:f'"),
+        (["--set", "evaluation.reference=math:no"], "evaluation.reference", "'math:no'"),
         (
             ["--set", "evaluation.reference=solrl_ray.testbed.world:picture", "--dry-run"],
-            "evaluation.reference (--set) is 'solrl_ray.testbed.world:picture', which was tried on two prompts: ",
+            "evaluation.reference",
+            "'solrl_ray.testbed.world:picture'",
         ),
         (
             ["--set", "rollout.explore.precision=fp8"],
-            "rollout.explore.precision is 'fp8' (--set): fp8 needs a card of compute capability 8.9 or newer, and "
-            "explorers have no GPU (fleet.explorers.num_gpus is 0). Name a cluster part, such as one_gpu_80gb; on a",
+            "rollout.explore.precision",
+            "'fp8' 8.9 fleet.explorers.num_gpus",
         ),
-        (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
-        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),
-        (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
-        (["--set", "run.root=/proc/x"], "run.root is /proc/x (--set), but /proc takes no files."),
-        (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
-        (["--dry-run", "two_stage", "--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
-        (["--set", "run.seed=1", "run.name=a"], "Unrecognized arguments: run.name=a; see solrl --help."),
-        (["--dry-run", "two_stge"], "There is no configuration two_stge, and no file of that name; did you mean two_"),
+        (["--set", "model.quantization.min_features=9999"], "model.quantization", "9999"),
+        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets", "'to_x'"),
+        (["--set", "checkpoints.min_free_gb=1e9"], "run.root", "free"),
+        (["--wrong"], "Unrecognized arguments:", "--wrong"),
+        (["--dry-run", "two_stage", "--wrong"], "Unrecognized arguments:", "--wrong"),
+        (["--set", "run.seed=1", "run.name=a"], "Unrecognized arguments:", "run.name=a"),
+        (["--dry-run", "two_stge"], "There is no configuration two_stge,", "two_stage"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(
-    arguments: list[str], problem: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], key: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, "train", config_file, *arguments).startswith(problem)
+    assert names(refusal(capsys, "train", config_file, *arguments), key, values)
     assert not (config_file.parent / "runs").exists()
 
 

@@ -10,6 +10,7 @@ from solrl_ray.config import checks
 from solrl_ray.config.loading import load, load_with_sources, to_yaml
 from solrl_ray.config.strategies import warnings
 from tests.support.made_configs import MODEL, REST, refusal
+from tests.support.sentences import names
 from tests.support.small import small_config
 
 # --- merging --------------------------------------------------------------------------------------
@@ -108,68 +109,47 @@ def test_a_missing_key_is_named_with_the_files_or_where_its_section_is(parts: li
 
 
 @pytest.mark.parametrize(
-    ("override", "problem"),
+    ("override", "key", "values"),
     [
-        ("rollout.pool=many", 'rollout.pool in --set is "many"; it must be a whole number.'),
-        ("rollout.pool='64'", 'rollout.pool in --set is "64"; it must be a whole number.'),
-        ("rollout.pool=24.5", "rollout.pool in --set is 24.5; it must be a whole number."),
-        ("rollout.pool=0", "rollout.pool in --set is 0; it must be at least 1."),
-        ("rollout.pool=", "rollout.pool in --set is empty; it must be a whole number."),
-        ("learner.optimizer.lr=-1", "learner.optimizer.lr in --set is -1; it must be more than 0."),
-        ("run.seed=-1", "run.seed in --set is -1; it must be at least 0."),
-        ("objective.beta=0", "objective.beta in --set is 0; it must be more than 0."),
-        ("learner.ema_cap=1.5", "learner.ema_cap in --set is 1.5; it must be at most 1."),
-        ("learner.activation_memory=1.5", "learner.activation_memory in --set is 1.5; it must be at most 1."),
-        ("learner.activation_memory=-0.1", "learner.activation_memory in --set is -0.1; it must be at least 0."),
-        ("learner.optimizer.betas=[0.9, 1]", "learner.optimizer.betas.1 in --set is 1; it must be less than 1."),
-        ("fleet.learners.num_gpus=-1", "fleet.learners.num_gpus in --set is -1; it must be at least 0."),
-        ("prompts.train=''", 'prompts.train in --set is ""; it must be a path.'),
-        ("fidelity.floor=1", "fidelity.floor in --set is 1; it must be less than 1."),
-        ("objective={kind: awm, power: 2}", "objective.power in --set is 2; it must be at most 1."),
-        ("rollout.sampler.kind=sde", "rollout.sampler.kind in --set is \"sde\"; it must be one of 'ode', 'flow_sde"),
-        (
-            "compile.learner=yes",
-            'compile.learner in --set is "yes"; it must be true or',
-        ),
-        ("learner.optimizer.lr=.inf", "learner.optimizer.lr in --set is Infinity; it must be a finite number."),
-        ("learner.optimizer.lr=.nan", "learner.optimizer.lr in --set is NaN; it must be a finite number."),
-        ("run.name=7", "run.name in --set is 7; it must be text (put it in quotes)."),
-        ("rollout.solver=heun", "rollout.solver in --set is \"heun\"; it must be one of 'euler' or 'dpm2'."),
-        (
-            "objective.timestep_fraction=1.5",
-            "objective.timestep_fraction in --set is 1.5; it must be at most 1.",
-        ),
-        ("rewards=[]", "rewards in --set is []; it must be a list of at least 1."),
-        ("model.lora.targets=to_q", 'model.lora.targets in --set is "to_q"; it must be a list.'),
-        (
-            "learner.optimizer.betas=[0.9]",
-            "learner.optimizer.betas in --set is [0.9]; it must be a list of two numbers.",
-        ),
-        (
-            "rollout=3",
-            "rollout in --set is 3; it must be a section with the keys strategy, accept_quantized_training, prompts",
-        ),
-        (
-            "rewards.2.weight=1",
-            "--set rewards.2: rewards is a list of 2, so '2' must be a whole number below 2.",
-        ),
-        (
-            "rewards.first.weight=1",
-            "--set rewards.first: rewards is a list of 2, so 'first' must be a whole number",
-        ),
-        (
-            "fleet.learners.count=2",
-            "Unknown key fleet.learners.count in --set; did you mean learner.world_size?",
-        ),
-        ("rollout.pool", "--set rollout.pool: it must read key=value, such as rollout.pool=64."),
-        ("rollout..pool=1", "--set rollout..pool=1: it must read key=value"),
-        ("rollout.pool=[1", "--set rollout.pool, line 1: expected ',' or ']'"),
+        ("rollout.pool=many", "rollout.pool", '"many"'),
+        ("rollout.pool='64'", "rollout.pool", '"64"'),
+        ("rollout.pool=24.5", "rollout.pool", "24.5"),
+        ("rollout.pool=0", "rollout.pool", "0 1"),
+        ("rollout.pool=", "rollout.pool", "empty"),
+        ("learner.optimizer.lr=-1", "learner.optimizer.lr", "-1 0"),
+        ("run.seed=-1", "run.seed", "-1 0"),
+        ("objective.beta=0", "objective.beta", "0"),
+        ("learner.ema_cap=1.5", "learner.ema_cap", "1.5 1"),
+        ("learner.activation_memory=1.5", "learner.activation_memory", "1.5 1"),
+        ("learner.activation_memory=-0.1", "learner.activation_memory", "-0.1 0"),
+        ("learner.optimizer.betas=[0.9, 1]", "learner.optimizer.betas.1", "1"),
+        ("fleet.learners.num_gpus=-1", "fleet.learners.num_gpus", "-1 0"),
+        ("prompts.train=''", "prompts.train", '""'),
+        ("fidelity.floor=1", "fidelity.floor", "1"),
+        ("objective={kind: awm, power: 2}", "objective.power", "2 1"),
+        ("rollout.sampler.kind=sde", "rollout.sampler.kind", '"sde"'),
+        ("compile.learner=yes", "compile.learner", '"yes"'),
+        ("learner.optimizer.lr=.inf", "learner.optimizer.lr", "Infinity"),
+        ("learner.optimizer.lr=.nan", "learner.optimizer.lr", "NaN finite"),
+        ("run.name=7", "run.name", "7"),
+        ("rollout.solver=heun", "rollout.solver", '"heun" 2'),
+        ("objective.timestep_fraction=1.5", "objective.timestep_fraction", "1.5 1"),
+        ("rewards=[]", "rewards", "[] 1"),
+        ("model.lora.targets=to_q", "model.lora.targets", '"to_q"'),
+        ("learner.optimizer.betas=[0.9]", "learner.optimizer.betas", "[0.9]"),
+        ("rollout=3", "rollout", "3"),
+        ("rewards.2.weight=1", "--set rewards.2", "'2' 2."),
+        ("rewards.first.weight=1", "--set rewards.first", "'first' 2."),
+        ("fleet.learners.count=2", "Unknown key fleet.learners.count", "learner.world_size"),
+        ("rollout.pool", "--set rollout.pool", "key=value"),
+        ("rollout..pool=1", "--set rollout..pool=1", "key=value"),
+        ("rollout.pool=[1", "--set rollout.pool, line 1", ""),
     ],
 )
 def test_a_wrong_value_is_answered_with_key_source_value_and_what_is_right(
-    parts: list[Path], override: str, problem: str
+    parts: list[Path], override: str, key: str, values: str
 ) -> None:
-    assert refusal(parts, override).startswith(problem)
+    assert names(refusal(parts, override), key, values)
 
 
 def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_other_explorers_ask_for_places_of_their_own(tmp_path: Path) -> None:
             "[{name: a, prompts: 1, num_gpus: 0.5}]",
             "num_gpus is 0.5 (--set); it must be a whole number: other explorers",
         ),
-        ("[{name: a, prompts: 1, num_cpus: -1}]", "num_cpus in --set is -1; it must be at least 0."),
+        ("[{name: a, prompts: 1, num_cpus: -1}]", "num_cpus in --set is -1: "),
         ("[{name: a}]", "The key fleet.other_explorers.0.prompts is missing"),
         ("[{name: a, prompt: 1}]", "Unknown key fleet.other_explorers.0.prompt in --set; did you mean"),
     ],
