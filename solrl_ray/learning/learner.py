@@ -30,9 +30,6 @@ from numpy.typing import NDArray
 
 from solrl_ray import objectives
 from solrl_ray.common.tensor_serialization import to_host
-from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.objectives import AwmConfig
-from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
@@ -42,7 +39,7 @@ from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.objectives.base import MicroBatch, Pass, Reference, Velocities
+from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
 from solrl_ray.objectives.schedules import ema_decay, follower_decay
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
@@ -74,11 +71,11 @@ class Learner:
         self._updates = self._steps = 0
         self._failed = False
         self._open: OpenUpdate | None = None
-        steps, sampler = config.rollout.regenerate.steps, config.rollout.sampler
+        steps, section = config.rollout.regenerate.steps, config.objective
         self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
-        self._transitions = 0 if isinstance(sampler, Ode) or not needs_trajectory(config) else sampler.recorded(steps)
-        self._anchored = "anchor" in self._objective.references
-        self._passes = PolicyPasses(config, model, anchor=self._anchored)
+        self._transitions = config.rollout.sampler.recorded(steps) if section.needs_trajectory else 0
+        self._anchor_decay = section.anchor_decay()
+        self._passes = PolicyPasses(config, model)
         self._parameters = adapters.parameters(model.transformer, "default")
         self._ema = Ema(adapters.factors(model.transformer, "default"))
         self._engine = Engine.build(config.learner, list(self._parameters.values()), self._passes.velocity)
@@ -227,9 +224,8 @@ class Learner:
         gradient_norm = self._engine.step()
         self._steps += 1
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
-        if self._anchored and isinstance(self._config.objective, AwmConfig):
-            decay = follower_decay(self._config.objective.anchor, self._steps)
-            adapters.decay_(self._model.transformer, decay, "anchor")
+        if self._anchor_decay is not None:
+            adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")
         return sums, gradient_norm
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
@@ -297,7 +293,7 @@ class Learner:
         self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
     ) -> dict[str, list[torch.Tensor]]:
         """Velocities of each pass under the objective's other policies; `old` only if it differs."""
-        wanted: tuple[Reference, ...] = self._objective.references
+        wanted: tuple[adapters.Active, ...] = self._config.objective.references()
         if not old_is_default:
             wanted = (*wanted, "old")
         found: dict[str, list[torch.Tensor]] = {}
@@ -352,7 +348,7 @@ class Learner:
             buffers: host memory that is used again in the next call, so that this state is valid until then.
         """
         moments = self._engine.moments()
-        names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchored else [])]
+        names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchor_decay else [])]
         parts = {name: self.factors(name, on_host=False) for name in names}
         parts |= {key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS}
         on_host = {name: to_host(part, None if buffers is None else buffers[name]) for name, part in parts.items()}
@@ -372,7 +368,7 @@ class Learner:
         self._ema = Ema({key: value.to(self._model.device) for key, value in state.ema.items()})
         moments = {key: [getattr(state, key)[name] for name in self._parameters] for key in MOMENTS}
         self._engine.restore(moments, state.steps)
-        if self._anchored:  # a state of another objective has none: it starts at the trained policy, as at revision 0
+        if self._anchor_decay is not None:  # a state of another objective has none: it starts at the trained policy, as at revision 0
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
         self._updates, self._steps = state.updates, state.steps
 

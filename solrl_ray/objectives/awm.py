@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config.objectives import AwmConfig, share_of
-from solrl_ray.objectives.base import Loss, Reference, Velocities, clipped_surrogate, mean
+from solrl_ray.objectives.base import Loss, Velocities, clipped_surrogate, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.records import Address
 from solrl_ray.sampling import noise
@@ -24,17 +24,11 @@ _FLOOR = 1e-10
 """Added to l, so that its roots have a slope at 0."""
 
 
-class Awm(ForwardProcess):
-    def __init__(self, config: AwmConfig, *, grid: Tensor, run_seed: int) -> None:
-        super().__init__(grid=grid, run_seed=run_seed)
-        self._config = config
-        base: tuple[Reference, ...] = ("base",) if config.kl != 0 else ()
-        self.references = (*base, "anchor") if config.anchor.weight != 0 else base
-
+class Awm(ForwardProcess[AwmConfig]):
     def steps(self, address: Address) -> NDArray[np.int64]:
         """One step from each slice, rising, as released."""
         config = self._config
-        end = share_of(len(self._grid), config.timestep_fraction)
+        end = share_of(len(self._grid) - 1, config.timestep_fraction)
         return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:

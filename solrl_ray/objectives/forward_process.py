@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
+from solrl_ray.objectives.base import C, MicroBatch, Objective, Pass, timestep_addresses
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.sde import per_sample
@@ -31,20 +31,15 @@ def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
     return (1 - t) * x0 + t * eps
 
 
-class ForwardProcess(Objective[NoisedPass]):
+class ForwardProcess(Objective[C, NoisedPass]):
     """In pass j every sample is at the j-th of its own steps of the full schedule."""
-
-    def __init__(self, *, grid: Tensor, run_seed: int) -> None:
-        """`grid`: noise levels of the full schedule without the final 0, float32 [steps], on the CPU."""
-        self._grid = grid
-        self._run_seed = run_seed
 
     @abstractmethod
     def steps(self, address: Address) -> NDArray[np.int64]:
         """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
-        x0 = batch.x0.to(device)
+        x0, levels = batch.x0.to(device), self._grid.float()
         addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
         passes = []
         for column in np.stack([self.steps(address) for address in addresses]).T:
@@ -53,6 +48,6 @@ class ForwardProcess(Objective[NoisedPass]):
                 for address, step in zip(addresses, column, strict=True)
             ]
             eps = initial_noise(where, tuple(x0.shape[1:])).to(device)
-            t = self._grid[torch.from_numpy(column)].to(device)
+            t = levels[torch.from_numpy(column)].to(device)
             passes.append(NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps))
         return passes

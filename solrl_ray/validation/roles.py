@@ -8,7 +8,6 @@ import time
 import torch
 from torch import Tensor, nn
 
-from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Lora
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier
@@ -49,7 +48,7 @@ def regenerate(session: Session) -> list[Measure]:
     config, model, tier = session.config, session.model, full_tier(session.config.model)
     assert model
     session.reference, said = _compiled(session, model, tier)
-    steps, record = config.rollout.regenerate.steps, needs_trajectory(config)
+    steps, record = config.rollout.regenerate.steps, config.objective.needs_trajectory
     sampler = Sampler(config, model, Brightness("brightness"), steps=steps, micro_batch=len(SEEDS), record=record)
     digests = []
     for _ in range(2):

@@ -107,7 +107,7 @@ def test_the_fingerprint_tells_other_samples_apart() -> None:
 def test_each_sample_is_noised_by_its_own_addresses() -> None:
     made = groups(2)
     batch = split(made, micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2
-    grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2])
+    grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
     objective = DiffusionNft(sections.DiffusionNftConfig(timestep_fraction=0.6), grid=grid, run_seed=7)
     passes = objective.passes(batch, torch.device("cpu"), 2)
     assert len(passes) == 3

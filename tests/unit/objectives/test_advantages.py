@@ -117,7 +117,7 @@ def sample(index: int) -> Address:
 
 
 def objective(fraction: float = 0.6) -> DiffusionNft:
-    return DiffusionNft(DiffusionNftConfig(timestep_fraction=fraction), grid=torch.linspace(1, 0.1, 10), run_seed=42)
+    return DiffusionNft(DiffusionNftConfig(timestep_fraction=fraction), grid=torch.linspace(1, 0, 11), run_seed=42)
 
 
 def timesteps_of(index: int, fraction: float = 0.6) -> list[int]:

@@ -52,7 +52,7 @@ def a_pass(sampler: Stochastic, step: int = 3) -> TransitionPass:
 
 
 def flow(sampler: Stochastic, **keys: Any) -> FlowGrpo:
-    return FlowGrpo(sections.FlowGrpoConfig(**keys), sampler, grid=GRID, run_seed=5)
+    return FlowGrpo(sections.FlowGrpoConfig(**keys), sampler=sampler, grid=GRID, run_seed=5)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.kind)
@@ -146,7 +146,7 @@ def test_with_windows_each_sample_stands_in_its_own() -> None:
 
 
 def dance(**keys: Any) -> DanceGrpo:
-    return DanceGrpo(sections.DanceGrpoConfig(**keys), DanceSde(), grid=GRID, run_seed=5)
+    return DanceGrpo(sections.DanceGrpoConfig(**keys), sampler=DanceSde(), grid=GRID, run_seed=5)
 
 
 def test_dance_trains_each_sample_on_a_share_of_its_own_transitions() -> None:

@@ -45,7 +45,7 @@ def nft_loss(
 ) -> Loss:
     clip = keys.pop("adv_clip")
     objective = DiffusionNft(
-        DiffusionNftConfig(advantage=Advantage(clip=clip), **keys), grid=torch.linspace(1, 0.1, 10), run_seed=0
+        DiffusionNftConfig(advantage=Advantage(clip=clip), **keys), grid=torch.linspace(1, 0, 11), run_seed=0
     )
     one = NoisedPass(x_t=x_t, t=t, x0=x0, eps=torch.zeros_like(x0))
     return objective.loss(one, Velocities(theta=v_theta, old=v_old, base=v_ref), advantages)

@@ -14,7 +14,7 @@ import torch
 
 from solrl_ray import models
 from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.checks import check, needs_trajectory
+from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
@@ -97,7 +97,7 @@ class Bench:
             reward,
             steps=full.steps,
             micro_batch=full.micro_batch,
-            record=needs_trajectory(config),
+            record=config.objective.needs_trajectory,
         )
         self.embeddings = {
             p.id: PromptEmbedding(prompt_id=p.id, tensors=self.model.encode([p.text])[0], digest=p.id) for p in PROMPTS
