@@ -9,7 +9,7 @@ from solrl_ray.config.schema import Config
 
 FLOAT32_BYTES = 4
 POLICIES = 3
-"""Sets of LoRA factors on a learner rank: the trained policy, the sampling policy and the EMA; an anchor is a fourth."""
+"""Sets of LoRA factors on a learner rank: the trained policy, the sampling policy, the EMA; an anchor is a fourth."""
 MOMENTS = 2
 """AdamW's moments of a trained parameter."""
 
@@ -21,7 +21,7 @@ def trained_timesteps(config: Config) -> int:
 
 
 def references(config: Config) -> list[str]:
-    """Policies whose velocities are computed without gradient, in any optimiser step, as `policy.adapters` names them."""
+    """Policies whose velocities are computed without gradient in any optimiser step, by their names in `adapters`."""
     objective = config.objective
     return [*objective.references(), *["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)]
 

@@ -368,7 +368,7 @@ class Learner:
         self._ema = Ema({key: value.to(self._model.device) for key, value in state.ema.items()})
         moments = {key: [getattr(state, key)[name] for name in self._parameters] for key in MOMENTS}
         self._engine.restore(moments, state.steps)
-        if self._anchor_decay is not None:  # a state of another objective has none: it starts at the trained policy, as at revision 0
+        if self._anchor_decay is not None:  # another objective's state has none: it starts at the trained policy
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
         self._updates, self._steps = state.updates, state.steps
 
