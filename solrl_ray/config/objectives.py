@@ -57,7 +57,7 @@ class Anchor(Section):
     """The largest d."""
 
 
-class Objective(Section):
+class ObjectiveSection(Section):
     """What a run asks of its objective. Each kind also has `advantage` and `old_decay`, as keys or as constants."""
 
     implementation: ClassVar[str]
@@ -87,7 +87,7 @@ class Objective(Section):
         yield from ()
 
 
-class DiffusionNftConfig(Objective):
+class DiffusionNftConfig(ObjectiveSection):
     """DiffusionNFT (arXiv 2509.16117)."""
 
     implementation: ClassVar[str] = "nft:DiffusionNft"
@@ -108,7 +108,7 @@ class DiffusionNftConfig(Objective):
         return ("base",) if self.kl else ()
 
 
-class AwmConfig(Objective):
+class AwmConfig(ObjectiveSection):
     """Advantage-weighted matching (arXiv 2509.25050)."""
 
     implementation: ClassVar[str] = "awm:Awm"
@@ -152,7 +152,7 @@ class AwmConfig(Objective):
             )
 
 
-class FlowGrpoConfig(Objective):
+class FlowGrpoConfig(ObjectiveSection):
     """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions; all but the last, or the window's."""
 
     implementation: ClassVar[str] = "grpo:FlowGrpo"
@@ -172,7 +172,7 @@ class FlowGrpoConfig(Objective):
         return ("base",) if self.kl else ()
 
 
-class DanceGrpoConfig(Objective):
+class DanceGrpoConfig(ObjectiveSection):
     """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
 
     implementation: ClassVar[str] = "grpo:DanceGrpo"

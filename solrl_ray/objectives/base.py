@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from solrl_ray.config import objectives as sections
+from solrl_ray.config.objectives import ObjectiveSection
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.records import Address
 
@@ -83,7 +83,7 @@ class Loss:
     """1 where the ratio is outside the clip range, else 0."""
 
 
-C = TypeVar("C", bound=sections.Objective)
+C = TypeVar("C", bound=ObjectiveSection)
 P = TypeVar("P", bound=Pass)
 ODE = Ode()
 
