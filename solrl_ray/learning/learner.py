@@ -23,10 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed
-from numpy.typing import NDArray
 
 from solrl_ray import objectives
 from solrl_ray.common.tensor_serialization import to_host
@@ -103,7 +101,7 @@ class Learner:
     def update(
         self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
     ) -> UpdateMetrics:
-        """A whole update at once: `begin`, `take` and `finish`.
+        """A whole update at once: `begin`, `add_groups` and `finish`.
 
         Args:
             groups: every group of the iteration, in prompt order, drawn by revision `self.revision`.
@@ -111,7 +109,7 @@ class Learner:
         """
         self.begin(iteration, [len(group.indices) for group in groups])
         try:
-            self.take(groups, embeddings)
+            self.add_groups(groups, embeddings)
             return self.finish(iteration)
         finally:
             self._open = None
@@ -147,7 +145,7 @@ class Learner:
         """Groups that the open update has taken."""
         return 0 if self._open is None else len(self._open.groups)
 
-    def take(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
+    def add_groups(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
         ranks.
 
@@ -166,7 +164,7 @@ class Learner:
         )
         update.add(groups, embeddings)
         if not update.complete:  # else `finish` follows, which holds one micro-batch at a time
-            with self._half_way():
+            with self._poison_on_error():
                 self._advance(update, update.parts[0], final=False)
         update.seconds += time.perf_counter() - started
 
@@ -187,13 +185,13 @@ class Learner:
             )
         self._failed = any(part.sums.passes for part in update.parts)  # gradients cannot be undone
         self._check_ranks_agree(fingerprint(update.groups))
-        with self._half_way():
+        with self._poison_on_error():
             done = [self._step(update, part) for part in update.parts]
             self._follow()
         self._open = None
         update.seconds += time.perf_counter() - started
-        gains = update.advantages(self._config.objective.advantage)
-        return update_metrics(update, done, gains, revision=self.revision, clip=self._config.objective.advantage.clip)
+        advantages, clip = update.advantages(self._config.objective.advantage), self._config.objective.advantage.clip
+        return update_metrics(update, done, advantages, revision=self.revision, clip=clip)
 
     def _opened(self) -> OpenUpdate:
         self._check_whole()
@@ -206,7 +204,7 @@ class Learner:
             raise RunError("this learner's last update failed half-way; build a new one from the last state")
 
     @contextmanager
-    def _half_way(self) -> Iterator[None]:
+    def _poison_on_error(self) -> Iterator[None]:
         """If the block fails, the learner refuses further updates."""
         self._failed = True
         yield
@@ -243,7 +241,8 @@ class Learner:
             last = len(part.slots) + len(part.prepared) == 1
             if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or (alone and not last)):
                 one = part.prepared.popleft().to(self._model.device)
-                self._learn(update, part, one, known[list(one.slots.samples)], last=last)
+                advantages = torch.from_numpy(known[list(one.slots.samples)])
+                self._learn(update, part, one, advantages.to(self._model.device), last=last)
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
                 is_next = final or (alone and len(known) > one.slots.samples[-1])
@@ -263,7 +262,7 @@ class Learner:
         return Prepared(slots, batch, passes, references)
 
     def _learn(
-        self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: NDArray[np.float64], *, last: bool
+        self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: torch.Tensor, *, last: bool
     ) -> None:
         """The gradient of a micro-batch.
 
@@ -272,7 +271,6 @@ class Learner:
         """
         adapters.use(self._model.transformer, "default")
         embedding = self._embedding(update, one.batch)
-        gains = torch.from_numpy(advantages).to(self._model.device)
         weights = one.batch.weights.to(self._model.device)
         scale = 1.0 / (len(part.samples) * len(one.passes))
         for k, each in enumerate(one.passes):
@@ -280,7 +278,7 @@ class Learner:
             # The ratio of an unchanged policy is exactly 1.
             old = {"old": v_theta.detach()} if part.old_is_default else {}
             given = {name: v[k] for name, v in one.references.items()}
-            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), gains)
+            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), advantages)
             part.sums.add(loss, weights, scale)
             end = last and k == len(one.passes) - 1
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.

@@ -36,8 +36,8 @@ class Awm(ForwardProcess[AwmConfig]):
         target = one.eps - one.x0
         theta, old = (log_likelihood(x, target, one.t, config.weighting, config.power) for x in (v.theta, v.old))
         clip = config.advantage.clip
-        gains = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
-        policy, ratio, clipped = clipped_surrogate(theta - old.detach(), gains, config.clip_range)
+        scaled = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
+        policy, ratio, clipped = clipped_surrogate(theta - old.detach(), scaled, config.clip_range)
         kl, held = (torch.zeros_like(policy) if r is None else _distance(v.theta, r) for r in (v.base, v.anchor))
         total = policy + config.kl * kl + config.anchor.weight * held
         total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))

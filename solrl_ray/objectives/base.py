@@ -137,10 +137,10 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) 
     Source: proximal policy optimisation (arXiv 1707.06347), equation 7.
     """
     ratio = torch.exp(log_ratio)
-    gains = advantages.to(ratio.dtype)
+    advantages = advantages.to(ratio.dtype)
     bounded = ratio.clamp(1 - clip_range, 1 + clip_range)
     outside = (ratio.detach() != bounded.detach()).to(ratio.dtype)
-    return torch.maximum(-gains * ratio, -gains * bounded), ratio.detach(), outside
+    return torch.maximum(-advantages * ratio, -advantages * bounded), ratio.detach(), outside
 
 
 def mean(x: Tensor) -> Tensor:

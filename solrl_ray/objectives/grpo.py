@@ -86,8 +86,8 @@ class Grpo(Objective[G, TransitionPass]):
         config, coefficients = self._config, one.coefficients
         theta, old = (sde.mean(coefficients, one.x_t, x) for x in (v.theta, v.old))
         log_theta, log_old = (sde.log_probability(coefficients, one.x_next, x) for x in (theta, old))
-        gains = advantages.clamp(-config.advantage.clip, config.advantage.clip)
-        policy, ratio, clipped = clipped_surrogate(log_theta - log_old.detach(), gains, config.clip_range)
+        clipped_advantages = advantages.clamp(-config.advantage.clip, config.advantage.clip)
+        policy, ratio, clipped = clipped_surrogate(log_theta - log_old.detach(), clipped_advantages, config.clip_range)
         kl = torch.zeros_like(policy)
         if v.base is not None:
             base = sde.mean(coefficients, one.x_t, v.base).detach()

@@ -128,7 +128,7 @@ def test_samples_that_come_one_prompt_at_a_time_are_learned_from_early_to_the_sa
         for place in range(len(made)):
             bit_by_bit.begin(iteration, [len(group.indices) for group in made])
             assert bit_by_bit.taken == place
-            bit_by_bit.take(made[place : place + 1], embeddings())
+            bit_by_bit.add_groups(made[place : place + 1], embeddings())
             if place == 0:  # its four samples are a micro-batch
                 part = bit_by_bit._opened().parts[0]
                 assert (part.sums.passes, len(part.prepared)) == (early * 3, 1 - early)
@@ -144,12 +144,12 @@ def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
     learner.begin(0, [len(group.indices) for group in made])
     with pytest.raises(RunError, match="of iteration 0 is open; 1 cannot begin"):
         learner.begin(1, [1])
-    learner.take(made[:1], embeddings())
+    learner.add_groups(made[:1], embeddings())
     with pytest.raises(RunError, match="of iteration 0 1 of 3 prompts are there"):
         learner.finish(0)
     with pytest.raises(RunError, match="number 2, p1, comes with 2 samples, expected 3"):
-        learner.take(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
-    learner.take(made[1:], embeddings())
+        learner.add_groups(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
+    learner.add_groups(made[1:], embeddings())
     assert learner.finish(0).samples == 10
 
 

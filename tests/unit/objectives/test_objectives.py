@@ -263,7 +263,7 @@ def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
     one = bench(method)
     one.iterate(0)  # so that no policy is another's copy
     one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
-    one.learner.take([one.group(1, PROMPTS[0])], one.embeddings)
+    one.learner.add_groups([one.group(1, PROMPTS[0])], one.embeddings)
     shape = one.model.latent_shape
     waiting = [prepared for part in one.learner._opened().parts for prepared in part.prepared]
     facts = ModelFacts(latent_shape=shape, parameters=0, lora_modules=0, lora_parameters=0, packed_bytes=0)
