@@ -174,12 +174,6 @@ def test_a_learner_compiles_none_of_the_optimisers_that_deepspeed_knows(build: B
     assert dict(os.environ) == before
 
 
-def test_a_learner_attends_without_cudnn(build: Build) -> None:
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    build()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
 def test_old_and_ema_follow_the_trained_policy_and_nothing_else_moves(build: Build) -> None:
     learner = build(objective={"old_decay": {"kind": "linear", "slope": 0.25, "cap": 0.5}})
     transformer = learner._model.transformer
@@ -217,13 +211,6 @@ def test_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
     assert (learner.state().updates, learner.state().steps) == (2, 4)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_equal_learners_end_with_equal_bytes(build: Build, stage: int) -> None:
-    first, second = (run(build(learner={"zero_stage": stage}), 3) for _ in range(2))
-    for policy in ("default", "old", "ema"):
-        assert lora_digest(first.factors(policy)) == lora_digest(second.factors(policy))
-
-
 def test_taking_v_theta_for_v_old_where_they_are_equal_changes_no_bit(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,25 +223,6 @@ def test_taking_v_theta_for_v_old_where_they_are_equal_changes_no_bit(
     monkeypatch.setattr(slow, "_old_is_default", lambda: False)
     assert lora_digest(run(slow, 2).factors("default")) == lora_digest(quick.factors("default"))
     assert not run(build(), 1)._old_is_default()
-
-
-@pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 9)])
-def test_gradients_are_reduced_once_an_update_by_zero_1_and_once_a_pass_by_zero_2(
-    build: Build, monkeypatch: pytest.MonkeyPatch, stage: int, reductions: int
-) -> None:
-    learner = build(learner={"zero_stage": stage})
-    trained = sum(value.numel() for value in learner.factors("default").values())
-    sizes = []
-    reduce = torch.distributed.all_reduce
-
-    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(tensor.numel())
-        return reduce(tensor, *args, **kwargs)
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", counted)
-    metrics = learner.update(0, groups(0), embeddings())
-    assert metrics.passes == 9
-    assert [size for size in sizes if size > 5] == [trained] * reductions
 
 
 def test_a_loss_that_is_not_finite_stops_the_update_before_any_weight_moves(build: Build) -> None:

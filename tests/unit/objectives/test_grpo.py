@@ -119,14 +119,6 @@ def test_the_kl_is_zero_at_the_reference_and_pulls_back_from_elsewhere(sampler: 
     assert bool((pull != 0).all())
 
 
-def test_a_group_of_equal_rewards_teaches_nothing() -> None:
-    v = noise(3, 4, 2, seed=3).requires_grad_()
-    objective = flow(FlowSde())
-    given = Velocities(theta=v, old=noise(3, 4, 2, seed=4))
-    loss = objective.loss(a_pass(FlowSde()), given, torch.zeros(3, dtype=torch.float64))
-    assert not torch.autograd.grad(loss.total.sum(), v)[0].any()
-
-
 def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
     passes = flow(FlowSde()).passes(batch(7), CPU, 0)
     assert len(passes) == 7

@@ -16,7 +16,6 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from peft import LoraConfig
 from peft.tuners.lora import LoraModel
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -91,13 +90,6 @@ def test_both_adapters_start_equal_with_addressed_gaussian_a_and_zero_b(transfor
     assert torch.equal(default[f"{MODULES[4]}.lora_A"], expected)
     assert default[f"{MODULES[4]}.lora_B"].shape == (32, 4)
     assert not any(value.any() for name, value in default.items() if name.endswith("lora_B"))
-
-
-def test_a_fresh_adapter_leaves_the_base_unchanged(model: DiffusionModel) -> None:
-    with torch.no_grad():
-        with_adapter = velocity(model)
-        adapters.use(model.transformer, "base")
-        assert torch.equal(velocity(model), with_adapter)
 
 
 def test_the_start_does_not_draw_from_the_global_generator(tiny_pipeline: Path) -> None:
@@ -199,11 +191,9 @@ def test_a_target_that_matches_nothing_is_a_user_error(tiny_pipeline: Path) -> N
     # "q" ends the name but is no part of the path: PEFT would not match it either.
     with pytest.raises(UserError, match=r"'q'"):
         adapters.attach(transformer, Lora(rank=4, alpha=8.0, targets=["q"]), run_seed=1)
-
-
-def test_adapters_are_attached_once(transformer: nn.Module) -> None:
+    adapters.attach(transformer, LORA, run_seed=1)
     with pytest.raises(ValueError, match="has LoRA adapters already"):
-        adapters.attach(transformer, LORA, run_seed=42)
+        adapters.attach(transformer, LORA, run_seed=1)
 
 
 # --- decay and average
@@ -222,19 +212,10 @@ def test_decay_moves_old_towards_default(transformer: nn.Module) -> None:
         assert torch.equal(value, torch.full_like(value, 2.5))
     for value in adapters.factors(transformer, "default").values():
         assert torch.equal(value, torch.full_like(value, 3.0))
-
-
-def test_decay_zero_copies_and_decay_one_keeps(transformer: nn.Module) -> None:
-    new = random_factors(adapters.factors(transformer, "default"), seed=8)
-    adapters.load_factors(transformer, "default", new)
-    before = adapters.factors(transformer, "old")
     adapters.decay_(transformer, 1.0)
-    assert all(torch.equal(v, before[n]) for n, v in adapters.factors(transformer, "old").items())
+    assert all(bool((value == 2.5).all()) for value in adapters.factors(transformer, "old").values())
     adapters.decay_(transformer, 0.0)
-    assert all(torch.equal(v, new[n]) for n, v in adapters.factors(transformer, "old").items())
-
-
-def test_decay_outside_zero_to_one_is_refused(transformer: nn.Module) -> None:
+    assert all(bool((value == 3.0).all()) for value in adapters.factors(transformer, "old").values())
     with pytest.raises(ValueError, match=r"decay is 1\.5"):
         adapters.decay_(transformer, 1.5)
 
@@ -292,12 +273,6 @@ def test_rounding_to_bfloat16_is_not_done_twice() -> None:
         1 + 2.0**-7,
         -(1 + 2.0**-7),
     ]
-
-
-def test_rounding_random_values_to_bfloat16_agrees_with_rational_arithmetic() -> None:
-    values = np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-5, 5).repeat(50)
-    rounded = round_once(torch.from_numpy(values), torch.bfloat16)
-    assert rounded.tolist() == [nearest_bfloat16(Fraction(value)) for value in values]
 
 
 def test_a_merged_transformer_computes_what_the_adapter_does(model: DiffusionModel, tiny_pipeline: Path) -> None:
@@ -458,8 +433,12 @@ def test_a_lora_file_without_alpha_is_refused(tmp_path: Path) -> None:
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE)
     with pytest.raises(UserError, match=r"does not say its alpha"):
         load_lora(tmp_path, ONE)
-    with pytest.raises(UserError, match=r"missing\.safetensors cannot be read"):
+    with pytest.raises(UserError, match=r"missing\.safetensors"):
         load_lora(tmp_path / "missing.safetensors", ONE)
+    header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
+    save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
+    with pytest.raises(UserError, match=r"text_encoder\.a\.lora_A\.weight"):
+        load_lora(tmp_path, ONE)
 
 
 @pytest.mark.parametrize("said", ["{}", "[]", "{", "[" * 100_000, '{"transformer.r": 4}'])
@@ -467,21 +446,6 @@ def test_a_lora_file_that_says_too_little_of_itself_is_refused(said: str, tmp_pa
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": said})
     with pytest.raises(UserError, match=r"does not state r and lora_alpha of a transformer's adapter"):
         load_lora(tmp_path, ONE)
-
-
-def test_a_lora_file_of_a_text_encoder_is_refused(tmp_path: Path) -> None:
-    header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
-    save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
-    with pytest.raises(UserError, match=r"holds text_encoder\.a\.lora_A\.weight, which is not"):
-        load_lora(tmp_path, ONE)
-
-
-def test_the_saved_header_is_what_diffusers_reads(transformer: nn.Module, tmp_path: Path) -> None:
-    file = save_lora(tmp_path, adapters.factors(transformer, "default"), LORA)
-    with safe_open(file, framework="pt") as content:
-        header = json.loads(content.metadata()["lora_adapter_metadata"])
-    assert header["transformer.lora_alpha"] == 4
-    assert header["transformer.r"] == 4
 
 
 # --- digest
