@@ -58,6 +58,15 @@ def _objective(config: Config) -> Iterator[Problem]:
         yield Problem(f"objective.{key}", right)
     if rollout.prompts % config.learner.updates:
         yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
+    schedule, total = config.learner.schedule, config.run.iterations * config.learner.updates
+    room = total - schedule.warmup
+    if (schedule.decay == "none") != (schedule.steps == 0):
+        right = "0 without learner.schedule.decay" if schedule.steps else "at least 1 with learner.schedule.decay"
+        yield Problem("learner.schedule.steps", right)
+    if room < 0:
+        yield Problem("learner.schedule.warmup", f"at most {total}, the optimiser steps of the run")
+    elif schedule.steps > room:
+        yield Problem("learner.schedule.steps", f"at most {room}, which the warm-up leaves of the run's {total} steps")
 
 
 def _sampler(config: Config) -> Iterator[Problem]:

@@ -87,7 +87,16 @@ class ObjectiveSection(Section):
         yield from ()
 
 
-class DiffusionNftConfig(ObjectiveSection):
+class ForwardProcess(ObjectiveSection):
+    """Of objectives that noise clean latents again."""
+
+    shared_noise: bool = False
+    """Whether all samples of a prompt get the same noise and the same noise levels, one from each of as many nearly
+    equal slices of the schedule (V-GRPO, arXiv 2604.23380): their comparison has less noise of its own.
+    """
+
+
+class DiffusionNftConfig(ForwardProcess):
     """DiffusionNFT (arXiv 2509.16117)."""
 
     implementation: ClassVar[str] = "nft:DiffusionNft"
@@ -108,7 +117,7 @@ class DiffusionNftConfig(ObjectiveSection):
         return ("base",) if self.kl else ()
 
 
-class AwmConfig(ObjectiveSection):
+class AwmConfig(ForwardProcess):
     """Advantage-weighted matching (arXiv 2509.25050)."""
 
     implementation: ClassVar[str] = "awm:Awm"

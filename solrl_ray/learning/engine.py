@@ -171,12 +171,15 @@ class Engine:
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
-    def step(self) -> float:
-        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before clipping.
+    def step(self, lr: float) -> float:
+        """Clip, run AdamW with learning rate `lr`, gather the new factors on every rank; returns the global gradient
+        norm before clipping.
 
         Raises:
             RunError: the gradient is not finite; factors and moments are unchanged.
         """
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = lr
         self.deepspeed.step()
         if not self.deepspeed.was_step_applied():
             raise RunError("the gradient of the update is not finite: nothing was changed")

@@ -38,7 +38,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
-from solrl_ray.objectives.schedules import ema_decay, follower_decay
+from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
 from solrl_ray.records import PromptEmbedding, SampleGroup
@@ -219,8 +219,8 @@ class Learner:
         loss = float(sums.shares[0])
         if not math.isfinite(loss):
             raise RunError(f"the loss of iteration {update.iteration} is {loss}: the update was not made")
-        gradient_norm = self._engine.step()
         self._steps += 1
+        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps))
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
         if self._anchor_decay is not None:
             adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")

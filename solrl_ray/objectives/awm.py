@@ -15,9 +15,8 @@ from torch import Tensor
 
 from solrl_ray.config.objectives import AwmConfig, share_of
 from solrl_ray.objectives.base import Loss, Velocities, clipped_surrogate, mean
-from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass, stratified_steps
 from solrl_ray.records import Address
-from solrl_ray.sampling import noise
 
 Weighting = Literal["uniform", "huber", "ghuber"]
 _FLOOR = 1e-10
@@ -42,19 +41,6 @@ class Awm(ForwardProcess[AwmConfig]):
         total = policy + config.kl * kl + config.anchor.weight * held
         total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))
         return Loss(total=total, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
-
-
-def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
-    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
-
-    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
-    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
-    """
-    if not 1 <= count <= end - first:
-        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
-    bounds = first + np.arange(count + 1) * (end - first) // count
-    inside = np.floor(noise.uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
-    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # a value just below a bound may round up to it
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.objectives.base import C, MicroBatch, Objective, Pass, timestep_addresses
+from solrl_ray.config import objectives as sections
+from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
 from solrl_ray.records import Address
-from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.sde import per_sample
 
 
@@ -31,7 +33,10 @@ def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
     return (1 - t) * x0 + t * eps
 
 
-class ForwardProcess(Objective[C, NoisedPass]):
+F = TypeVar("F", bound=sections.ForwardProcess)
+
+
+class ForwardProcess(Objective[F, NoisedPass]):
     """In pass j every sample is at the j-th of its own steps of the full schedule."""
 
     @abstractmethod
@@ -41,6 +46,8 @@ class ForwardProcess(Objective[C, NoisedPass]):
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
         x0, levels = batch.x0.to(device), self._grid.float()
         addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
+        if self._config.shared_noise:
+            addresses = [replace(address, index=0) for address in addresses]
         passes = []
         for column in np.stack([self.steps(address) for address in addresses]).T:
             where = [
@@ -51,3 +58,16 @@ class ForwardProcess(Objective[C, NoisedPass]):
             t = levels[torch.from_numpy(column)].to(device)
             passes.append(NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps))
         return passes
+
+
+def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
+    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
+
+    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
+    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
+    """
+    if not 1 <= count <= end - first:
+        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
+    bounds = first + np.arange(count + 1) * (end - first) // count
+    inside = np.floor(uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
+    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # a value just below a bound may round up to it

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.objectives.base import Loss, Velocities, mean
-from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass, stratified_steps
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import permutation
 from solrl_ray.sampling.sde import per_sample
@@ -34,9 +34,14 @@ class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
     """
 
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """The first part of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT."""
+        """The first part of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT;
+        with `shared_noise` one step from each slice.
+        """
         steps = len(self._grid) - 1
-        return permutation(address, steps)[: self._config.passes(steps, 0)]
+        count = self._config.passes(steps, 0)
+        if self._config.shared_noise:
+            return stratified_steps(address, first=0, end=steps, count=count)
+        return permutation(address, steps)[:count]
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
         beta, clip = self._config.beta, self._config.advantage.clip

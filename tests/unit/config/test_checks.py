@@ -31,6 +31,16 @@ COLOCATED = (
             ["rollout.pool=20", "rollout.keep=4"],
             "rollout.explore.micro_batch is 24 (default); it must be a divisor of",
         ),
+        (["learner.schedule.decay=linear"], "learner.schedule.steps is 0 (default); it must be at least 1"),
+        (["learner.schedule.steps=9"], "learner.schedule.steps is 9 (--set); it must be 0"),
+        (
+            ["run.iterations=10", "learner.updates=2", "learner.schedule={decay: cosine, warmup: 5, steps: 17}"],
+            "learner.schedule.steps is 17 (--set); it must be at most 15",
+        ),
+        (
+            ["run.iterations=4", "learner.schedule.warmup=6"],
+            "learner.schedule.warmup is 6 (--set); it must be at most 4",
+        ),
         (["run.name=a/b"], 'run.name is "a/b" (--set); it must be the name of one folder inside run.root.'),
         (["run.name=.."], 'run.name is ".." (--set); it must be the name'),
         (

@@ -245,7 +245,7 @@ def test_a_gradient_that_is_not_finite_stops_the_engine_before_any_weight_moves(
     engine = Engine.build(LearnerConfig(), [weight], lambda scale: (weight * scale).sqrt())
     engine.backward(engine.velocity(torch.ones(2)).sum(), last=True)  # d sqrt(0) is infinite, its value is not
     with pytest.raises(RunError, match="gradient"):
-        engine.step()
+        engine.step(1e-3)
     assert weight.tolist() == [0.0, 1.0]
     assert engine.moments()["exp_avg"][0].tolist() == [0.0, 0.0]
     engine.close()
@@ -271,7 +271,21 @@ def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None
     run(learner, 1)  # a refusal is not a failed update
 
 
-@pytest.mark.parametrize("learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}], ids=str)
+RISE_AND_FALL = {"warmup": 1, "decay": "cosine", "steps": 4, "floor": 0.1}
+
+
+def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:
+    """B begins at zero: AdamW moves it by the learning rate in the first step, whatever the size of the gradient."""
+    constant, rising = (run(build(learner=more), 1) for more in ({}, {"schedule": {"warmup": 4}}))
+    moved, quarter = constant.factors("default"), rising.factors("default")
+    for name in (name for name in moved if name.endswith("lora_B")):
+        assert moved[name].abs().max() > 0
+        torch.testing.assert_close(quarter[name], moved[name] / 4)
+
+
+@pytest.mark.parametrize(
+    "learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}, {"schedule": RISE_AND_FALL}], ids=str
+)
 def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
     build: Build, tmp_path: Path, learner: dict[str, int]
 ) -> None:

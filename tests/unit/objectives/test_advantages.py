@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solrl_ray.config.objectives import Advantage, Anchor, DiffusionNftConfig, OldDecay, share_of
+from solrl_ray.config.schema import LearnerConfig
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.nft import DiffusionNft
-from solrl_ray.objectives.schedules import ema_decay, follower_decay
+from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
 from solrl_ray.records import Address
 from solrl_ray.sampling import noise
 
@@ -78,6 +81,23 @@ def test_the_old_policy_follows_more_slowly_as_training_goes_on() -> None:
 def test_the_average_warms_up_to_its_cap() -> None:
     found = [ema_decay(updates, 0.9) for updates in (1, 8, 80, 81, 1000)]
     assert found == pytest.approx([2 / 11, 0.5, 0.9, 0.9, 0.9], rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({}, [1, 1, 1, 1]),
+        ({"warmup": 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
+        ({"decay": "linear", "steps": 4, "floor": 0.2}, [1, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ({"warmup": 2, "decay": "linear", "steps": 2}, [0.5, 1, 1, 0.5, 0, 0]),
+        # (1 + cos(pi / 3)) / 2 = 3 / 4, then 1 / 4
+        ({"decay": "cosine", "steps": 3, "floor": 0.2}, [1, 0.8, 0.4, 0.2, 0.2]),
+    ],
+)
+def test_the_learning_rate_rises_and_falls_by_its_schedule(schedule: dict[str, Any], rates: list[float]) -> None:
+    config = LearnerConfig.model_validate({"optimizer": {"lr": 0.01}, "schedule": schedule})
+    found = [learning_rate(config, step) for step in range(1, len(rates) + 1)]
+    assert found == pytest.approx([0.01 * rate for rate in rates], rel=1e-11)
 
 
 def test_updates_are_counted_from_one() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from solrl_ray.config import objectives as sections
-from solrl_ray.objectives.awm import Awm, log_likelihood, stratified_steps
+from solrl_ray.objectives.awm import Awm, log_likelihood
 from solrl_ray.objectives.base import Loss, Velocities
-from solrl_ray.objectives.forward_process import NoisedPass, noised
+from solrl_ray.objectives.forward_process import NoisedPass, noised, stratified_steps
 from solrl_ray.records import Address
 
 GRID = torch.linspace(1, 0, 15)
