@@ -174,23 +174,6 @@ def test_a_learner_compiles_none_of_the_optimisers_that_deepspeed_knows(build: B
     assert dict(os.environ) == before
 
 
-def test_old_and_ema_follow_the_trained_policy_and_nothing_else_moves(build: Build) -> None:
-    learner = build(objective={"old_decay": {"kind": "linear", "slope": 0.25, "cap": 0.5}})
-    transformer = learner._model.transformer
-    start = learner.factors("default")
-    base = {n: p.detach().clone() for n, p in transformer.named_parameters() if "lora" not in n}
-    learner.update(0, groups(0), embeddings())
-    trained, old, ema = (learner.factors(name) for name in ("default", "old", "ema"))
-    assert any(not torch.equal(trained[name], start[name]) for name in start)
-    for name, before in start.items():
-        torch.testing.assert_close(old[name], 0.25 * before + 0.75 * trained[name])
-        # (1 + 1) / (10 + 1) of the old average stays.
-        torch.testing.assert_close(ema[name], 2 / 11 * before + 9 / 11 * trained[name])
-    after = dict(transformer.named_parameters())
-    assert all(torch.equal(after[name], value) for name, value in base.items())
-    assert learner.revision == 1
-
-
 def test_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
     build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -240,7 +223,9 @@ def test_a_loss_that_is_not_finite_stops_the_update_before_any_weight_moves(buil
         learner.update(1, groups(1), embeddings())
 
 
-def test_a_gradient_that_is_not_finite_stops_the_engine_before_any_weight_moves(group_of_one: None) -> None:
+def test_the_engine_takes_float32_and_stops_at_a_gradient_that_is_not_finite(group_of_one: None) -> None:
+    with pytest.raises(ValueError, match="float32 factors"):
+        Engine.build(LearnerConfig(), [torch.nn.Parameter(torch.zeros(3).bfloat16())], lambda: torch.zeros(()))
     weight = torch.nn.Parameter(torch.tensor([0.0, 1.0]))
     engine = Engine.build(LearnerConfig(), [weight], lambda scale: (weight * scale).sqrt())
     engine.backward(engine.velocity(torch.ones(2)).sum(), last=True)  # d sqrt(0) is infinite, its value is not
@@ -249,15 +234,6 @@ def test_a_gradient_that_is_not_finite_stops_the_engine_before_any_weight_moves(
     assert weight.tolist() == [0.0, 1.0]
     assert engine.moments()["exp_avg"][0].tolist() == [0.0, 0.0]
     engine.close()
-
-
-def test_the_engine_refuses_factors_it_would_not_train_in_float32(group_of_one: None) -> None:
-    for weight in (
-        torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)),
-        torch.nn.Parameter(torch.zeros(3), requires_grad=False),
-    ):
-        with pytest.raises(ValueError, match="float32 factors"):
-            Engine.build(LearnerConfig(), [weight], lambda: torch.zeros(()))
 
 
 def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None:

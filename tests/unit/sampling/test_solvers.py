@@ -66,14 +66,6 @@ def test_euler_converges_to_the_solution_with_first_order() -> None:
     assert error("euler", 100) / error("euler", 200) == pytest.approx(2.0, rel=0.05)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_dpm2_equals_euler_while_no_step_is_second_order(steps: int) -> None:
-    noise = torch.ones(1, 1, dtype=torch.float64)
-    grid = sigmas(FLUX, steps, 1024)
-    euler, dpm2 = (integrate(field, noise, grid, solver).item() for solver in ("euler", "dpm2"))
-    assert dpm2 == pytest.approx(euler, abs=1e-14)
-
-
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 def test_the_noise_is_left_as_it_was_and_rows_do_not_mix(solver: str) -> None:
     noise = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
