@@ -87,7 +87,7 @@ class ObjectiveSection(Section):
         yield from ()
 
 
-class ForwardProcess(ObjectiveSection):
+class ForwardProcessSection(ObjectiveSection):
     """Of objectives that noise clean latents again."""
 
     shared_noise: bool = False
@@ -96,7 +96,7 @@ class ForwardProcess(ObjectiveSection):
     """
 
 
-class DiffusionNftConfig(ForwardProcess):
+class DiffusionNftConfig(ForwardProcessSection):
     """DiffusionNFT (arXiv 2509.16117)."""
 
     implementation: ClassVar[str] = "nft:DiffusionNft"
@@ -117,7 +117,7 @@ class DiffusionNftConfig(ForwardProcess):
         return ("base",) if self.kl else ()
 
 
-class AwmConfig(ForwardProcess):
+class AwmConfig(ForwardProcessSection):
     """Advantage-weighted matching (arXiv 2509.25050)."""
 
     implementation: ClassVar[str] = "awm:Awm"

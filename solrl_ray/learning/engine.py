@@ -79,8 +79,8 @@ def process_group(
     if found != device.type:
         raise RunError(f"DeepSpeed is set up for {found} in this process but the learner is on {device.type}")
     if device.type == "cpu":
-        # Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that leaves 66 MiB in
-        # /dev/shm per rank and run. Gloo replaces it.
+        # Not public. Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that
+        # leaves 66 MiB in /dev/shm per rank and run. Gloo replaces it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="gloo" if device.type == "cpu" else "nccl",
@@ -97,7 +97,7 @@ def leave_process_group() -> None:
     import deepspeed
 
     deepspeed.comm.destroy_process_group()
-    deepspeed.comm.comm.cdb = None
+    deepspeed.comm.comm.cdb = None  # not public: else the next group is taken for the one that is gone
 
 
 class _Policy(torch.nn.Module):

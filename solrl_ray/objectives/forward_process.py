@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from solrl_ray.config import objectives as sections
 from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
 from solrl_ray.records import Address
-from solrl_ray.sampling.noise import initial_noise, uniform
+from solrl_ray.sampling.noise import initial_noise, permutation, uniform
 from solrl_ray.sampling.sde import per_sample
 
 
@@ -33,15 +32,23 @@ def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
     return (1 - t) * x0 + t * eps
 
 
-F = TypeVar("F", bound=sections.ForwardProcess)
+F = TypeVar("F", bound=sections.ForwardProcessSection)
 
 
 class ForwardProcess(Objective[F, NoisedPass]):
     """In pass j every sample is at the j-th of its own steps of the full schedule."""
 
-    @abstractmethod
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0."""
+        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0.
+
+        The first part of its own permutation, drawn without replacement as in Sol-RL and DiffusionNFT; with
+        `shared_noise` one step from each slice.
+        """
+        steps = len(self._grid) - 1
+        count = self._config.passes(steps, 0)
+        if self._config.shared_noise:
+            return stratified_steps(address, first=0, end=steps, count=count)
+        return permutation(address, steps)[:count]
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
         x0, levels = batch.x0.to(device), self._grid.float()

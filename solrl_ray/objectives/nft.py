@@ -5,16 +5,12 @@ Rectified flow: x_t = (1 - t) x0 + t eps, velocity v = eps - x0, hence the estim
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.objectives.base import Loss, Velocities, mean
-from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass, stratified_steps
-from solrl_ray.records import Address
-from solrl_ray.sampling.noise import permutation
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.sampling.sde import per_sample
 
 SMALLEST_WEIGHT = 1e-5
@@ -32,16 +28,6 @@ class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
     v_theta's dtype, except r and the adaptive weights: these are computed in float64 without gradient and rounded once,
     so that the loss and its backward stay in float32.
     """
-
-    def steps(self, address: Address) -> NDArray[np.int64]:
-        """The first part of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT;
-        with `shared_noise` one step from each slice.
-        """
-        steps = len(self._grid) - 1
-        count = self._config.passes(steps, 0)
-        if self._config.shared_noise:
-            return stratified_steps(address, first=0, end=steps, count=count)
-        return permutation(address, steps)[:count]
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
         beta, clip = self._config.beta, self._config.advantage.clip
