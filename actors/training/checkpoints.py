@@ -63,7 +63,7 @@ class CheckpointWriter:
         await self._telemetry.written()
 
         def write() -> None:
-            save_lora(self._folder.lora, state.ema, model.lora, models.CONVOLUTIONS.get(model.family, ()))
+            save_lora(self._folder.lora, state.ema, model.lora, models.FAMILIES[model.family].convolutions)
             write_summary(self._folder.path, summary)
 
         where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"

@@ -15,7 +15,6 @@ from actors.workers.devices import prepare
 from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
-from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards
@@ -55,7 +54,7 @@ class Explorer(SamplingWorker):
             reward,
             pool_sampling(config),
             threads=worker.threads,
-            record=is_one_stage(config) and needs_trajectory(config),
+            record=is_one_stage(config) and config.objective.needs_trajectory,
             receiver=receiver,
         )
 

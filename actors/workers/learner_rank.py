@@ -128,7 +128,7 @@ class LearnerRank(Callee):
         if first != self._joined.taken:
             return
         with contextlib.suppress(InputGone):
-            self._joined.take(*self._fetch(iteration, groups, embeddings))
+            self._joined.add_groups(*self._fetch(iteration, groups, embeddings))
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take an iteration's sample groups and embeddings, by reference in prompt order; offered ones are not fetched
@@ -141,7 +141,7 @@ class LearnerRank(Callee):
         fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
         if not missing.start:
             self._joined.begin(iteration, [len(group.indices) for group in fetched])
-        self._joined.take(fetched, found)
+        self._joined.add_groups(fetched, found)
 
     def _fetch(
         self, iteration: int, groups: list[Any], embeddings: list[Any]

@@ -12,7 +12,6 @@ from actors.cluster.progress_notes import noted
 from actors.workers.devices import free_cache, prepare
 from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
-from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, full_tier
@@ -73,7 +72,7 @@ class Regenerator(SamplingWorker):
             self._reward,
             Sampling(tier=tier, steps=stage.steps, micro_batch=stage.micro_batch),
             threads=worker.threads,
-            record=needs_trajectory(config),
+            record=config.objective.needs_trajectory,
             receiver=receiver,
         )
 

@@ -15,9 +15,8 @@ from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling, previews
 from solrl_ray.errors import UserError
-from solrl_ray.models import paths
+from solrl_ray.models import FAMILIES, paths
 from solrl_ray.models.shapes import ModelShapes, shipped
-from solrl_ray.models.sizes import FAMILY_SIZES
 from solrl_ray.quantization import capability, planning
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Linear, packed_bytes
 
@@ -33,8 +32,8 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
 
     Raises `UserError` for impossible sizes, rewards, LoRA targets and tiers, and for a model that nobody here knows.
     """
-    shapes, sizes = shipped(config.model), FAMILY_SIZES.get(config.model.family)
-    if shapes is None or sizes is None:
+    shapes, family = shipped(config.model), FAMILIES.get(config.model.family)
+    if shapes is None or family is None:
         if not _is_here(config.model.path, "model.path"):
             path = config.model.path
             raise UserError(
@@ -47,7 +46,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
-    sizes.check(config.model, shapes.transformer, shapes.factor)
+    family.sizes.check(config.model, shapes.transformer, shapes.factor)
     tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
     return facts_of(config, sources, shapes, tier)
 
@@ -102,7 +101,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
                 f"model.lora.targets ({sources.of('model.lora.targets')}) names {target!r}, but no linear of "
                 f"{model.path} ends with it."
             )
-    quantized, sizes = _quantized(config, linears, tier), FAMILY_SIZES[model.family]
+    quantized, sizes = _quantized(config, linears, tier), FAMILIES[model.family].sizes
     recomputed, activations = sizes.activation_bytes(
         model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
     )

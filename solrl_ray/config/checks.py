@@ -12,7 +12,6 @@ from itertools import pairwise
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.pools import is_colocated, key_of, pools
 from solrl_ray.config.previews import Prune
 from solrl_ray.config.samplers import Cps, Ode
@@ -60,21 +59,25 @@ def _rollout(config: Config) -> Iterator[Problem]:
 
 def _objective(config: Config) -> Iterator[Problem]:
     objective, sampler, rollout = config.objective, config.rollout.sampler, config.rollout
-    if needs_trajectory(config) and isinstance(sampler, Ode):
+    if objective.needs_trajectory and isinstance(sampler, Ode):
         yield Problem(
             "rollout.sampler.kind",
             f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
             "transitions of a stochastic sampler",
         )
-    if isinstance(objective, AwmConfig):
-        levels = share_of(rollout.regenerate.steps, objective.timestep_fraction) - objective.skip_first
-        if objective.timesteps > levels:
-            yield Problem(
-                "objective.timesteps",
-                f"at most {levels}, the steps of rollout.regenerate that objective.timestep_fraction leaves",
-            )
+    for key, right in objective.problems(rollout.regenerate.steps):
+        yield Problem(f"objective.{key}", right)
     if rollout.prompts % config.learner.updates:
         yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
+    schedule, total = config.learner.schedule, config.run.iterations * config.learner.updates
+    room = total - schedule.warmup
+    if (schedule.decay == "none") != (schedule.steps == 0):
+        right = "0 without learner.schedule.decay" if schedule.steps else "at least 1 with learner.schedule.decay"
+        yield Problem("learner.schedule.steps", right)
+    if room < 0:
+        yield Problem("learner.schedule.warmup", f"at most {total}, the optimiser steps of the run")
+    elif schedule.steps > room:
+        yield Problem("learner.schedule.steps", f"at most {room}, which the warm-up leaves of the run's {total} steps")
 
 
 def _sampler(config: Config) -> Iterator[Problem]:
@@ -94,11 +97,6 @@ def _sampler(config: Config) -> Iterator[Problem]:
             yield Problem("rollout.sampler.window.range", right)
         elif sampler.window.size > high - low:
             yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
-
-
-def needs_trajectory(config: Config) -> bool:
-    """Whether the objective learns from stored transitions, not from the clean latents alone."""
-    return isinstance(config.objective, FlowGrpoConfig | DanceGrpoConfig)
 
 
 def _strategy(config: Config) -> Iterator[Problem]:

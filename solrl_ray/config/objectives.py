@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -10,6 +11,9 @@ from pydantic import Field
 from solrl_ray.config.section import AboveZero, AtLeastZero, Positive, Section, Share, ShareOrZero
 
 DEFAULT = "diffusion_nft"
+
+Reference: TypeAlias = Literal["base", "anchor"]
+"""Policies beside the trained and the sampling one: the model without adapters, and a third adapter."""
 
 
 class OldDecay(Section):
@@ -41,9 +45,61 @@ COPY = OldDecay(kind="copy")
 """On-policy methods sample with the trained policy."""
 
 
-class DiffusionNftConfig(Section):
+class Anchor(Section):
+    """A third policy that follows the trained one and restrains it: anchor <- d·anchor + (1 - d)·default."""
+
+    kind: ClassVar[str] = "linear"
+    weight: AtLeastZero = 1.0
+    """Weight of MSE(v_theta, v_anchor); 0: no anchor."""
+    slope: AtLeastZero = 0.001
+    """d = min(slope · optimiser steps, cap)."""
+    cap: ShareOrZero = 0.3
+    """The largest d."""
+
+
+class ObjectiveSection(Section):
+    """What a run asks of its objective. Each kind also has `advantage` and `old_decay`, as keys or as constants."""
+
+    implementation: ClassVar[str]
+    """Module of `solrl_ray.objectives` and class, imported when used."""
+    needs_trajectory: ClassVar[bool] = False
+    """Whether it learns from the transitions of a stochastic sampler, not from clean latents alone."""
+
+    def passes(self, steps: int, transitions: int) -> int:
+        """Noise levels or stored transitions on which each sample is trained, one pass each.
+
+        Args:
+            steps: of the full schedule.
+            transitions: of a stored trajectory.
+        """
+        raise NotImplementedError
+
+    def references(self) -> tuple[Reference, ...]:
+        """Policies whose velocities the loss needs, in the order of computing."""
+        return ()
+
+    def anchor_decay(self) -> Anchor | None:
+        """How the policy ``anchor`` follows after each optimiser step; None without one."""
+        return None
+
+    def problems(self, steps: int) -> Iterator[tuple[str, str]]:
+        """Keys of the section that do not fit a schedule of `steps` steps, each with what would be right."""
+        yield from ()
+
+
+class ForwardProcessSection(ObjectiveSection):
+    """Of objectives that noise clean latents again."""
+
+    shared_noise: bool = False
+    """Whether all samples of a prompt get the same noise and the same noise levels, one from each of as many nearly
+    equal slices of the schedule (V-GRPO, arXiv 2604.23380): their comparison has less noise of its own.
+    """
+
+
+class DiffusionNftConfig(ForwardProcessSection):
     """DiffusionNFT (arXiv 2509.16117)."""
 
+    implementation: ClassVar[str] = "nft:DiffusionNft"
     kind: Literal["diffusion_nft"] = "diffusion_nft"
     beta: AboveZero = 1.0
     """NFT mixing coefficient."""
@@ -54,21 +110,17 @@ class DiffusionNftConfig(Section):
     advantage: Advantage = Advantage()
     old_decay: OldDecay = OldDecay()
 
+    def passes(self, steps: int, transitions: int) -> int:
+        return share_of(steps, self.timestep_fraction)
 
-class Anchor(Section):
-    """A third policy that follows the trained one and restrains it: anchor <- d·anchor + (1 - d)·default."""
-
-    weight: AtLeastZero = 1.0
-    """Weight of MSE(v_theta, v_anchor); 0: no anchor."""
-    slope: AtLeastZero = 0.001
-    """d = min(slope · optimiser steps, cap)."""
-    cap: ShareOrZero = 0.3
-    """The largest d."""
+    def references(self) -> tuple[Reference, ...]:
+        return ("base",) if self.kl else ()
 
 
-class AwmConfig(Section):
+class AwmConfig(ForwardProcessSection):
     """Advantage-weighted matching (arXiv 2509.25050)."""
 
+    implementation: ClassVar[str] = "awm:Awm"
     kind: Literal["awm"] = "awm"
     weighting: Literal["uniform", "huber", "ghuber"] = "ghuber"
     """How the flow-matching error of a sample estimates its negative log-likelihood."""
@@ -90,10 +142,30 @@ class AwmConfig(Section):
     """Advantages are clipped and then scaled so that the clip becomes this."""
     old_decay: ClassVar[OldDecay] = COPY
 
+    def passes(self, steps: int, transitions: int) -> int:
+        return self.timesteps
 
-class FlowGrpoConfig(Section):
+    def references(self) -> tuple[Reference, ...]:
+        base: tuple[Reference, ...] = ("base",) if self.kl else ()
+        return (*base, "anchor") if self.anchor.weight else base
+
+    def anchor_decay(self) -> Anchor | None:
+        return self.anchor if self.anchor.weight else None
+
+    def problems(self, steps: int) -> Iterator[tuple[str, str]]:
+        levels = share_of(steps, self.timestep_fraction) - self.skip_first
+        if self.timesteps > levels:
+            yield (
+                "timesteps",
+                f"at most {levels}, the steps of rollout.regenerate that objective.timestep_fraction leaves",
+            )
+
+
+class FlowGrpoConfig(ObjectiveSection):
     """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions; all but the last, or the window's."""
 
+    implementation: ClassVar[str] = "grpo:FlowGrpo"
+    needs_trajectory: ClassVar[bool] = True
     kind: Literal["flow_grpo"] = "flow_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
@@ -102,10 +174,18 @@ class FlowGrpoConfig(Section):
     advantage: Advantage = Advantage()
     old_decay: ClassVar[OldDecay] = COPY
 
+    def passes(self, steps: int, transitions: int) -> int:
+        return transitions
 
-class DanceGrpoConfig(Section):
+    def references(self) -> tuple[Reference, ...]:
+        return ("base",) if self.kl else ()
+
+
+class DanceGrpoConfig(ObjectiveSection):
     """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
 
+    implementation: ClassVar[str] = "grpo:DanceGrpo"
+    needs_trajectory: ClassVar[bool] = True
     kind: Literal["dance_grpo"] = "dance_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
@@ -114,6 +194,9 @@ class DanceGrpoConfig(Section):
     advantage: Advantage = Advantage(std="group_unbiased")
     kl: ClassVar[float] = 0.0
     old_decay: ClassVar[OldDecay] = COPY
+
+    def passes(self, steps: int, transitions: int) -> int:
+        return share_of(transitions, self.timestep_fraction)
 
 
 ObjectiveConfig: TypeAlias = Annotated[

@@ -24,6 +24,8 @@ class RewardKind:
     """Required fields among them."""
     extra: str = "rewards"
     """The package's extra with its library."""
+    reproducible: bool = True
+    """Whether it gives a picture the same score each time, unless its entry says otherwise."""
     gpu_bytes: int = 0
     """Bytes of the published checkpoint as loaded, in float32. 0 for what computes on the CPU or elsewhere."""
 
@@ -38,7 +40,7 @@ REGISTERED = {
     "hpsv2": RewardKind(source="hpsv2:HPSv2", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
     "hpsv2_v20": RewardKind(source="hpsv2:HPSv20", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
     "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
-    "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE),
+    "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE, reproducible=False),
     "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
     "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, required=_PATH, gpu_bytes=3_940_000_000),
     "remote": RewardKind(source="remote:RemoteReward", options=_REMOTE, required=_REMOTE),

@@ -25,6 +25,10 @@ class Ode(Section):
 
     kind: Literal["ode"] = "ode"
 
+    def recorded(self, steps: int) -> int:
+        """No transition has a density."""
+        return 0
+
 
 class _Stochastic(Section):
     window: Window | None = None

@@ -221,13 +221,26 @@ class OptimizerConfig(Section):
     """AdamW, as in PyTorch."""
 
     lr: AboveZero = 3e-4
-    """Learning rate; constant."""
+    """Learning rate; `learner.schedule` changes it."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
     eps: AboveZero = 1e-8
     """Added to the denominator of a step."""
     weight_decay: AtLeastZero = 1e-4
     """Decoupled weight decay of the LoRA factors."""
+
+
+class Schedule(Section):
+    """How the learning rate rises to `optimizer.lr` and falls from it. By default it is constant."""
+
+    warmup: Natural = 0
+    """Optimiser steps in which it rises: the s-th has s / warmup of it."""
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """How it falls after the warm-up: not at all, in a straight line, or by half a cosine."""
+    steps: Natural = 0
+    """Optimiser steps of the fall."""
+    floor: ShareOrZero = 0.0
+    """Share of `optimizer.lr` that stays after the fall."""
 
 
 class LearnerConfig(Section):
@@ -250,6 +263,7 @@ class LearnerConfig(Section):
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: Schedule = Schedule()
 
 
 class Publish(Section):

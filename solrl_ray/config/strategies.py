@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from solrl_ray.config.pools import is_colocated, reserved
 from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.records import Pruning
 
@@ -184,7 +185,7 @@ def unreproducible_rewards(config: Config) -> tuple[str, ...]:
     found = []
     for i, reward in enumerate(config.rewards):
         says = reward.reproducible
-        if not (reward.kind != "judge" if says is None else says):
+        if not (kind_of(reward).reproducible if says is None else says):
             found.append(f"rewards.{i} ({reward.kind})")
     return tuple(found)
 

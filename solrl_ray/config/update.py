@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import math
 
-from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, DiffusionNftConfig, share_of
 from solrl_ray.config.pools import is_colocated
-from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 
 FLOAT32_BYTES = 4
 POLICIES = 3
-"""Sets of LoRA factors on a learner rank: the trained policy, the sampling policy and the EMA; AWM's anchor is a
-fourth.
-"""
+"""Sets of LoRA factors on a learner rank: the trained policy, the sampling policy, the EMA; an anchor is a fourth."""
 MOMENTS = 2
 """AdamW's moments of a trained parameter."""
 
 
 def trained_timesteps(config: Config) -> int:
     """Noise levels or stored transitions on which each sample is trained, one pass each."""
-    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.regenerate.steps
-    if isinstance(objective, AwmConfig):
-        return objective.timesteps
-    if isinstance(objective, DiffusionNftConfig):
-        return share_of(steps, objective.timestep_fraction)
-    stored = 0 if isinstance(sampler, Ode) else sampler.recorded(steps)
-    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpoConfig) else stored
+    steps = config.rollout.regenerate.steps
+    return config.objective.passes(steps, config.rollout.sampler.recorded(steps))
 
 
 def references(config: Config) -> list[str]:
-    """Policies whose velocities are computed without gradient, in any optimiser step."""
+    """Policies whose velocities are computed without gradient in any optimiser step, by their names in `adapters`."""
     objective = config.objective
-    names = ["reference"] * (objective.kl != 0)
-    names += ["anchor"] * (isinstance(objective, AwmConfig) and objective.anchor.weight != 0)
-    return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
+    return [*objective.references(), *["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)]
 
 
 def passes(config: Config) -> tuple[str, ...]:
-    """The policies of a learner's passes through the transformer, as `policy.adapters` names them: those without
-    gradient first, ``default`` with gradient last. A copied ``old`` differs from ``default`` only where a run begins
-    with another's state.
+    """The policies of a learner's passes through the transformer: those without gradient first, ``default`` with
+    gradient last. A copied ``old`` differs from ``default`` only where a run begins with another's state.
     """
-    names = ["base" if name == "reference" else name for name in references(config)]
+    names = references(config)
     copied = ["old"] if config.run.init and "old" not in names else []
     return (*names, *copied, "default")
 
@@ -52,20 +39,18 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
     """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step."""
     updates = config.learner.updates
     old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
-    return backwards * sum(name != "old" for name in references(config)) + old
+    return backwards * len(config.objective.references()) + old
 
 
 def latents_a_sample(config: Config) -> int:
     """Latents of a sample at the learner: its clean one, and the states of a stored trajectory."""
-    sampler = config.rollout.sampler
-    if isinstance(sampler, Ode) or not needs_trajectory(config):
-        return 1
-    return 1 + sampler.recorded(config.rollout.regenerate.steps) + 1
+    transitions = config.rollout.sampler.recorded(config.rollout.regenerate.steps)
+    return 1 + (transitions + 1) * config.objective.needs_trajectory
 
 
 def training_bytes(config: Config, factors: int) -> int:
     """Bytes on one rank for `factors` trained parameters; ZeRO gives each rank its share of AdamW's tensors."""
-    policies = POLICIES + ("anchor" in references(config))
+    policies = POLICIES + (config.objective.anchor_decay() is not None)
     shared = (1 + MOMENTS) * math.ceil(factors / config.learner.world_size)
     return FLOAT32_BYTES * ((policies + 1) * factors + shared)
 
@@ -79,8 +64,8 @@ def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
     the compared policies, `old` among them unless it is a copy.
     """
     objective = config.objective
-    copied = isinstance(objective, DiffusionNftConfig | AwmConfig) and config.fleet.learners.num_gpus > 0
-    compared = sum(name != "old" for name in references(config)) + (objective.old_decay.kind != "copy")
+    copied = not objective.needs_trajectory and config.fleet.learners.num_gpus > 0
+    compared = len(objective.references()) + (objective.old_decay.kind != "copy")
     latents = latents_a_sample(config) + copied + trained_timesteps(config) * (2 + compared)
     samples = _prepared(config) * config.learner.micro_batch
     return samples * latents * math.prod(latent_shape) * FLOAT32_BYTES

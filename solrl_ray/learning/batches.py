@@ -8,6 +8,7 @@ that weigh exactly 0.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,9 +46,7 @@ def check_groups(
         raise RunError(f"iteration {iteration} has no samples to learn from")
     seen = {group.prompt_id for group in groups[:checked]}
     for group in groups[checked:]:
-        problem = _problem(group, iteration, revision, latent_shape)
-        if problem is None and transitions:
-            problem = _trajectory_problem(group, (len(group.indices), transitions + 1, *latent_shape))
+        problem = _problem(group, iteration, revision, latent_shape, transitions)
         if problem is None and group.prompt_id in seen:
             problem = "come twice"
         if problem is not None:
@@ -55,7 +54,9 @@ def check_groups(
         seen.add(group.prompt_id)
 
 
-def _problem(group: SampleGroup, iteration: int, revision: int, latent_shape: tuple[int, ...]) -> str | None:
+def _problem(
+    group: SampleGroup, iteration: int, revision: int, latent_shape: tuple[int, ...], transitions: int
+) -> str | None:
     count = len(group.indices)
     if group.iteration != iteration:
         return f"were made in iteration {group.iteration}"
@@ -63,26 +64,18 @@ def _problem(group: SampleGroup, iteration: int, revision: int, latent_shape: tu
         return f"were drawn by revision {group.revision}, not by {revision}, which v_old is"
     if count == 0 or len(set(group.indices)) != count or len(group.rewards) != count:
         return f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
-    if group.latents.dtype != torch.float32 or tuple(group.latents.shape) != (count, *latent_shape):
-        return (
-            f"have latents {group.latents.dtype} {tuple(group.latents.shape)}, "
-            f"not torch.float32 {(count, *latent_shape)}"
-        )
     if not np.isfinite(np.asarray(group.rewards, dtype=np.float64)).all():
         return f"have rewards that are not finite: {group.rewards}"
-    if not bool(torch.isfinite(group.latents).all()):
-        return "have latents that are not finite"
-    return None
-
-
-def _trajectory_problem(group: SampleGroup, wanted: tuple[int, ...]) -> str | None:
-    if group.trajectory is None:
-        return "came without the trajectories that the objective learns from"
-    states = group.trajectory.states
-    if states.dtype != torch.float32 or tuple(states.shape) != wanted:
-        return f"have trajectories {states.dtype} {tuple(states.shape)}, not torch.float32 {wanted}"
-    if not bool(torch.isfinite(states).all()):
-        return "have trajectories that are not finite"
+    tensors = [("latents", group.latents, (count, *latent_shape))]
+    if transitions:
+        if group.trajectory is None:
+            return "came without the trajectories that the objective learns from"
+        tensors.append(("trajectories", group.trajectory.states, (count, transitions + 1, *latent_shape)))
+    for name, tensor, shape in tensors:
+        if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+            return f"have {name} {tensor.dtype} {tuple(tensor.shape)}, not torch.float32 {shape}"
+        if not bool(torch.isfinite(tensor).all()):
+            return f"have {name} that are not finite"
     return None
 
 
@@ -105,13 +98,14 @@ class Slots:
 
 def rank_slots(samples: range, *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
     """The micro-batches of one rank over samples at consecutive positions. Every rank gets the same number."""
-    slots = slots_of(len(samples), micro_batch, world_size)
+    step = micro_batch * world_size
+    slots = math.ceil(len(samples) / step) * step
     return [
         Slots(
             tuple(samples[min(i, len(samples) - 1)] for i in range(start, start + micro_batch)),
             tuple(float(i < len(samples)) for i in range(start, start + micro_batch)),
         )
-        for start in range(rank * micro_batch, slots, world_size * micro_batch)
+        for start in range(rank * micro_batch, slots, step)
     ]
 
 
@@ -143,12 +137,6 @@ def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
         raise ValueError(f"{len(sizes)} groups cannot be cut into {count} parts")
     cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
-
-
-def slots_of(samples: int, micro_batch: int, world_size: int) -> int:
-    """`samples` rounded up to whole micro-batches on every rank."""
-    step = micro_batch * world_size
-    return -(-samples // step) * step
 
 
 def fingerprint(groups: Sequence[SampleGroup]) -> int:

@@ -12,11 +12,11 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed
@@ -27,8 +27,6 @@ from solrl_ray.errors import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
-_UNCOMPILED = "TORCHDYNAMO_DISABLE"
-"""Read by `torch.compile` whenever it decorates."""
 
 
 def free_port() -> int:
@@ -81,8 +79,8 @@ def process_group(
     if found != device.type:
         raise RunError(f"DeepSpeed is set up for {found} in this process but the learner is on {device.type}")
     if device.type == "cpu":
-        # Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that leaves 66 MiB in
-        # /dev/shm per rank and run. Gloo replaces it.
+        # Not public. Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that
+        # leaves 66 MiB in /dev/shm per rank and run. Gloo replaces it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="gloo" if device.type == "cpu" else "nccl",
@@ -99,25 +97,7 @@ def leave_process_group() -> None:
     import deepspeed
 
     deepspeed.comm.destroy_process_group()
-    deepspeed.comm.comm.cdb = None
-
-
-@contextmanager
-def compiling_nothing() -> Iterator[None]:
-    """`torch.compile` does nothing inside the ``with`` block.
-
-    DeepSpeed's setup imports every optimiser that it knows. One of them is decorated, and the first decoration imports
-    the compiler: two seconds of each learner's start.
-    """
-    before = os.environ.get(_UNCOMPILED)
-    os.environ[_UNCOMPILED] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_UNCOMPILED]
-        else:
-            os.environ[_UNCOMPILED] = before
+    deepspeed.comm.comm.cdb = None  # not public: else the next group is taken for the one that is gone
 
 
 class _Policy(torch.nn.Module):
@@ -166,7 +146,9 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        with compiling_nothing():
+        # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
+        # compiler: two seconds of each start.
+        with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
             engine, *_ = deepspeed.initialize(
                 model=_Policy(factors, velocity),
                 model_parameters=list(factors),
@@ -174,7 +156,9 @@ class Engine:
                 config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
             )
         built = cls(list(factors), engine)
-        built._start_moments()
+        flat, states = built._internals()
+        # As AdamW would at its first step, so that a state can be saved and restored before it.
+        states[flat] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(flat.detach()) for key in MOMENTS}}
         return built
 
     def velocity(self, *args: Any) -> torch.Tensor:
@@ -187,48 +171,44 @@ class Engine:
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
-    def step(self) -> float:
-        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before clipping.
+    def step(self, lr: float) -> float:
+        """Clip, run AdamW with learning rate `lr`, gather the new factors on every rank; returns the global gradient
+        norm before clipping.
 
         Raises:
             RunError: the gradient is not finite; factors and moments are unchanged.
         """
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = lr
         self.deepspeed.step()
-        zero = self.deepspeed.optimizer
-        if zero.overflow:
+        if not self.deepspeed.was_step_applied():
             raise RunError("the gradient of the update is not finite: nothing was changed")
-        return float(zero._global_grad_norm)
+        return float(self.deepspeed.get_global_grad_norm())
 
     def moments(self) -> dict[str, list[torch.Tensor]]:
         """AdamW's moments per factor, float32 on the device, gathered from all ranks. Collective."""
-        return {key: self._gather(self._adamw_state()[key]) for key in MOMENTS}
+        flat, states = self._internals()
+        return {key: self._gather(states[flat][key]) for key in MOMENTS}
 
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
         """Take over moments made at any world size, the step count, and the present factors."""
-        state = self._adamw_state()
+        flat, states = self._internals()
         for key in MOMENTS:
-            state[key].copy_(self._own_slice(moments[key]))
-        state["step"].fill_(float(steps))
+            states[flat][key].copy_(self._own_slice(moments[key], flat.numel()))
+        states[flat]["step"].fill_(float(steps))
         self.deepspeed.optimizer.refresh_fp32_params()
 
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
         self.deepspeed.destroy()
 
-    def _flat(self) -> torch.Tensor:
-        """This rank's slice of the flat vector that AdamW works on."""
-        flat: torch.Tensor = self.deepspeed.optimizer.single_partition_of_fp32_groups[0]
-        return flat
+    def _internals(self) -> tuple[torch.Tensor, dict[torch.Tensor, dict[str, torch.Tensor]]]:
+        """This rank's slice of the flat vector that AdamW works on, and AdamW's state of it.
 
-    def _adamw_state(self) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.deepspeed.optimizer.optimizer.state[self._flat()]
-        return state
-
-    def _start_moments(self) -> None:
-        """Create what AdamW would create at its first step, so that a state can be saved and restored before it."""
-        flat = self._flat()
-        zeros = {key: torch.zeros_like(flat.detach()) for key in MOMENTS}
-        self.deepspeed.optimizer.optimizer.state[flat] = {"step": torch.tensor(0.0), **zeros}
+        Not of DeepSpeed's public interface: that knows no state before the first step, and reduces each factor's alone.
+        """
+        zero = self.deepspeed.optimizer
+        return zero.single_partition_of_fp32_groups[0], zero.optimizer.state
 
     def _gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         world_size = torch.distributed.get_world_size()
@@ -238,12 +218,10 @@ class Engine:
         pieces = whole[: sum(sizes)].split(sizes)
         return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
 
-    def _own_slice(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        size, rank = self._flat().numel(), torch.distributed.get_rank()
-        whole = torch.zeros(size * torch.distributed.get_world_size())
+    def _own_slice(self, tensors: list[torch.Tensor], size: int) -> torch.Tensor:
         flat = torch.cat([t.reshape(-1) for t in tensors])
-        whole[: flat.numel()] = flat
-        return whole[rank * size : (rank + 1) * size]
+        padded = torch.nn.functional.pad(flat, (0, size * torch.distributed.get_world_size() - flat.numel()))
+        return padded.split(size)[torch.distributed.get_rank()]
 
 
 def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:

@@ -23,16 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed
-from numpy.typing import NDArray
 
 from solrl_ray import objectives
 from solrl_ray.common.tensor_serialization import to_host
-from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.objectives import AwmConfig
-from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
@@ -42,8 +37,8 @@ from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.objectives.base import MicroBatch, Pass, Reference, Velocities
-from solrl_ray.objectives.schedules import ema_decay, follower_decay
+from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
+from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
 from solrl_ray.records import PromptEmbedding, SampleGroup
@@ -74,11 +69,11 @@ class Learner:
         self._updates = self._steps = 0
         self._failed = False
         self._open: OpenUpdate | None = None
-        steps, sampler = config.rollout.regenerate.steps, config.rollout.sampler
+        steps, section = config.rollout.regenerate.steps, config.objective
         self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
-        self._transitions = 0 if isinstance(sampler, Ode) or not needs_trajectory(config) else sampler.recorded(steps)
-        self._anchored = "anchor" in self._objective.references
-        self._passes = PolicyPasses(config, model, anchor=self._anchored)
+        self._transitions = config.rollout.sampler.recorded(steps) if section.needs_trajectory else 0
+        self._anchor_decay = section.anchor_decay()
+        self._passes = PolicyPasses(config, model)
         self._parameters = adapters.parameters(model.transformer, "default")
         self._ema = Ema(adapters.factors(model.transformer, "default"))
         self._engine = Engine.build(config.learner, list(self._parameters.values()), self._passes.velocity)
@@ -106,7 +101,7 @@ class Learner:
     def update(
         self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
     ) -> UpdateMetrics:
-        """A whole update at once: `begin`, `take` and `finish`.
+        """A whole update at once: `begin`, `add_groups` and `finish`.
 
         Args:
             groups: every group of the iteration, in prompt order, drawn by revision `self.revision`.
@@ -114,7 +109,7 @@ class Learner:
         """
         self.begin(iteration, [len(group.indices) for group in groups])
         try:
-            self.take(groups, embeddings)
+            self.add_groups(groups, embeddings)
             return self.finish(iteration)
         finally:
             self._open = None
@@ -150,7 +145,7 @@ class Learner:
         """Groups that the open update has taken."""
         return 0 if self._open is None else len(self._open.groups)
 
-    def take(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
+    def add_groups(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
         ranks.
 
@@ -169,7 +164,7 @@ class Learner:
         )
         update.add(groups, embeddings)
         if not update.complete:  # else `finish` follows, which holds one micro-batch at a time
-            with self._half_way():
+            with self._poison_on_error():
                 self._advance(update, update.parts[0], final=False)
         update.seconds += time.perf_counter() - started
 
@@ -190,13 +185,13 @@ class Learner:
             )
         self._failed = any(part.sums.passes for part in update.parts)  # gradients cannot be undone
         self._check_ranks_agree(fingerprint(update.groups))
-        with self._half_way():
+        with self._poison_on_error():
             done = [self._step(update, part) for part in update.parts]
             self._follow()
         self._open = None
         update.seconds += time.perf_counter() - started
-        gains = update.advantages(self._config.objective.advantage)
-        return update_metrics(update, done, gains, revision=self.revision, clip=self._config.objective.advantage.clip)
+        advantages, clip = update.advantages(self._config.objective.advantage), self._config.objective.advantage.clip
+        return update_metrics(update, done, advantages, revision=self.revision, clip=clip)
 
     def _opened(self) -> OpenUpdate:
         self._check_whole()
@@ -209,7 +204,7 @@ class Learner:
             raise RunError("this learner's last update failed half-way; build a new one from the last state")
 
     @contextmanager
-    def _half_way(self) -> Iterator[None]:
+    def _poison_on_error(self) -> Iterator[None]:
         """If the block fails, the learner refuses further updates."""
         self._failed = True
         yield
@@ -224,12 +219,11 @@ class Learner:
         loss = float(sums.shares[0])
         if not math.isfinite(loss):
             raise RunError(f"the loss of iteration {update.iteration} is {loss}: the update was not made")
-        gradient_norm = self._engine.step()
         self._steps += 1
+        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps))
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
-        if self._anchored and isinstance(self._config.objective, AwmConfig):
-            decay = follower_decay(self._config.objective.anchor, self._steps)
-            adapters.decay_(self._model.transformer, decay, "anchor")
+        if self._anchor_decay is not None:
+            adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")
         return sums, gradient_norm
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
@@ -247,7 +241,8 @@ class Learner:
             last = len(part.slots) + len(part.prepared) == 1
             if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or (alone and not last)):
                 one = part.prepared.popleft().to(self._model.device)
-                self._learn(update, part, one, known[list(one.slots.samples)], last=last)
+                advantages = torch.from_numpy(known[list(one.slots.samples)])
+                self._learn(update, part, one, advantages.to(self._model.device), last=last)
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
                 is_next = final or (alone and len(known) > one.slots.samples[-1])
@@ -267,7 +262,7 @@ class Learner:
         return Prepared(slots, batch, passes, references)
 
     def _learn(
-        self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: NDArray[np.float64], *, last: bool
+        self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: torch.Tensor, *, last: bool
     ) -> None:
         """The gradient of a micro-batch.
 
@@ -276,7 +271,6 @@ class Learner:
         """
         adapters.use(self._model.transformer, "default")
         embedding = self._embedding(update, one.batch)
-        gains = torch.from_numpy(advantages).to(self._model.device)
         weights = one.batch.weights.to(self._model.device)
         scale = 1.0 / (len(part.samples) * len(one.passes))
         for k, each in enumerate(one.passes):
@@ -284,7 +278,7 @@ class Learner:
             # The ratio of an unchanged policy is exactly 1.
             old = {"old": v_theta.detach()} if part.old_is_default else {}
             given = {name: v[k] for name, v in one.references.items()}
-            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), gains)
+            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), advantages)
             part.sums.add(loss, weights, scale)
             end = last and k == len(one.passes) - 1
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
@@ -297,7 +291,7 @@ class Learner:
         self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
     ) -> dict[str, list[torch.Tensor]]:
         """Velocities of each pass under the objective's other policies; `old` only if it differs."""
-        wanted: tuple[Reference, ...] = self._objective.references
+        wanted: tuple[adapters.Active, ...] = self._config.objective.references()
         if not old_is_default:
             wanted = (*wanted, "old")
         found: dict[str, list[torch.Tensor]] = {}
@@ -352,7 +346,7 @@ class Learner:
             buffers: host memory that is used again in the next call, so that this state is valid until then.
         """
         moments = self._engine.moments()
-        names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchored else [])]
+        names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchor_decay else [])]
         parts = {name: self.factors(name, on_host=False) for name in names}
         parts |= {key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS}
         on_host = {name: to_host(part, None if buffers is None else buffers[name]) for name, part in parts.items()}
@@ -372,7 +366,7 @@ class Learner:
         self._ema = Ema({key: value.to(self._model.device) for key, value in state.ema.items()})
         moments = {key: [getattr(state, key)[name] for name in self._parameters] for key in MOMENTS}
         self._engine.restore(moments, state.steps)
-        if self._anchored:  # a state of another objective has none: it starts at the trained policy, as at revision 0
+        if self._anchor_decay is not None:  # another objective's state has none: it starts at the trained policy
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
         self._updates, self._steps = state.updates, state.steps
 

@@ -20,7 +20,7 @@ from solrl_ray.records import PromptEmbedding
 
 
 class PolicyPasses:
-    def __init__(self, config: Config, model: DiffusionModel, *, anchor: bool = False) -> None:
+    def __init__(self, config: Config, model: DiffusionModel) -> None:
         """Attach the adapters to `model.transformer` at revision 0, and set this process up for training.
 
         Raises:
@@ -34,6 +34,7 @@ class PolicyPasses:
         attention.choose_for_training(cudnn=cudnn)
         if not compiled and kept == 0:
             model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+        anchor = config.objective.anchor_decay() is not None
         adapters.attach(model.transformer, config.model.lora, config.run.seed, anchor=anchor)
         self.compiled = compile_learner(model.transformer, config.compile, model.device, kept) if compiled else ""
         """What is compiled, in words; empty if nothing is."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _FILES = {
     "optimizer.safetensors": ("exp_avg", "exp_avg_sq"),
 }
 
-_COUNTERS = ("updates", "steps")
+_PARTS = [part for parts in _FILES.values() for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LearnerState(Portable, read_only=True):
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": tensor for part in parts for key, tensor in getattr(self, part).items()}
             contents[name] = safetensors_file.pieces(tensors, {})
-        files = {name: {"bytes": _size(pieces), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
+        files = {name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
         manifest["sha256"] = _manifest_digest(manifest)
         contents["state.json"] = [json.dumps(manifest, indent=2).encode() + b"\n"]
@@ -81,7 +81,7 @@ class LearnerState(Portable, read_only=True):
 
     def check_finite(self) -> None:
         """Raises RunError if a tensor has NaN or Inf."""
-        for part in (part for parts in _FILES.values() for part in parts):
+        for part in _PARTS:
             if key := first_not_finite(getattr(self, part)):
                 raise RunError(
                     f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved; the "
@@ -96,7 +96,7 @@ class LearnerState(Portable, read_only=True):
             UserError: the folder is missing, of another format, or any file differs from its checksum.
         """
         manifest = _read_manifest(folder)
-        parts: dict[str, Tensors] = {f.name: {} for f in fields(cls) if f.name not in _COUNTERS}
+        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
         for name, expected in manifest["files"].items():
             for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
                 part, _, factor = key.partition("/")
@@ -109,24 +109,17 @@ class LearnerState(Portable, read_only=True):
         Raises:
             UserError: factor names or shapes differ from `shapes`.
         """
-        for part in fields(self):
-            if part.name in _COUNTERS:
+        for part in _PARTS:
+            found = {name: tuple(tensor.shape) for name, tensor in getattr(self, part).items()}
+            if part == "anchor" and not found:
                 continue
-            tensors: Tensors = getattr(self, part.name)
-            if part.name == "anchor" and not tensors:
-                continue
-            for name in sorted(tensors.keys() | shapes.keys()):
-                found = tuple(tensors[name].shape) if name in tensors else None
-                wanted = tuple(shapes[name]) if name in shapes else None
-                if found != wanted:
+            for name in sorted(found.keys() | shapes.keys()):
+                wanted = tuple(shapes.get(name, ()))
+                if found.get(name, ()) != wanted:
                     raise UserError(
-                        f"the saved learner state does not fit the model and model.lora: {part.name} of "
-                        f"{name} is {found or 'missing'}, the model has {wanted or 'no such factor'}"
+                        f"the saved learner state does not fit the model and model.lora: {part} of {name} is "
+                        f"{found.get(name, 'missing')}, the model has {wanted or 'no such factor'}"
                     )
-
-
-def _size(pieces: Sequence[bytes | memoryview]) -> int:
-    return sum(len(piece) for piece in pieces)
 
 
 def _sha256(pieces: Sequence[bytes | memoryview]) -> str:
@@ -154,13 +147,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _manifest_digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return _sha256([json.dumps(manifest, sort_keys=True).encode()])
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
     if not path.is_file():
         raise UserError(f"the learner state is incomplete: {path} is missing")
     data = path.read_bytes()
-    if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+    if _sha256([data]) != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
+from solrl_ray.models import sizes
 
 if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
     import torch
@@ -16,29 +18,39 @@ if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
 
 __all__ = ["family", "load"]
 
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is needed of a family without its class, whose import takes seconds."""
+
+    source: str
+    """Module of this package and class."""
+    sizes: sizes.FamilySizes
+    stock_arguments: Callable[[Model], dict[str, Any]]
+    """What switches off classifier-free guidance and changes to the prompt in a call of the stock pipeline."""
+    convolutions: tuple[str, ...] = ()
+    """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+
+
+SANA_ARGUMENTS = {"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False}
+SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
-    "flux": "solrl_ray.models.flux:Flux",
-    "flux2_klein": "solrl_ray.models.flux2_klein:Flux2Klein",
-    "qwen_image": "solrl_ray.models.qwen_image:QwenImage",
-    "sana": "solrl_ray.models.sana:Sana",
-    "sd3": "solrl_ray.models.sd3:StableDiffusion3",
-    "z_image": "solrl_ray.models.z_image:ZImage",
+    "flux": Family("flux:Flux", sizes.FLUX, lambda model: {"guidance_scale": model.guidance}),
+    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: {"guidance_scale": 1.0}),
+    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: {"true_cfg_scale": 1.0}),
+    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS),
+    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: {"guidance_scale": 1.0}),
+    "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}),
 }
-"""``model.family`` → module and class, imported when first asked for."""
-
-CONVOLUTIONS = {"sana": ("ff.conv_inverted", "ff.conv_point")}
-"""``model.family`` → path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files.
-
-Not in the family's class: saving a LoRA needs only this, and importing the class takes seconds.
-"""
+"""By ``model.family``."""
 
 
 def family(config: Model) -> type[DiffusionModel]:
     """The class of ``model.family``. Raises `UserError` if there is no such family."""
     if config.family not in FAMILIES:
         raise UserError(f"model.family is {config.family!r}; it must be one of {', '.join(sorted(FAMILIES))}.")
-    module, _, name = FAMILIES[config.family].partition(":")
-    found: type[DiffusionModel] = getattr(import_large(module), name)
+    module, _, name = FAMILIES[config.family].source.partition(":")
+    found: type[DiffusionModel] = getattr(import_large(f"{__name__}.{module}"), name)
     return found
 
 

@@ -39,8 +39,6 @@ class DiffusionModel(ABC):
     one forward is one velocity.
     """
 
-    FAMILY: ClassVar[str]
-    """Its name in `FAMILIES` and in `model.family`."""
     PIPELINE: ClassVar[Any]
     """The stock diffusers pipeline whose checkpoints the family takes."""
     TRANSFORMER: ClassVar[Any]
@@ -53,6 +51,8 @@ class DiffusionModel(ABC):
     """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
     SIZES: ClassVar[FamilySizes]
     """What a plan needs without loading the model."""
+    ROUNDS_TIMESTEPS: ClassVar[bool] = False
+    """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
     TRAINS_ON_CUDNN: ClassVar[bool] = False
     """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
 
@@ -144,6 +144,10 @@ class DiffusionModel(ABC):
             limit = cls._token_limit(config, name, tokenizer)
             found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
         return found
+
+    def stock_latents(self, latents: Tensor) -> Tensor:
+        """Our initial noise in the format of the stock call."""
+        return latents
 
     @property
     def components(self) -> frozenset[Component]:
@@ -308,7 +312,7 @@ class DiffusionModel(ABC):
 
     @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
-        checkpoint = Checkpoint.open(config.path, cls.FAMILY, cls.PIPELINE.__name__, key)
+        checkpoint = Checkpoint.open(config.path, config.family, cls.PIPELINE.__name__, key)
         checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
         return checkpoint
 

@@ -22,12 +22,12 @@ class Flux(DiffusionModel):
     1000 sigma and then divides, which gives other values in bfloat16.
     """
 
-    FAMILY = "flux"
     PIPELINE = FluxPipeline
     TRANSFORMER = FluxTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder", "text_encoder_2")
     SIZES = sizes.FLUX
+    ROUNDS_TIMESTEPS = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._guided = bool(transformer_config.get("guidance_embeds", False))

@@ -22,12 +22,12 @@ class Flux2Klein(DiffusionModel):
     normalise patches.
     """
 
-    FAMILY = "flux2_klein"
     PIPELINE = Flux2KleinPipeline
     TRANSFORMER = Flux2Transformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLFlux2": AutoencoderKLFlux2}
     ENCODERS = ("text_encoder",)
     SIZES = sizes.FLUX2_KLEIN
+    ROUNDS_TIMESTEPS = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         one, side = torch.arange(1), torch.arange(self._grid)
@@ -56,6 +56,9 @@ class Flux2Klein(DiffusionModel):
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return latents.transpose(1, 2).unflatten(2, (self._grid, self._grid))
+
+    def stock_latents(self, latents: Tensor) -> Tensor:
+        return self._unpacked(latents)  # the pipeline packs them itself
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, variance = decoder.bn.running_mean.float(), decoder.bn.running_var.float()

@@ -24,12 +24,12 @@ class QwenImage(DiffusionModel):
     to the transformer's dtype. The autoencoder is a video one, used with one frame.
     """
 
-    FAMILY = "qwen_image"
     PIPELINE = QwenImagePipeline
     TRANSFORMER = QwenImageTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLQwenImage": AutoencoderKLQwenImage}
     ENCODERS = ("text_encoder",)
     SIZES = sizes.QWEN_IMAGE
+    ROUNDS_TIMESTEPS = True
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].

@@ -29,7 +29,6 @@ class Sana(DiffusionModel):
     `qkv` and one `kv`. So each has its own LoRA factor A, and none is wider than the published limit for quantisation.
     """
 
-    FAMILY = "sana"
     PIPELINE = SanaPipeline
     TRANSFORMER = SanaTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderDC": AutoencoderDC, "AutoencoderTiny": AutoencoderTiny}

@@ -25,7 +25,6 @@ class StableDiffusion3(DiffusionModel):
     the published training did not; here both use the same value.
     """
 
-    FAMILY = "sd3"
     PIPELINE = StableDiffusion3Pipeline
     TRANSFORMER = SD3Transformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}

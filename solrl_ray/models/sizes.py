@@ -34,8 +34,6 @@ QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
 class FamilySizes:
     """What all checkpoints of a family have in common."""
 
-    family: str
-    """As `DiffusionModel.FAMILY`."""
     patch: int
     """Latent cells a side of one image token."""
     longest: int
@@ -78,7 +76,7 @@ class FamilySizes:
         if config.max_sequence_length > self.longest:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
-                f"but model.family {self.family!r} takes at most {self.longest}."
+                f"but model.family {config.family!r} takes at most {self.longest}."
             )
         if self.positions:
             self._check_positions(config, transformer[self.positions], step)
@@ -152,17 +150,14 @@ class FamilySizes:
         return self.tokens(config, factor) * width * DTYPE_BYTES[config.dtype]
 
 
-FLUX = FamilySizes(
-    family="flux", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL
-)
+FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
 FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
-    family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
+    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
 )
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
-    family="qwen_image", patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
+    patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
 )
 SANA = FamilySizes(
-    family="sana",
     patch=1,
     longest=300,
     packed=False,
@@ -172,7 +167,6 @@ SANA = FamilySizes(
     decoder=DC_AE,
 )
 SD3 = FamilySizes(
-    family="sd3",
     patch=2,
     longest=512,
     packed=False,
@@ -183,7 +177,6 @@ SD3 = FamilySizes(
     decoder=KL,
 )
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
-    family="z_image",
     patch=2,
     longest=512,  # the stock call's default; it names no limit
     packed=False,
@@ -194,5 +187,3 @@ Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     forward_values=15.9,
     decoder=KL,
 )
-FAMILY_SIZES = {sizes.family: sizes for sizes in (FLUX, FLUX2_KLEIN, QWEN_IMAGE, SANA, SD3, Z_IMAGE)}
-"""By ``model.family``."""

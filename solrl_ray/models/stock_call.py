@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from solrl_ray.config.schema import Config, Model, SigmaSchedule
-
-ARGUMENTS: dict[str, Callable[[Model], dict[str, Any]]] = {
-    "flux": lambda model: {"guidance_scale": model.guidance},
-    "flux2_klein": lambda model: {"guidance_scale": 1.0},
-    "qwen_image": lambda model: {"true_cfg_scale": 1.0},
-    "sana": lambda model: {
-        "guidance_scale": 1.0,
-        "complex_human_instruction": None,
-        "use_resolution_binning": False,
-    },
-    "sd3": lambda model: {"guidance_scale": 1.0},
-    "z_image": lambda model: {"guidance_scale": 0.0},
-}
-"""``model.family`` → arguments that switch off classifier-free guidance and changes to the prompt."""
+from solrl_ray.models import FAMILIES
 
 
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
@@ -30,7 +16,7 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
         "width": model.resolution,
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,
-        **ARGUMENTS[model.family](model),
+        **FAMILIES[model.family].stock_arguments(model),
     }
 
 

@@ -32,7 +32,6 @@ class ZImage(DiffusionModel):
     in float32, and its output is negated.
     """
 
-    FAMILY = "z_image"
     PIPELINE = ZImagePipeline
     TRANSFORMER = ZImageTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}

@@ -14,27 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config.objectives import AwmConfig, share_of
-from solrl_ray.objectives.base import Loss, Reference, Velocities, clipped_surrogate, mean
-from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
+from solrl_ray.objectives.base import Loss, Velocities, clipped_surrogate, mean
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass, stratified_steps
 from solrl_ray.records import Address
-from solrl_ray.sampling import noise
 
 Weighting = Literal["uniform", "huber", "ghuber"]
 _FLOOR = 1e-10
 """Added to l, so that its roots have a slope at 0."""
 
 
-class Awm(ForwardProcess):
-    def __init__(self, config: AwmConfig, *, grid: Tensor, run_seed: int) -> None:
-        super().__init__(grid=grid, run_seed=run_seed)
-        self._config = config
-        base: tuple[Reference, ...] = ("base",) if config.kl != 0 else ()
-        self.references = (*base, "anchor") if config.anchor.weight != 0 else base
-
+class Awm(ForwardProcess[AwmConfig]):
     def steps(self, address: Address) -> NDArray[np.int64]:
         """One step from each slice, rising, as released."""
         config = self._config
-        end = share_of(len(self._grid), config.timestep_fraction)
+        end = share_of(len(self._grid) - 1, config.timestep_fraction)
         return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
@@ -42,25 +35,12 @@ class Awm(ForwardProcess):
         target = one.eps - one.x0
         theta, old = (log_likelihood(x, target, one.t, config.weighting, config.power) for x in (v.theta, v.old))
         clip = config.advantage.clip
-        gains = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
-        policy, ratio, clipped = clipped_surrogate(theta - old.detach(), gains, config.clip_range)
+        scaled = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
+        policy, ratio, clipped = clipped_surrogate(theta - old.detach(), scaled, config.clip_range)
         kl, held = (torch.zeros_like(policy) if r is None else _distance(v.theta, r) for r in (v.base, v.anchor))
         total = policy + config.kl * kl + config.anchor.weight * held
         total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))
         return Loss(total=total, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
-
-
-def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
-    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
-
-    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
-    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
-    """
-    if not 1 <= count <= end - first:
-        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
-    bounds = first + np.arange(count + 1) * (end - first) // count
-    inside = np.floor(noise.uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
-    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # a value just below a bound may round up to it
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from solrl_ray.config.objectives import ObjectiveSection
+from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.records import Address
-
-Reference = Literal["base", "old", "anchor"]
-"""Policies whose velocities are computed without gradient: adapters off, the sampling policy, AWM's anchor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +52,9 @@ class Velocities:
     old: Tensor
     """Of the sampling policy."""
     base: Tensor | None = None
-    """Of the model without adapters; None unless `Objective.references` has it."""
+    """Of the model without adapters; None unless the section's `references` have it."""
     anchor: Tensor | None = None
-    """Of AWM's anchor; None unless `Objective.references` has it."""
+    """Of the third adapter; likewise."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for another shape or dtype than theta's, which would be broadcast silently."""
@@ -84,18 +83,26 @@ class Loss:
     """1 where the ratio is outside the clip range, else 0."""
 
 
+C = TypeVar("C", bound=ObjectiveSection)
 P = TypeVar("P", bound=Pass)
+ODE = Ode()
 
 
-class Objective(ABC, Generic[P]):
+class Objective(ABC, Generic[C, P]):
     """A loss on regenerated samples. The learner makes the passes, and the forwards without gradient before them."""
 
-    references: tuple[Reference, ...]
-    """Besides ``old``, in the order of computing."""
+    def __init__(self, config: C, *, grid: Tensor, run_seed: int, sampler: SamplerConfig = ODE) -> None:
+        """
+        Args:
+            config: its section.
+            grid: noise levels of the full schedule, float64 [steps + 1], falling to 0, on the CPU.
+            sampler: what made the samples.
+        """
+        self._config, self._grid, self._run_seed, self._sampler = config, grid, run_seed, sampler
 
     @abstractmethod
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> Sequence[P]:
-        """The passes over a micro-batch, always the same number."""
+        """The passes over a micro-batch, as many as its section's `passes` says."""
 
     @abstractmethod
     def loss(self, one: P, v: Velocities, advantages: Tensor) -> Loss:
@@ -130,10 +137,10 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) 
     Source: proximal policy optimisation (arXiv 1707.06347), equation 7.
     """
     ratio = torch.exp(log_ratio)
-    gains = advantages.to(ratio.dtype)
+    advantages = advantages.to(ratio.dtype)
     bounded = ratio.clamp(1 - clip_range, 1 + clip_range)
     outside = (ratio.detach() != bounded.detach()).to(ratio.dtype)
-    return torch.maximum(-gains * ratio, -gains * bounded), ratio.detach(), outside
+    return torch.maximum(-advantages * ratio, -advantages * bounded), ratio.detach(), outside
 
 
 def mean(x: Tensor) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from solrl_ray.config import objectives as sections
 from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
 from solrl_ray.records import Address
-from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.sampling.noise import initial_noise, permutation, uniform
 from solrl_ray.sampling.sde import per_sample
 
 
@@ -31,21 +32,29 @@ def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
     return (1 - t) * x0 + t * eps
 
 
-class ForwardProcess(Objective[NoisedPass]):
+F = TypeVar("F", bound=sections.ForwardProcessSection)
+
+
+class ForwardProcess(Objective[F, NoisedPass]):
     """In pass j every sample is at the j-th of its own steps of the full schedule."""
 
-    def __init__(self, *, grid: Tensor, run_seed: int) -> None:
-        """`grid`: noise levels of the full schedule without the final 0, float32 [steps], on the CPU."""
-        self._grid = grid
-        self._run_seed = run_seed
-
-    @abstractmethod
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0."""
+        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0.
+
+        The first part of its own permutation, drawn without replacement as in Sol-RL and DiffusionNFT; with
+        `shared_noise` one step from each slice.
+        """
+        steps = len(self._grid) - 1
+        count = self._config.passes(steps, 0)
+        if self._config.shared_noise:
+            return stratified_steps(address, first=0, end=steps, count=count)
+        return permutation(address, steps)[:count]
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
-        x0 = batch.x0.to(device)
+        x0, levels = batch.x0.to(device), self._grid.float()
         addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
+        if self._config.shared_noise:
+            addresses = [replace(address, index=0) for address in addresses]
         passes = []
         for column in np.stack([self.steps(address) for address in addresses]).T:
             where = [
@@ -53,6 +62,19 @@ class ForwardProcess(Objective[NoisedPass]):
                 for address, step in zip(addresses, column, strict=True)
             ]
             eps = initial_noise(where, tuple(x0.shape[1:])).to(device)
-            t = self._grid[torch.from_numpy(column)].to(device)
+            t = levels[torch.from_numpy(column)].to(device)
             passes.append(NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps))
         return passes
+
+
+def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
+    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
+
+    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
+    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
+    """
+    if not 1 <= count <= end - first:
+        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
+    bounds = first + np.arange(count + 1) * (end - first) // count
+    inside = np.floor(uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
+    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # a value just below a bound may round up to it

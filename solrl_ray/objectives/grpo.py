@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.config.objectives import DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.samplers import Stochastic
+from solrl_ray.config.objectives import DanceGrpoConfig, FlowGrpoConfig
+from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.objectives.base import (
     Loss,
     MicroBatch,
@@ -40,20 +41,21 @@ class TransitionPass(Pass):
     coefficients: Coefficients
 
 
-class Grpo(Objective[TransitionPass]):
+G = TypeVar("G", bound=FlowGrpoConfig | DanceGrpoConfig)
+
+
+class Grpo(Objective[G, TransitionPass]):
     """Clipped ratios of transitions, and their divergence from the reference."""
 
-    def __init__(
-        self, config: FlowGrpoConfig | DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor, run_seed: int
-    ) -> None:
-        """`grid`: noise levels of the full schedule, float64 [steps + 1]."""
-        self._run_seed = run_seed
-        self._config = config
-        self._grid: list[float] = grid.tolist()
-        steps = len(self._grid) - 1
+    def __init__(self, config: G, *, grid: Tensor, run_seed: int, sampler: SamplerConfig) -> None:
+        """Raises ValueError for a sampler without transitions."""
+        super().__init__(config, grid=grid, run_seed=run_seed, sampler=sampler)
+        if isinstance(sampler, Ode):
+            raise ValueError(f"objective {config.kind} needs a stochastic sampler")
+        self._levels: list[float] = grid.tolist()
+        steps = len(self._levels) - 1
         self._stored = sampler.recorded(steps)
-        self._transitions = [sde.transition(sampler, self._grid, step) for step in range(steps - 1)]
-        self.references = ("base",) if config.kl != 0 else ()
+        self._transitions = [sde.transition(sampler, self._levels, step) for step in range(steps - 1)]
 
     @abstractmethod
     def chosen(self, address: Address) -> NDArray[np.int64]:
@@ -73,7 +75,7 @@ class Grpo(Objective[TransitionPass]):
             passes.append(
                 TransitionPass(
                     x_t=x_t,
-                    t=torch.tensor([self._grid[step] for step in steps], dtype=x_t.dtype, device=device),
+                    t=torch.tensor([self._levels[step] for step in steps], dtype=x_t.dtype, device=device),
                     x_next=x_next,
                     coefficients=Coefficients.of(transitions, device, x_t.dtype),
                 )
@@ -84,8 +86,8 @@ class Grpo(Objective[TransitionPass]):
         config, coefficients = self._config, one.coefficients
         theta, old = (sde.mean(coefficients, one.x_t, x) for x in (v.theta, v.old))
         log_theta, log_old = (sde.log_probability(coefficients, one.x_next, x) for x in (theta, old))
-        gains = advantages.clamp(-config.advantage.clip, config.advantage.clip)
-        policy, ratio, clipped = clipped_surrogate(log_theta - log_old.detach(), gains, config.clip_range)
+        clipped_advantages = advantages.clamp(-config.advantage.clip, config.advantage.clip)
+        policy, ratio, clipped = clipped_surrogate(log_theta - log_old.detach(), clipped_advantages, config.clip_range)
         kl = torch.zeros_like(policy)
         if v.base is not None:
             base = sde.mean(coefficients, one.x_t, v.base).detach()
@@ -93,17 +95,15 @@ class Grpo(Objective[TransitionPass]):
         return Loss(total=policy + config.kl * kl, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
 
 
-class FlowGrpo(Grpo):
+class FlowGrpo(Grpo[FlowGrpoConfig]):
     """Flow-GRPO (arXiv 2505.05470): every stored transition, in the order of the trajectory."""
 
     def chosen(self, address: Address) -> NDArray[np.int64]:
         return np.arange(self._stored)
 
 
-class DanceGrpo(Grpo):
+class DanceGrpo(Grpo[DanceGrpoConfig]):
     """DanceGRPO (arXiv 2505.07818): each sample on the first part of its own permutation of its transitions."""
 
-    _config: DanceGrpoConfig
-
     def chosen(self, address: Address) -> NDArray[np.int64]:
-        return permutation(address, self._stored)[: share_of(self._stored, self._config.timestep_fraction)]
+        return permutation(address, self._stored)[: self._config.passes(len(self._levels) - 1, self._stored)]

@@ -5,23 +5,19 @@ Rectified flow: x_t = (1 - t) x0 + t eps, velocity v = eps - x0, hence the estim
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.config.objectives import DiffusionNftConfig, share_of
+from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.objectives.base import Loss, Velocities, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
-from solrl_ray.records import Address
-from solrl_ray.sampling.noise import permutation
 from solrl_ray.sampling.sde import per_sample
 
 SMALLEST_WEIGHT = 1e-5
 """Floor of the adaptive weights, in units of the latent."""
 
 
-class DiffusionNft(ForwardProcess):
+class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
     """DiffusionNFT with adaptive weights, as released; the paper's form has w = 1 and no factor C / beta.
 
         v+ = beta v_theta + (1 - beta) v_old        L± = mean (x_t - t v± - x0)² / w±
@@ -32,16 +28,6 @@ class DiffusionNft(ForwardProcess):
     v_theta's dtype, except r and the adaptive weights: these are computed in float64 without gradient and rounded once,
     so that the loss and its backward stay in float32.
     """
-
-    def __init__(self, config: DiffusionNftConfig, *, grid: Tensor, run_seed: int) -> None:
-        super().__init__(grid=grid, run_seed=run_seed)
-        self._config = config
-        self.references = ("base",) if config.kl != 0 else ()
-
-    def steps(self, address: Address) -> NDArray[np.int64]:
-        """The first part of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT."""
-        steps = len(self._grid)
-        return permutation(address, steps)[: share_of(steps, self._config.timestep_fraction)]
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
         beta, clip = self._config.beta, self._config.advantage.clip

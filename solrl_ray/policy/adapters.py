@@ -5,8 +5,8 @@ name     what it is                             trained
 ======== ====================================== ===========
 default  the policy that the objective trains   yes
 old      the sampling policy, follows `default` by `decay_`
-anchor   AWM's: holds `default` back, follows   no
-         it by `decay_`; only there if asked for
+anchor   holds `default` back, follows it by    no
+         `decay_`; only if the objective asks
 base     no adapter: the reference of the KL    no
 ======== ====================================== ===========
 

@@ -42,7 +42,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
     ComfyUI in keys ``<module>.alpha``, which diffusers refuses for all families but FLUX.1.
 
     Args:
-        convolutions: path endings of linears that are 1×1 convolutions in the checkpoint (`models.CONVOLUTIONS`); their
+        convolutions: path endings of linears that are 1×1 convolutions in the checkpoint (`models.Family`); their
             factors get the trailing [1, 1] of a convolution's weight.
     """
     tensors = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
-from solrl_ray.models.base import DTYPES, DiffusionModel
+from solrl_ray.models.base import DTYPES
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
@@ -33,8 +33,6 @@ PICTURE_LIMITS = {
 """`model.dtype` → lowest PSNR of a picture, dB, and why. Wrongly scaled latents give less than 20."""
 SIGMA_LIMIT = (1e-5, "the stock pipeline has float32 noise levels; a wrong shift gives 0.01 or more")
 TEXT_LIMIT = (0.1, "other kernels round otherwise; encoders are deep, and one wrong token gives more")
-ROUNDS_TIMESTEPS = ("flux", "flux2_klein", "qwen_image")
-"""Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
 
 
 def text(session: Session) -> list[Measure]:
@@ -81,7 +79,7 @@ def stock_picture(session: Session) -> list[Measure]:
         return given
 
     pipeline.scheduler.step = watched
-    latents = as_given(config.family, noise.clone(), bare)
+    latents = bare.stock_latents(noise.clone())
     called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **drawing.call)
     grid = pipeline.scheduler.sigmas.double().tolist()
     found = session.stock = StockRun(grid, passed, called.images.float().cpu())
@@ -96,14 +94,6 @@ def stock_picture(session: Session) -> list[Measure]:
         is_true("begins with our noise", begins, "else two pictures are compared that have nothing in common"),
         is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
     ]
-
-
-def as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
-    """Our latents in the stock call's format: FLUX.2 packs them itself."""
-    if family != "flux2_klein":
-        return latents
-    side = round(bare.image_tokens**0.5)
-    return latents.transpose(1, 2).unflatten(2, (side, side))
 
 
 def _pipeline(session: Session) -> Any:
@@ -149,7 +139,7 @@ def forward(session: Session) -> list[Measure]:
 
 def _rounded(config: Model, sigma: float) -> float:
     """The noise level that the stock pipeline's transformer gets."""
-    if config.family not in ROUNDS_TIMESTEPS:
+    if not models.family(config).ROUNDS_TIMESTEPS:
         return sigma
     return float(torch.tensor(1000 * sigma, dtype=torch.float32).to(DTYPES[config.dtype]) / 1000)
 

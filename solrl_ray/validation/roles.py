@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
@@ -45,7 +44,7 @@ def regenerate(session: Session) -> list[Measure]:
     config, model, tier = session.config, session.model, full_tier(session.config.model)
     assert model
     session.reference, said = _compiled(session, model, tier)
-    steps, record = config.rollout.regenerate.steps, needs_trajectory(config)
+    steps, record = config.rollout.regenerate.steps, config.objective.needs_trajectory
     sampler = Sampler(config, model, Brightness("brightness"), steps=steps, micro_batch=len(SEEDS), record=record)
     (made, again), digests = [[session.sample(sampler, prompt) for prompt in PROMPTS] for _ in range(2)], []
     for twice in (made, again):

@@ -115,7 +115,7 @@ def take_offers(rank: int, world_size: int, pipeline: Path, folder: Path) -> Non
         unequal.begin(iteration, [len(group.indices) for group in made])
         for taken in [made] if rank else [[group] for group in made]:
             passes.append(unequal._opened().parts[0].sums.passes)
-            unequal.take(taken, embeddings())
+            unequal.add_groups(taken, embeddings())
         unequal.finish(iteration)
     save(unequal, rank, folder / "unequal")
     (folder / f"passes-{rank}.json").write_text(json.dumps(passes))

@@ -32,6 +32,18 @@ COLOCATED = (
             "rollout.accept_quantized_training",
             "false true quantized",
         ),
+        (["learner.schedule.decay=linear"], "learner.schedule.steps", "0 1"),
+        (["learner.schedule.steps=9"], "learner.schedule.steps", "9 0"),
+        (
+            ["run.iterations=10", "learner.updates=2", "learner.schedule={decay: cosine, warmup: 5, steps: 17}"],
+            "learner.schedule.steps",
+            "17 15",
+        ),
+        (
+            ["run.iterations=4", "learner.schedule.warmup=6"],
+            "learner.schedule.warmup",
+            "6 4",
+        ),
         (["rollout.strategy=quantized"], "rollout.explore.precision", '"auto" quantized'),
         (["run.name=a/b"], "run.name", '"a/b" run.root'),
         (["run.name=.."], "run.name", '".."'),

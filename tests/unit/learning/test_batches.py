@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from solrl_ray.config import objectives as sections
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import check_groups, fingerprint, gather, rank_slots, rewards_and_groups
+from solrl_ray.objectives.awm import Awm
+from solrl_ray.objectives.base import Objective
 from solrl_ray.objectives.nft import DiffusionNft
 from solrl_ray.records import Address, SampleGroup
-from solrl_ray.sampling.noise import permutation, standard_normal
+from solrl_ray.sampling.noise import permutation, standard_normal, uniform
 from tests.support.learning import LATENT_SHAPE, groups
 
 
@@ -107,7 +110,7 @@ def test_the_fingerprint_tells_other_samples_apart() -> None:
 def test_each_sample_is_noised_by_its_own_addresses() -> None:
     made = groups(2)
     batch = split(made, micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2
-    grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2])
+    grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
     objective = DiffusionNft(sections.DiffusionNftConfig(timestep_fraction=0.6), grid=grid, run_seed=7)
     passes = objective.passes(batch, torch.device("cpu"), 2)
     assert len(passes) == 3
@@ -120,3 +123,29 @@ def test_each_sample_is_noised_by_its_own_addresses() -> None:
             assert one.t[k] == t
             assert torch.equal(one.x_t[k], (1 - t) * batch.x0[k] + t * torch.from_numpy(eps))
     assert len(set(passes[0].t.tolist())) > 1
+
+
+@pytest.mark.parametrize("kind", ["nft", "awm"])
+def test_with_shared_noise_samples_of_a_prompt_get_one_noise_and_one_level_of_each_slice(kind: str) -> None:
+    batch = split(groups(2), micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2
+    grid = torch.linspace(1, 0, 11)
+    shared = {"shared_noise": True, "kl": 0.0}
+    objective: Objective[Any, Any] = (
+        DiffusionNft(sections.DiffusionNftConfig(**shared), grid=grid, run_seed=7)
+        if kind == "nft"
+        else Awm(sections.AwmConfig(**shared, timestep_fraction=1.0), grid=grid, run_seed=7)
+    )
+    passes = objective.passes(batch, torch.device("cpu"), 2)
+    slices = [(0, 1), (1, 3), (3, 5), (5, 6), (6, 8), (8, 10)]  # of ten steps
+    for k, prompt_id in ((0, "p1"), (3, "p2")):
+        address = {"run_seed": 7, "iteration": 2, "prompt_id": prompt_id}
+        draws = uniform(Address(purpose="timesteps", **address), (6,))
+        steps = [first + int(u * (end - first)) for (first, end), u in zip(slices, draws, strict=True)]
+        for one, step in zip(passes, steps, strict=True):
+            eps = standard_normal(Address(purpose="training-noise", step=step, **address), LATENT_SHAPE)
+            assert one.t[k] == grid[step]
+            assert torch.equal(one.x_t[k], (1 - grid[step]) * batch.x0[k] + grid[step] * torch.from_numpy(eps))
+    for one in passes:
+        assert torch.equal(one.eps[1], one.eps[0])
+        assert torch.equal(one.eps[2], one.eps[0])
+        assert one.t[:3].tolist() == [one.t[0].item()] * 3

@@ -127,18 +127,6 @@ def warmed_up(config: Config, learner: Learner, inputs: Inputs, counter: Compile
     return known[-1]
 
 
-def test_after_the_warm_up_no_update_and_no_change_of_adapters_compiles_anything(
-    tmp_path: Path, start: Start, counter: CompileCounterWithBackend
-) -> None:
-    """Also below, with another family."""
-    config = settings(("sana", BUILDERS["sana"](tmp_path / "pipeline")))
-    learner, inputs = start(config)
-    known = warmed_up(config, learner, inputs, counter)
-    for iteration in range(3):
-        learner.update(iteration, inputs.groups(iteration), inputs.embeddings)
-        assert counter.frame_count == known
-
-
 @AUTOGRAD
 def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones(
     tiny_pipeline: Path, start: Start, counter: CompileCounterWithBackend

@@ -341,7 +341,7 @@ def test_a_lora_saved_by_us_loads_in_the_stock_pipeline_as_what_we_merge(
     lora = model.config.lora
     weights = {name: module.weight for name, module in model.transformer.named_modules() if hasattr(module, "weight")}
     factors = random_factors(model)
-    save_lora(tmp_path / "lora", factors, lora, models.CONVOLUTIONS.get(model.FAMILY, ()))
+    save_lora(tmp_path / "lora", factors, lora, models.FAMILIES[model.config.family].convolutions)
 
     stock, start = family.stock(path), noise(2, *model.latent_shape)
     before = family.draw(stock, start)

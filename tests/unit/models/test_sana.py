@@ -73,7 +73,7 @@ def test_every_feed_forward_is_of_linears_under_the_stock_names(path: Path) -> N
     ours = models.load(config(path), "cpu", components={"transformer"}).transformer
     assert ours.state_dict().keys() == stock.state_dict().keys()
     linears = {name for name, module in ours.named_modules() if isinstance(module, nn.Linear)}
-    assert {name for name in linears if name.endswith(models.CONVOLUTIONS["sana"])} == {
+    assert {name for name in linears if name.endswith(models.FAMILIES["sana"].convolutions)} == {
         f"transformer_blocks.{block}.ff.{leaf}" for block in (0, 1) for leaf in ("conv_inverted", "conv_point")
     }
 
@@ -82,7 +82,7 @@ def test_every_feed_forward_is_of_linears_under_the_stock_names(path: Path) -> N
 def test_a_stock_checkpoint_quantises_in_its_feed_forward(path: Path, skip: list[str], others: int) -> None:
     model = models.load(config(path, quantization={"skip": skip}), "cpu")
     report = quantize_(model.transformer, "nvfp4-emulated", model.config.quantization)
-    assert sum(name.endswith(models.CONVOLUTIONS["sana"]) for name in report.layers) == 4
+    assert sum(name.endswith(models.FAMILIES["sana"].convolutions) for name in report.layers) == 4
     assert len(report.layers) == 4 + others
     latents = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(0))
     embedding = {name: tensor[None] for name, tensor in model.encode(["a red square"])[0].items()}
@@ -95,7 +95,7 @@ def test_lora_factors_of_convolutions_are_saved_in_their_shape_and_read_as_matri
     factors = {f"{end}.lora_A": torch.ones(2, 6), f"{end}.lora_B": torch.ones(4, 2)}
     factors |= {"transformer_blocks.0.attn1.to_q.lora_A": torch.ones(2, 4)}
     lora = Lora(rank=2, alpha=4.0, targets=["conv_point", "to_q"])
-    file = save_lora(tmp_path, factors, lora, models.CONVOLUTIONS["sana"])
+    file = save_lora(tmp_path, factors, lora, models.FAMILIES["sana"].convolutions)
     with safe_open(file, framework="pt") as content:
         shapes = {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
     assert shapes == {

@@ -45,7 +45,7 @@ def nft_loss(
 ) -> Loss:
     clip = keys.pop("adv_clip")
     objective = DiffusionNft(
-        DiffusionNftConfig(advantage=Advantage(clip=clip), **keys), grid=torch.linspace(1, 0.1, 10), run_seed=0
+        DiffusionNftConfig(advantage=Advantage(clip=clip), **keys), grid=torch.linspace(1, 0, 11), run_seed=0
     )
     one = NoisedPass(x_t=x_t, t=t, x0=x0, eps=torch.zeros_like(x0))
     return objective.loss(one, Velocities(theta=v_theta, old=v_old, base=v_ref), advantages)
@@ -135,21 +135,6 @@ def test_at_the_old_policy_the_gradient_is_its_closed_form(seed: int, beta: floa
     torch.testing.assert_close(found[1], torch.zeros_like(found[1]), rtol=0, atol=1e-12)
 
 
-def test_a_step_along_the_gradient_raises_good_samples_and_lowers_bad_ones() -> None:
-    generator = torch.Generator().manual_seed(3)
-    x0, eps, v = torch.randn(3, 2, 8, dtype=torch.float64, generator=generator)
-    t = torch.tensor([0.6, 0.6], dtype=torch.float64)
-    x_t = noised(x0, eps, t)
-    v_theta = v.clone().requires_grad_()
-    inputs = {"x0": x0, "x_t": x_t, "t": t, "v_old": v, "v_ref": None, "beta": 1.0, "kl": 0.0}
-    loss = nft_loss(**inputs, v_theta=v_theta, advantages=torch.tensor([1.0, -1.0]), adv_clip=5.0)
-    updated = v - 0.1 * gradient(loss, v_theta)
-    before = (x_t - 0.6 * v - x0).square().sum(dim=1)
-    after = (x_t - 0.6 * updated - x0).square().sum(dim=1)
-    assert after[0] < before[0]
-    assert after[1] > before[1]
-
-
 def test_no_gradient_reaches_the_sampling_or_the_reference_policy() -> None:
     inputs = example()
     inputs["v_old"] = inputs["v_old"].requires_grad_()
@@ -189,8 +174,5 @@ def test_a_velocity_that_would_be_broadcast_is_refused_by_name(name: str) -> Non
     given = {"old": torch.zeros(2, 4)} | {name: torch.zeros(1, 4)}
     with pytest.raises(ValueError, match=rf"velocity {name} is torch.float32 \[1, 4\], theta's is .* \[2, 4\]"):
         Velocities(theta=torch.zeros(2, 4), **given)
-
-
-def test_a_velocity_of_low_precision_is_refused() -> None:
     with pytest.raises(ValueError, match=r"theta must be float32 or float64, got torch\.bfloat16"):
-        Velocities(theta=torch.zeros(2, 4, dtype=torch.bfloat16), old=torch.zeros(2, 4, dtype=torch.bfloat16))
+        Velocities(theta=torch.zeros(2, 4, dtype=torch.bfloat16), **given)

@@ -1,10 +1,12 @@
-"""Every method as shipped: rolled out, selected, replayed and trained on, with tiny checkpoints of each family."""
+"""Every method as shipped: rolled out, selected, replayed and trained on, with a tiny checkpoint.
+
+Whole runs of every family with every method are in `tests/unit/models/test_whole_runs.py`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from solrl_ray import models
 from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.checks import check, needs_trajectory
+from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
@@ -32,7 +34,7 @@ from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
-from tests.support.families import BUILDERS, model_config
+from tests.support.tiny import model_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
@@ -50,10 +52,6 @@ OWN: dict[str, tuple[str, ...]] = {
     "dance_grpo": ("learner.updates=2",),
 }
 STOCHASTIC = [method for method in OWN if "grpo" in method]
-EVERYWHERE = ("sol_rl", "flow_grpo")
-"""Methods whose gradients are tried with every family: without and with trajectories. Whole runs of all pairs are in
-`tests/unit/models/test_whole_runs.py`."""
-PAIRS = [(method, family) for method in OWN for family in BUILDERS if family == "flux" or method in EVERYWHERE]
 PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue circles")]
 
 
@@ -69,17 +67,12 @@ def group_of_one() -> Iterator[None]:
     leave_process_group()
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: BUILDERS[family](tmp_path_factory.mktemp(family) / "pipeline"))
-
-
-def settings(method: str, family: str, folder: Path) -> Config:
+def settings(method: str, folder: Path) -> Config:
     """A shipped method, made small."""
     files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
     made = load(files, [*SMALL, *OWN[method]])
     check(made)
-    return made.model_copy(update={"model": model_config(family, folder, schedule=made.model.schedule)})
+    return made.model_copy(update={"model": model_config(folder, schedule=made.model.schedule)})
 
 
 class Bench:
@@ -91,14 +84,8 @@ class Bench:
         self.learner = Learner(config, self.model, 0, 1)
         full, preview, reward = config.rollout.regenerate, config.rollout.explore, Redness("redness")
         self.preview = Sampler(config, self.model, reward, steps=preview.steps, micro_batch=preview.micro_batch)
-        self.full = Sampler(
-            config,
-            self.model,
-            reward,
-            steps=full.steps,
-            micro_batch=full.micro_batch,
-            record=needs_trajectory(config),
-        )
+        shape = {"steps": full.steps, "micro_batch": full.micro_batch}
+        self.full = Sampler(config, self.model, reward, **shape, record=config.objective.needs_trajectory)
         self.embeddings = {
             p.id: PromptEmbedding(prompt_id=p.id, tensors=self.model.encode([p.text])[0], digest=p.id) for p in PROMPTS
         }
@@ -131,11 +118,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Bench]]:
+def bench(tiny_pipeline: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def build(method: str, family: str = "flux") -> Bench:
-        made.append(Bench(settings(method, family, folder_of(family))))
+    def build(method: str) -> Bench:
+        made.append(Bench(settings(method, tiny_pipeline)))
         return made[-1]
 
     yield build
@@ -143,9 +130,9 @@ def bench(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Bench]]:
         one.learner.close()
 
 
-@pytest.mark.parametrize(("method", "family"), PAIRS)
-def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: str, family: str) -> None:
-    one = bench(method, family)
+@pytest.mark.parametrize("method", OWN)
+def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: str) -> None:
+    one = bench(method)
     before = one.learner.factors("default")
     metrics = [one.iterate(iteration) for iteration in range(3)]
     after = one.learner.factors("default")
@@ -204,14 +191,6 @@ def test_a_sample_is_replayed_to_the_bit_in_other_company(bench: Callable[..., B
     assert len({float(latent.sum()) for latent in others.latents}) == 4
 
 
-def test_with_shared_initial_noise_candidates_differ_by_their_steps_alone(bench: Callable[..., Bench]) -> None:
-    one = bench("dance_grpo")
-    drawn = one.draw(one.full, 0, PROMPTS[0], (0, 1))
-    first, *_, last = drawn.trajectory.states.unbind(dim=1)
-    assert torch.equal(first[0], first[1])
-    assert not torch.equal(last[0], last[1])
-
-
 def test_resumed_between_iterations_of_several_steps_the_bytes_are_the_same(
     bench: Callable[..., Bench], tmp_path: Path
 ) -> None:
@@ -263,7 +242,7 @@ def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
     one = bench(method)
     one.iterate(0)  # so that no policy is another's copy
     one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
-    one.learner.take([one.group(1, PROMPTS[0])], one.embeddings)
+    one.learner.add_groups([one.group(1, PROMPTS[0])], one.embeddings)
     shape = one.model.latent_shape
     waiting = [prepared for part in one.learner._opened().parts for prepared in part.prepared]
     facts = ModelFacts(latent_shape=shape, parameters=0, lora_modules=0, lora_parameters=0, packed_bytes=0)

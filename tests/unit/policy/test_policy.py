@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 from peft.tuners.lora import LoraModel
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.ema import Ema
 from solrl_ray.policy.merge import merged_weight, round_once
 from solrl_ray.policy.saving import FILE, load_lora, save_lora
-from solrl_ray.records import Address, PromptEmbedding
+from solrl_ray.records import Address
 from solrl_ray.sampling.noise import standard_normal
 from tests.support import tiny
 
@@ -91,13 +90,6 @@ def test_both_adapters_start_equal_with_addressed_gaussian_a_and_zero_b(transfor
     assert torch.equal(default[f"{MODULES[4]}.lora_A"], expected)
     assert default[f"{MODULES[4]}.lora_B"].shape == (32, 4)
     assert not any(value.any() for name, value in default.items() if name.endswith("lora_B"))
-
-
-def test_a_fresh_adapter_leaves_the_base_unchanged(model: DiffusionModel) -> None:
-    with torch.no_grad():
-        with_adapter = velocity(model)
-        adapters.use(model.transformer, "base")
-        assert torch.equal(velocity(model), with_adapter)
 
 
 def test_the_start_does_not_draw_from_the_global_generator(tiny_pipeline: Path) -> None:
@@ -199,11 +191,9 @@ def test_a_target_that_matches_nothing_is_a_user_error(tiny_pipeline: Path) -> N
     # "q" ends the name but is no part of the path: PEFT would not match it either.
     with pytest.raises(UserError, match=r"'q'"):
         adapters.attach(transformer, Lora(rank=4, alpha=8.0, targets=["q"]), run_seed=1)
-
-
-def test_adapters_are_attached_once(transformer: nn.Module) -> None:
+    adapters.attach(transformer, LORA, run_seed=1)
     with pytest.raises(ValueError, match="has LoRA adapters already"):
-        adapters.attach(transformer, LORA, run_seed=42)
+        adapters.attach(transformer, LORA, run_seed=1)
 
 
 # --- decay and average
@@ -222,19 +212,10 @@ def test_decay_moves_old_towards_default(transformer: nn.Module) -> None:
         assert torch.equal(value, torch.full_like(value, 2.5))
     for value in adapters.factors(transformer, "default").values():
         assert torch.equal(value, torch.full_like(value, 3.0))
-
-
-def test_decay_zero_copies_and_decay_one_keeps(transformer: nn.Module) -> None:
-    new = random_factors(adapters.factors(transformer, "default"), seed=8)
-    adapters.load_factors(transformer, "default", new)
-    before = adapters.factors(transformer, "old")
     adapters.decay_(transformer, 1.0)
-    assert all(torch.equal(v, before[n]) for n, v in adapters.factors(transformer, "old").items())
+    assert all(bool((value == 2.5).all()) for value in adapters.factors(transformer, "old").values())
     adapters.decay_(transformer, 0.0)
-    assert all(torch.equal(v, new[n]) for n, v in adapters.factors(transformer, "old").items())
-
-
-def test_decay_outside_zero_to_one_is_refused(transformer: nn.Module) -> None:
+    assert all(bool((value == 3.0).all()) for value in adapters.factors(transformer, "old").values())
     with pytest.raises(ValueError, match=r"decay is 1\.5"):
         adapters.decay_(transformer, 1.5)
 
@@ -294,12 +275,6 @@ def test_rounding_to_bfloat16_is_not_done_twice() -> None:
     ]
 
 
-def test_rounding_random_values_to_bfloat16_agrees_with_rational_arithmetic() -> None:
-    values = np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-5, 5).repeat(50)
-    rounded = round_once(torch.from_numpy(values), torch.bfloat16)
-    assert rounded.tolist() == [nearest_bfloat16(Fraction(value)) for value in values]
-
-
 def test_a_merged_transformer_computes_what_the_adapter_does(model: DiffusionModel, tiny_pipeline: Path) -> None:
     transformer = model.transformer
     new = random_factors(adapters.factors(transformer, "default"), seed=4)
@@ -324,48 +299,6 @@ def test_factors_that_do_not_fit_are_refused() -> None:
 
 
 # --- files
-
-
-def test_stock_diffusers_draws_the_same_images_from_the_saved_lora(tiny_pipeline: Path, tmp_path: Path) -> None:
-    model = models.load(tiny.model_config(tiny_pipeline, lora=LORA), "cpu")
-    adapters.attach(model.transformer, LORA, run_seed=42)
-    new = random_factors(adapters.factors(model.transformer, "default"), seed=6, scale=0.3)
-    adapters.load_factors(model.transformer, "default", new)
-    save_lora(tmp_path / "lora", new, LORA)
-
-    stock = FluxPipeline.from_pretrained(tiny_pipeline)
-    for module in (stock.transformer, stock.vae, stock.text_encoder, stock.text_encoder_2):
-        module.eval()
-    stock.set_progress_bar_config(disable=True)
-    start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
-
-    def draw() -> Tensor:
-        images: Tensor = stock(
-            "a red square",
-            height=tiny.RESOLUTION,
-            width=tiny.RESOLUTION,
-            num_inference_steps=2,
-            latents=start.clone(),
-            max_sequence_length=tiny.T5_TOKENS,
-            output_type="pt",
-        ).images
-        return images
-
-    before = draw()
-    stock.load_lora_weights(tmp_path / "lora")
-    after = draw()
-
-    tensors = model.encode(["a red square"])[0]
-    embedding = PromptEmbedding(prompt_id="p", tensors=tensors, digest="d")
-    batch = model.batch_embeddings([embedding])
-    latents, sigmas = start, stock.scheduler.sigmas
-    with torch.no_grad():
-        for i in range(2):
-            step = sigmas[i + 1] - sigmas[i]
-            latents = latents + step * model.velocity(latents, sigmas[i].item(), batch)
-        ours = model.decode(latents)
-    assert (after - before).abs().max() > 0.01
-    torch.testing.assert_close(ours, after, atol=2e-5, rtol=0)
 
 
 def test_a_saved_lora_loads_back_bit_for_bit(transformer: nn.Module, tmp_path: Path) -> None:
@@ -458,8 +391,12 @@ def test_a_lora_file_without_alpha_is_refused(tmp_path: Path) -> None:
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE)
     with pytest.raises(UserError, match=r"does not say its alpha"):
         load_lora(tmp_path, ONE)
-    with pytest.raises(UserError, match=r"missing\.safetensors cannot be read"):
+    with pytest.raises(UserError, match=r"missing\.safetensors"):
         load_lora(tmp_path / "missing.safetensors", ONE)
+    header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
+    save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
+    with pytest.raises(UserError, match=r"text_encoder\.a\.lora_A\.weight"):
+        load_lora(tmp_path, ONE)
 
 
 @pytest.mark.parametrize("said", ["{}", "[]", "{", "[" * 100_000, '{"transformer.r": 4}'])
@@ -467,21 +404,6 @@ def test_a_lora_file_that_says_too_little_of_itself_is_refused(said: str, tmp_pa
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": said})
     with pytest.raises(UserError, match=r"does not state r and lora_alpha of a transformer's adapter"):
         load_lora(tmp_path, ONE)
-
-
-def test_a_lora_file_of_a_text_encoder_is_refused(tmp_path: Path) -> None:
-    header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
-    save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
-    with pytest.raises(UserError, match=r"holds text_encoder\.a\.lora_A\.weight, which is not"):
-        load_lora(tmp_path, ONE)
-
-
-def test_the_saved_header_is_what_diffusers_reads(transformer: nn.Module, tmp_path: Path) -> None:
-    file = save_lora(tmp_path, adapters.factors(transformer, "default"), LORA)
-    with safe_open(file, framework="pt") as content:
-        header = json.loads(content.metadata()["lora_adapter_metadata"])
-    assert header["transformer.lora_alpha"] == 4
-    assert header["transformer.r"] == 4
 
 
 # --- digest

@@ -18,7 +18,10 @@ import torch
 from solrl_ray import models, objectives, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.update import trained_timesteps
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+from solrl_ray.learning.learner import Learner
 from solrl_ray.objectives.base import MicroBatch, Velocities
+from solrl_ray.records import PromptEmbedding, SampleGroup
 
 here = ["model.family=flux_t5", "model.path=solrl_ray/testbed/assets/pipeline"]
 config = load(["configs/demo.yaml", "configs/rewards/redness.yaml"], here)
@@ -43,6 +46,22 @@ v = passes[0].eps - x0 + 2
 loss = weighted.loss(passes[0], Velocities(theta=v, old=v), torch.tensor([0.0, 0.5], dtype=torch.float64))
 torch.testing.assert_close(loss.total, torch.tensor([4.0, 4 * 2.718281828]))
 
+# One update of the new family with the new objective.
+config = load(["configs/demo.yaml"], ["objective={kind: weighted, timestep_fraction: 0.2}", *here])
+model = models.load(config.model, "cpu", components=["text", "transformer"])
+[tensors] = model.encode(["a red square"])
+process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
+learner = Learner(config, model, 0, 1)
+made = {"iteration": 0, "revision": 0, "prompt_id": "p", "indices": (4, 7), "rewards": (0.0, 1.0)}
+group = SampleGroup(**made, latents=torch.ones(2, *model.latent_shape))
+before = learner.factors("default")
+metrics = learner.update(0, [group], {"p": PromptEmbedding(prompt_id="p", tensors=tensors, digest="d")})
+assert metrics.passes == trained_timesteps(config) > 0 == metrics.kl
+moved = learner.factors("old")  # a copy of the trained policy
+assert all(not torch.equal(moved[name], before[name]) for name in before if name.endswith("lora_B"))
+learner.close()
+leave_process_group()
+
 from solrl_ray.cli import main
 
 changes = ["objective.kind=weighted", *here]
@@ -59,10 +78,13 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("copy")
     for name in ("solrl_ray", "actors", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, content in re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+    files = re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    patches = re.findall(r"^(--- a/.*?)(?=^---|^```)", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(patches) == len([name for name, _ in files if name.endswith(".py")]) == 3  # one file each, and its line
+    for name, content in files:
         assert not (copy / name).exists() or (copy / name).read_text() == content
         (copy / name).write_text(content)
-    for number, patch in enumerate(re.findall(r"^(--- a/.*?)(?=^---|^```)", PAGE, re.DOTALL | re.MULTILINE)):
+    for number, patch in enumerate(patches):
         file = copy / f"{number}.patch"
         file.write_text(patch)
         command = ["git", "apply", "--recount", file.name]

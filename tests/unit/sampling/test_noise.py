@@ -115,11 +115,6 @@ def test_the_quantile_inverts_the_distribution_function() -> None:
     np.testing.assert_allclose(z, reference, rtol=2e-15, atol=0)
 
 
-def test_the_quantile_is_odd_about_one_half() -> None:
-    u = (np.arange(0, 2**31, 2**14 + 1) + 0.5) / 2**32
-    np.testing.assert_array_equal(noise.normal_quantile(u), -noise.normal_quantile(1 - u))
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -146,36 +141,3 @@ def test_a_batch_is_its_rows_one_by_one() -> None:
     assert batch.dtype == torch.float32
     for row, address in zip(batch, addresses, strict=True):
         np.testing.assert_array_equal(row.numpy(), noise.standard_normal(address, (6, 3)))
-
-
-def test_a_longer_draw_begins_with_the_shorter_one() -> None:
-    np.testing.assert_array_equal(noise.standard_normal(ADDRESS, (1003,))[:5], noise.standard_normal(ADDRESS, (5,)))
-
-
-def test_normals_have_the_moments_and_tails_of_a_standard_normal() -> None:
-    n = 1 << 20
-    z = noise.standard_normal(Address(run_seed=1, purpose="statistics"), (n,)).astype(np.float64)
-    # Each statistic within four of its standard errors.
-    assert abs(z.mean()) < 4 / math.sqrt(n)
-    assert abs(z.var() - 1) < 4 * math.sqrt(2 / n)
-    assert abs((z**3).mean()) < 4 * math.sqrt(15 / n)
-    assert abs((z**4).mean() - 3) < 4 * math.sqrt(96 / n)
-    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 4 / math.sqrt(n)
-    edges = np.array([NormalDist().inv_cdf(k / 64) for k in range(1, 64)])
-    counts = np.bincount(np.searchsorted(edges, z), minlength=64)
-    chi_squared = ((counts - n / 64) ** 2 / (n / 64)).sum()
-    assert abs(chi_squared - 63) < 4 * math.sqrt(2 * 63)
-    assert abs((np.abs(z) > 4).sum() - n * 6.334e-5) < 4 * math.sqrt(n * 6.334e-5)
-
-
-def test_every_order_of_three_is_equally_likely() -> None:
-    orders = [tuple(noise.permutation(replace(ADDRESS, index=i), 3).tolist()) for i in range(3000)]
-    _, counts = np.unique(orders, axis=0, return_counts=True)
-    assert len(counts) == 6
-    assert ((counts - 500) ** 2 / 500).sum() < 20.5  # 0.1 % point of chi-squared with 5 degrees of freedom
-
-
-def test_empty_draws_are_empty() -> None:
-    assert noise.standard_normal(ADDRESS, (0, 4)).shape == (0, 4)
-    assert noise.permutation(ADDRESS, 0).tolist() == []
-    assert noise.initial_noise([], (2, 2)).shape == (0, 2, 2)

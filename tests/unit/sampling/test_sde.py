@@ -46,29 +46,6 @@ def test_worked_steps(
     assert logp == pytest.approx(log_probability, abs=1e-9)
 
 
-def test_the_dance_sde_is_written_with_the_score_of_the_estimated_image() -> None:
-    # As released: x + v dt - eta²/2 · score · dt with score = -(x - (1 - sigma) x0) / sigma².
-    sigma, dt, eta = 0.8, -0.2, 0.3
-    x, v = X, V
-    score = -(x - (1 - sigma) * (x - sigma * v)) / sigma**2
-    found, _ = scored(sde.transition(DanceSde(eta=eta), (1.0, 0.8, 0.6), 1))
-    assert found == pytest.approx((x + v * dt - 0.5 * eta**2 * score * dt)[0].tolist(), abs=1e-12)
-
-
-def test_dance_is_flow_with_a_constant_scale() -> None:
-    s = 0.7 * math.sqrt(0.8 / 0.2)
-    grid = (1.0, 0.8, 0.6, 0.0)
-    flow, dance = sde.transition(FlowSde(noise_level=0.7), grid, 1), sde.transition(DanceSde(eta=s), grid, 1)
-    assert flow == dance
-
-
-@pytest.mark.parametrize("sampler", [FlowSde(noise_level=1e-6), DanceSde(eta=1e-6), Cps(noise_level=1e-6)])
-def test_without_noise_a_step_is_eulers(sampler: Stochastic) -> None:
-    mean, _ = scored(sde.transition(sampler, FLUX, 3))
-    step = FLUX[4] - FLUX[3]
-    assert mean == pytest.approx((X + step * V)[0].tolist(), abs=1e-6)
-
-
 def test_many_small_steps_keep_the_variance_of_the_forward_process() -> None:
     # x0 ~ N(0, d²): then x_sigma ~ N(0, m²) with m² = (1 - sigma)² d² + sigma², and the velocity is linear.
     d2, grid = 0.25, [1 - i / 4000 for i in range(4001)]
@@ -93,6 +70,12 @@ def test_cps_brings_the_noise_of_its_next_level_whatever_the_noise_level() -> No
         assert math.hypot(move.x_weight + move.v_weight, move.std) == pytest.approx(0.7, abs=1e-12)
 
 
+def test_a_grid_is_thinned_evenly_with_both_ends() -> None:
+    assert sde.nested(10, 6) == [0, 2, 3, 5, 7, 8, 10]
+    with pytest.raises(ValueError, match="thinned to 11"):
+        sde.nested(10, 11)
+
+
 @pytest.mark.parametrize("steps", [1, 3, 6, 7, 10])
 def test_a_preview_visits_noise_levels_of_the_full_schedule(steps: int) -> None:
     points = sde.nested(10, steps)
@@ -100,12 +83,6 @@ def test_a_preview_visits_noise_levels_of_the_full_schedule(steps: int) -> None:
     assert sorted(set(points)) == points
     planned = sde.plan(FlowSde(), FLUX, steps)
     assert [step.sigma for step in planned] == [FLUX[i] for i in points[:-1]]
-
-
-def test_six_of_ten_steps_by_hand() -> None:
-    assert sde.nested(10, 6) == [0, 2, 3, 5, 7, 8, 10]
-    with pytest.raises(ValueError, match="thinned to 11"):
-        sde.nested(10, 11)
 
 
 def test_a_longer_steps_increment_is_the_sum_of_those_inside_it_and_of_unit_variance() -> None:

@@ -66,32 +66,6 @@ def test_euler_converges_to_the_solution_with_first_order() -> None:
     assert error("euler", 100) / error("euler", 200) == pytest.approx(2.0, rel=0.05)
 
 
-def test_dpm2_is_more_accurate_than_euler_at_equal_steps() -> None:
-    for steps in (10, 40, 160):
-        assert error("dpm2", steps) < 0.5 * error("euler", steps)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_dpm2_equals_euler_while_no_step_is_second_order(steps: int) -> None:
-    noise = torch.ones(1, 1, dtype=torch.float64)
-    grid = sigmas(FLUX, steps, 1024)
-    euler, dpm2 = (integrate(field, noise, grid, solver).item() for solver in ("euler", "dpm2"))
-    assert dpm2 == pytest.approx(euler, abs=1e-14)
-
-
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
-def test_the_velocity_is_asked_once_at_each_sigma_but_the_last(solver: str) -> None:
-    grid = sigmas(FLUX, 5, 64)
-    asked = []
-
-    def velocity(latents: torch.Tensor, sigma: float) -> torch.Tensor:
-        asked.append(sigma)
-        return latents
-
-    integrate(velocity, torch.ones(2, 3), grid, solver)
-    assert asked == grid[:-1].tolist()
-
-
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 def test_the_noise_is_left_as_it_was_and_rows_do_not_mix(solver: str) -> None:
     noise = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
@@ -127,13 +101,6 @@ def test_rows_that_go_on_after_a_stop_end_where_they_would_have(solver: str, sto
     begun = [advance(field, State(part), grid, solver, first=0, end=stop) for part in noise.split(3)]
     rest = together(begun).rows(torch.tensor([4, 0, 5]))
     assert torch.equal(advance(field, rest, grid, solver, first=stop, end=6).latents, whole[[4, 0, 5]])
-
-
-def test_dpm2_that_forgets_the_estimate_before_ends_elsewhere() -> None:
-    grid = sigmas(FLUX, 6, 64)
-    state = advance(field, State(torch.ones(1, 3)), grid, "dpm2", first=0, end=3)
-    ends = [advance(field, s, grid, "dpm2", first=3, end=6).latents for s in (state, State(state.latents))]
-    assert not torch.allclose(*ends, atol=1e-4)
 
 
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])

@@ -102,6 +102,12 @@ def test_a_sound_model_of_every_family_passes(
         assert sheet.size == (gap + 2 * (side + gap), gap + 5 * (side + gap))
 
 
+def test_every_family_is_tried() -> None:
+    from solrl_ray.models import FAMILIES
+
+    assert FAMILIES.keys() == TARGETS.keys() == families.BUILDERS.keys()
+
+
 def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], None]) -> Path:
     """A copy of the checkpoint with one part changed."""
     shutil.copytree(checkpoint, folder)
