@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from solrl_ray.common.checked_json import parse
+from solrl_ray.common.checked_json import as_record, parse
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, read_json
 from solrl_ray.config.continuation import FILE, check_format
@@ -22,8 +21,6 @@ from solrl_ray.storage.run_folder import RunFolder, Start
 ATTESTATIONS_FILE = "attestations.json"
 NOT_RUNNING = "not running"
 STARTING = "starting: waiting for its cluster or its controller"
-
-Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation, Summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +59,9 @@ def read_run(folder: Path) -> RunData:
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     check_format(folder)
-    iterations, evaluations = _read_metrics(places)
-    for path in places.evaluation_files():
-        evaluation = _record(EvaluationMetrics, places.read_evaluation(path), str(path))
-        evaluations[evaluation.iteration, evaluation.policy] = evaluation
+    records = places.read_metrics()
+    iterations = {record.iteration: record for record in records if isinstance(record, IterationMetrics)}
+    evaluations = {(r.iteration, r.policy): r for r in records if isinstance(r, EvaluationMetrics)}
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
     config = load([folder / FILE])
     summary = read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None
@@ -84,21 +80,6 @@ def read_run(folder: Path) -> RunData:
             for record in (find_evaluation(ordered, policy),)
         },
     )
-
-
-def _read_metrics(places: RunFolder) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
-    """Both kinds of records of ``metrics.jsonl``."""
-    iterations: dict[int, IterationMetrics] = {}
-    evaluations: dict[tuple[int, str], EvaluationMetrics] = {}
-    for number, values in enumerate(places.read_metrics(), start=1):
-        where = f"{places.metrics}, line {number},"
-        if values["event"] == "iteration":
-            iteration = _record(IterationMetrics, values, where)
-            iterations[iteration.iteration] = iteration
-        else:
-            evaluation = _record(EvaluationMetrics, values, where)
-            evaluations[evaluation.iteration, evaluation.policy] = evaluation
-    return iterations, evaluations
 
 
 def stored_progress(folder: Path) -> Progress:
@@ -144,7 +125,7 @@ def read_summary(folder: Path) -> Summary:
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
     try:
-        return _record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
+        return as_record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {mend}.") from error
 
@@ -156,13 +137,5 @@ def read_attestations(path: Path) -> tuple[Attestation, ...]:
     values = read_json(path, "remove it")
     if not isinstance(values, list):
         raise UserError(f"{path} must hold a list of attestations.")
-    records = [_record(Attestation, entry, str(path)) for entry in values]
+    records = [as_record(Attestation, entry, str(path)) for entry in values]
     return tuple(sorted(records, key=lambda record: record.worker))
-
-
-def _record(kind: type[Record], values: Any, where: str) -> Record:
-    names = {entry.name for entry in fields(kind) if entry.init}
-    try:
-        return kind(**{name: value for name, value in values.items() if name in names})
-    except (AttributeError, TypeError) as error:
-        raise UserError(f"{where} is not a record of kind {kind.__name__}: {error}.") from error

@@ -40,8 +40,6 @@ def verify(path: Path) -> Iterator[Verified]:
             count = len(found.files) if found else 0
             yield Verified(f"code of {function.spec}", lost, f"{count} file{'s' * (count != 1)}, unchanged")
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
-    for file in folder.evaluation_files():
-        yield _tried(f"evaluations/{file.name}", lambda f=file: f"{len(folder.read_evaluation(f)['rewards'])} prompts")  # type: ignore[misc]
     yield _tried("attestations.json", lambda: f"{len(read_attestations(path / 'attestations.json'))} workers")
     for file in sorted((path / "journal").glob("*.jsonl")):
         yield _journal(Journal(file))

@@ -101,14 +101,9 @@ def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:
-    iterations: list[IterationMetrics] = []
-    evaluations: list[EvaluationMetrics] = []
-    for record in folder.read_metrics_until(updates):
-        values = {name: value for name, value in record.items() if name != "event"}
-        if record["event"] == "iteration":
-            iterations.append(IterationMetrics(**values))
-        else:
-            evaluations.append(EvaluationMetrics(**values))
+    records = folder.read_metrics_until(updates)
+    iterations = [record for record in records if isinstance(record, IterationMetrics)]
+    evaluations = [record for record in records if isinstance(record, EvaluationMetrics)]
     if [m.iteration for m in iterations] != list(range(updates)):
         raise RunError(
             f"{folder.metrics} has iterations {[m.iteration for m in iterations]}, "

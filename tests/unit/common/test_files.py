@@ -50,7 +50,7 @@ def test_status_ends_with_a_sentence_where_the_disk_hangs(
 ) -> None:
     run = tmp_path / "hangs"
     write_run(run)
-    os.mkfifo(run / "evaluations/updates-000009-ema.json")
+    monkeypatch.setattr(data, "read_attestations", lambda path: threading.Event().wait())
     monkeypatch.setattr(data, "READ_SECONDS", 0.1)
     assert solrl("status", run) == 1
     assert capsys.readouterr().err == f"error: reading {run} passed its deadline of 0.1 s: the disk does not answer\n"
@@ -89,7 +89,7 @@ def test_a_run_folder_whose_disk_hangs_is_named_before_anything_starts(
     monkeypatch.setattr(launch, "RESUME_PATIENCE", 0.0)
     launch.train(config, resume=True, live=False)
     assert len(started) == 1
-    os.mkfifo(folder.evaluations / "updates-000009-ema.json")
+    monkeypatch.setattr(data, "read_attestations", lambda path: threading.Event().wait())
     named = r"^opening the run folder .*hangs \(fleet\.deadlines\.checkpoint\) passed its deadline of 2 s"
     with pytest.raises(RunError, match=named):
         launch.train(config, resume=True, live=False)

@@ -367,7 +367,6 @@ def checked(record: dict[str, object]) -> str:
             r"line 1, is damaged: it has no checksum \(crc32\)",
         ),
         ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
-        ("metrics.jsonl", checked({"event": "evaluation"}), "does not say of which iteration"),
         ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), "is not a record of kind IterationMetrics"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "must hold a list"),

@@ -171,15 +171,15 @@ def test_what_a_worker_ran_cannot_be_altered_or_lost_unseen(run: Path, capsys: p
 
 
 def test_a_score_that_was_altered_is_neither_shown_nor_compared(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = RunFolder(run).evaluation_files()[0]
+    path = run / "metrics.jsonl"
     assert solrl("verify", run) == 0
     path.write_text(path.read_text().replace('"aa"', '"a1"', 1))  # a prompt that no other evaluation has
     capsys.readouterr()
     for command in ("report", "status"):
         assert solrl(command, run) == 2
-        assert f"{path} is damaged: its checksum is not the one that was written" in capsys.readouterr().err
+        assert f"{path}, line 1, is damaged: its checksum is not the one" in capsys.readouterr().err
     assert solrl("verify", run) == 1
-    assert f"FAILS  evaluations/{path.name}" in capsys.readouterr().out
+    assert "FAILS  metrics.jsonl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"four"])

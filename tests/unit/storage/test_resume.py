@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,6 @@ NAMES = (
     "journal/iteration-{n:06d}.jsonl",
     "samples/iteration-{n:06d}/aa.safetensors",
     "revisions/revision-{n:06d}/manifest.json",
-    "evaluations/updates-{n:06d}-ema.json",
     "evaluations/updates-{n:06d}-ema/aa-0.png",
 )
 
@@ -50,10 +49,10 @@ def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path)
     for updates in (3, 4):
         state(updates).save(run.checkpoint(updates))
-    run.append_metrics(asdict(made_runs.evaluation(0, "base", made_runs.BASE)))
+    run.append_metrics(made_runs.evaluation(0, "base", made_runs.BASE))
     for number in range(4):
-        run.append_metrics(asdict(made_runs.iteration(number)))
-    run.append_metrics(asdict(made_runs.evaluation(4, "ema", made_runs.FINAL)))
+        run.append_metrics(made_runs.iteration(number))
+    run.append_metrics(made_runs.evaluation(4, "ema", made_runs.FINAL))
     for number in (3, 4):
         for name in NAMES:
             path = tmp_path / name.format(n=number)

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from solrl_ray.report.data import read_run
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
+from tests.support import made_runs
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
 GROUP = SampleGroup(
@@ -262,20 +262,14 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path) -> None:
 
 def test_metrics_rewind_to_what_the_checkpoint_contains(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for record in (
-        {"event": "evaluation", "iteration": 0},
-        {"event": "iteration", "iteration": 0},
-        {"event": "iteration", "iteration": 1},
-        {"event": "evaluation", "iteration": 2},
-        {"event": "iteration", "iteration": 2},
-        {"event": "evaluation", "iteration": 3},
-    ):
+    iterations = [made_runs.iteration(number) for number in range(3)]
+    base, after_two, after_three = (made_runs.evaluation(n, "ema", made_runs.FINAL) for n in (0, 2, 3))
+    for record in (base, *iterations[:2], after_two, iterations[2], after_three):
         folder.append_metrics(record)
     with folder.metrics.open("a") as file:
         file.write('{"event": "iter')
     folder.rewind_metrics(2)
-    kept = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert [(r["event"][0], r["iteration"]) for r in kept] == [("e", 0), ("i", 0), ("i", 1), ("e", 2)]
+    assert folder.read_metrics() == [base, *iterations[:2], after_two]
 
 
 def test_pruning_keeps_every_nth_checkpoint_for_good_but_not_its_samples(tmp_path: Path) -> None:
