@@ -24,7 +24,7 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.pictures import reduced
 from solrl_ray.report.rendering import digits, markdown, rendered
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, paired_gain, stamp
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, stamp
 
 CARD = "README.md"
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -71,24 +71,25 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
 
     Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """
-    base, final = find_evaluation(data.evaluations, "base"), find_evaluation(data.evaluations, "ema")
-    if data.summary is None or base is None or final is None:
+    shown, gain = data.shown, data.gain
+    if data.summary is None or gain is None:
         done, planned = len(data.iterations), data.config.run.iterations
         raise UserError(
             f"{data.folder} has not ended: it has made {done} of {planned} iterations; solrl train --resume "
             f"{data.folder} goes on with it."
         )
+    base, final = shown["base"], shown["final"]
     pairs, images = _pictures(data, base, final)
     config, named = data.config, hub_id(data.config.model.path)
-    shown = _name(config.model.path)
-    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(shown)
+    model = _name(config.model.path)
+    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
         metadata=_metadata(named, target.licence),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
-        base_loaded=named or f"path/to/{shown}",
+        base_loaded=named or f"path/to/{model}",
         repository=target.repository,
         revision=target.revision,
         iterations=data.summary.iterations,
@@ -97,8 +98,8 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
         warnings=data.summary.warnings,
         base=base,
         final=final,
-        real=find_evaluation(data.evaluations, "real"),
-        gain=paired_gain(base, final),
+        real=shown.get("real"),
+        gain=gain,
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
         pictures=pairs,
@@ -112,14 +113,15 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
 
 def _pictures(data: RunData, base: EvaluationMetrics, final: EvaluationMetrics) -> tuple[list[Pair], dict[str, bytes]]:
     """The first seed's pictures of each prompt with pictures of both policies; and the files."""
+    pictures = data.pictures
     first: dict[str, PictureKey] = {}
-    for key in data.pictures["base"].keys() & data.pictures["final"].keys():
+    for key in pictures["base"].keys() & pictures["final"].keys():
         first[key[0]] = min(key, first.get(key[0], key))
     pairs, files = [], {}
     for number, prompt in enumerate(prompt for prompt in final.rewards if prompt in first):
         sides = []
         for name, record, there in (("base", base, "base"), ("trained", final, "final")):
-            content, kind = reduced(data.pictures[there][first[prompt]], LONGEST)
+            content, kind = reduced(pictures[there][first[prompt]], LONGEST)
             file, score = f"images/{number}-{name}.{kind}", digits(record.rewards[prompt][first[prompt][1]])
             files[file] = content
             sides.append(Side(file, f"{name}, reward {score}", score))

@@ -15,17 +15,19 @@ from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
+from solrl_ray.report.summary import SUMMARY_FILE, PairedGain, Summary, find_evaluation, paired_gain
 from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
 NOT_RUNNING = "not running"
 STARTING = "starting: waiting for its cluster or its controller"
+_SHOWN = {"base": "base", "final": "ema", "real": "real"}
+"""Name in reports → policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """A run folder in memory; pictures stay on the disk."""
+    """A run folder in memory; pictures stay on the disk. Each output is a function of it."""
 
     folder: Path
     config: Config
@@ -39,12 +41,31 @@ class RunData:
     attestations: tuple[Attestation, ...]
     summary: Summary | None
     """None while the run has not ended, also if it was extended since."""
-    pictures: dict[str, dict[PictureKey, Path]]
-    """``base``, ``final``, ``real`` → pictures; empty if the run kept none."""
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
+
+    @property
+    def shown(self) -> dict[str, EvaluationMetrics]:
+        """The newest evaluation of each policy that a reader sees: ``base``, ``final`` and ``real``, as there are."""
+        found = {name: find_evaluation(self.evaluations, policy) for name, policy in _SHOWN.items()}
+        return {name: record for name, record in found.items() if record}
+
+    @property
+    def pictures(self) -> dict[str, dict[PictureKey, Path]]:
+        """Name in `shown` → its pictures; none of an evaluation that kept none."""
+        folder = RunFolder(self.folder).evaluations
+        return {
+            name: picture_paths(folder / f"updates-{record.iteration:06d}-{record.policy}")
+            for name, record in self.shown.items()
+        }
+
+    @property
+    def gain(self) -> PairedGain | None:
+        """By training; None before the policy was evaluated."""
+        shown = self.shown
+        return paired_gain(shown["base"], shown["final"]) if {"base", "final"} <= shown.keys() else None
 
 
 def read_run(folder: Path) -> RunData:
@@ -62,7 +83,6 @@ def read_run(folder: Path) -> RunData:
     records = places.read_metrics()
     iterations = {record.iteration: record for record in records if isinstance(record, IterationMetrics)}
     evaluations = {(r.iteration, r.policy): r for r in records if isinstance(r, EvaluationMetrics)}
-    ordered = tuple(evaluations[key] for key in sorted(evaluations))
     config = load([folder / FILE])
     summary = read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None
     return RunData(
@@ -71,14 +91,9 @@ def read_run(folder: Path) -> RunData:
         config_text=(folder / FILE).read_text(encoding="utf-8"),
         starts=places.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
-        evaluations=ordered,
+        evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
-        pictures={
-            name: picture_paths(places.evaluations / f"updates-{record.iteration:06d}-{policy}") if record else {}
-            for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
-            for record in (find_evaluation(ordered, policy),)
-        },
     )
 
 

@@ -15,10 +15,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.rendering import digits
-from solrl_ray.report.summary import find_evaluation
 
-POLICIES = {"base": "base", "final": "ema", "real": "real"}
-"""Row of a card → policy of the evaluation it shows."""
 LARGEST = 320
 """Longest side of an embedded picture, pixels; larger ones are reduced."""
 LOSSLESS = 128
@@ -85,12 +82,12 @@ class Gallery:
     @classmethod
     def of_run(cls, data: RunData) -> Gallery:
         """Before and after training; no cards if the run kept no pictures."""
-        records = {name: find_evaluation(data.evaluations, policy) for name, policy in POLICIES.items()}
         evaluated = {prompt: prompt for record in data.evaluations for prompt in record.rewards}
-        kept = {prompt: prompt for pictures in data.pictures.values() for prompt, _ in pictures}
+        pictures = data.pictures
+        kept = {prompt: prompt for found in pictures.values() for prompt, _ in found}
         texts = {prompt: text for record in data.evaluations for prompt, text in record.captions.items()}
         captions = {prompt: texts.get(prompt, prompt) for prompt in evaluated | kept}
-        return cls.of(captions, data.pictures, {name: record.rewards for name, record in records.items() if record})
+        return cls.of(captions, pictures, {name: record.rewards for name, record in data.shown.items()})
 
     @property
     def columns(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.report import several
+from solrl_ray.report import compare_runs
 from solrl_ray.report.page import build
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import write_run
@@ -59,7 +59,7 @@ def test_a_report_fits_a_phone(tmp_path: Path) -> None:
 
 def test_runs_side_by_side_fit_a_phone(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name) for name in ("first", "second")]
-    assert wide_elements(several.write(tmp_path / "runs.html", several.compare(folders))) == []
+    assert wide_elements(compare_runs.write(tmp_path / "runs.html", compare_runs.compare(folders))) == []
 
 
 def test_what_does_not_fit_is_found(tmp_path: Path) -> None:

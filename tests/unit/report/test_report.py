@@ -102,7 +102,7 @@ def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
 
 def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None:
     assert finished.open == []
-    assert finished.tags.count("svg") == 10
+    assert finished.tags.count("svg") == 9
 
 
 def test_constant_rewards_stand_above_the_results(tmp_path: Path) -> None:

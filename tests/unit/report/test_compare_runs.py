@@ -12,9 +12,9 @@ from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
+from solrl_ray.report.compare_runs import Compared, compare, notes, table
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
-from solrl_ray.report.several import Compared, compare, notes, table
 from tests.support.made_runs import BASE, FINAL, config, evaluation, write_run
 from tests.unit.report.test_report import Page
 
@@ -89,7 +89,7 @@ def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
 
 @pytest.mark.parametrize("name", ["a $x^{$ b", "_mine", "<b>&"])
 def test_a_run_of_any_name_is_in_the_legend(name: str) -> None:
-    assert name in html.unescape(plots.rewards_by_updates({name: CURVE}))
+    assert name in html.unescape(plots.rewards_over_updates({name: CURVE}))
 
 
 def test_what_was_not_reached_is_left_open(tmp_path: Path) -> None:
