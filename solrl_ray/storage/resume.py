@@ -51,8 +51,9 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
     if init and state is None:
         raise UserError(f"{folder.path} lacks its initial state, from {init}; start the run again")
     measured, evaluations = _measured(folder, updates)
-    folder.rewind_metrics(updates)
+    # In this order: a checkpoint that could not be read may be readable next time, and needs its metrics.
     folder.drop_beyond(updates, staleness=staleness)
+    folder.rewind_metrics(updates)
     seconds = measured_seconds(measured, evaluations)
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
