@@ -13,9 +13,8 @@ import pytest
 from actors.client import launch
 from solrl_ray.cli import doctor
 from solrl_ray.common import files
-from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import continuation
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import RunError
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report import data
 from solrl_ray.storage import folder_lock
@@ -23,26 +22,6 @@ from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import solrl
 from tests.support.made_runs import write_run
 from tests.support.small import small_config
-
-
-def test_what_is_done_in_time_returns_and_raises_as_it_would_alone() -> None:
-    def refuse() -> None:
-        raise UserError("there is nothing here")
-
-    def time_out() -> None:
-        raise TimeoutError("the server did not answer")
-
-    assert in_time(lambda: "found", what="reading", seconds=10.0) == "found"
-    with pytest.raises(UserError, match=r"^there is nothing here$"):
-        in_time(refuse, what="reading", seconds=10.0)
-    with pytest.raises(TimeoutError, match=r"^the server did not answer$"):
-        in_time(time_out, what="reading", seconds=10.0)
-
-
-def test_what_does_not_end_is_named() -> None:
-    named = r"^reading runs/demo passed its deadline of 0\.1 s: the disk does not answer$"
-    with pytest.raises(RunError, match=named):
-        in_time(threading.Event().wait, what="reading runs/demo", seconds=0.1)
 
 
 def test_status_ends_with_a_sentence_where_the_disk_hangs(

@@ -12,7 +12,7 @@ from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
-from solrl_ray.report.compare_runs import Compared, compare, notes, table
+from solrl_ray.report.compare_runs import Compared, compare, notes
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
 from tests.support.made_runs import BASE, FINAL, config, evaluation, write_run
@@ -90,12 +90,6 @@ def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
 @pytest.mark.parametrize("name", ["a $x^{$ b", "_mine", "<b>&"])
 def test_a_run_of_any_name_is_in_the_legend(name: str) -> None:
     assert name in html.unescape(plots.rewards_over_updates({name: CURVE}))
-
-
-def test_what_was_not_reached_is_left_open(tmp_path: Path) -> None:
-    reached = write_run(tmp_path / "reached")
-    other = write_run(tmp_path / "other", evaluated=[evaluation(0, "base", BASE), evaluation(3, "ema", BASE)])
-    assert table(compare([reached, other])).splitlines()[2].rstrip().endswith("–")
 
 
 def test_a_run_without_evaluation_cannot_be_compared(tmp_path: Path) -> None:

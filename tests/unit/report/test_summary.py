@@ -37,14 +37,6 @@ def test_the_standard_error_is_that_of_per_prompt_mean_differences() -> None:
     assert gain.stderr == pytest.approx(0.028867513459481287)
 
 
-def test_pairing_removes_the_spread_between_prompts() -> None:
-    base: dict[str, tuple[float, ...]] = {"easy": (0.9,), "hard": (0.1,), "middle": (0.5,)}
-    final: dict[str, tuple[float, ...]] = {key: (values[0] + 0.05,) for key, values in base.items()}
-    gain = paired_gain(evaluation(0, "base", base), evaluation(1, "ema", final))
-    assert gain.mean == pytest.approx(0.05)
-    assert gain.stderr == pytest.approx(0.0, abs=1e-12)
-
-
 def test_a_single_prompt_has_no_standard_error() -> None:
     gain = paired_gain(evaluation(0, "base", {"aa": (0.1, 0.3)}), evaluation(1, "ema", {"aa": (0.5, 0.5)}))
     assert gain.mean == pytest.approx(0.3)
