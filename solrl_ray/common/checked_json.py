@@ -46,7 +46,8 @@ def as_record(kind: type[T], values: Any, where: str) -> T:
     Raises UserError, whose subject is `where`.
     """
     try:
-        found: T = _adapter(kind).validate_python(values)
+        adapter = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
+        found: T = adapter.validate_python(values)
         return found
     except ValidationError as error:
         first = error.errors()[0]

@@ -85,6 +85,7 @@ def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
     one = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 7200.0, 0.6, 0.0)), gpus=1.0)
     run: Any = None  # its name and settings are not looked at
     assert Compared(run, "one", one, many)._reached(1.0) == "4.0 updates, 2 GPU-hours (4.00 ×)"
+    assert Compared(run, "short", Curve(one.points[:1], gpus=1.0), many)._reached(1.0) == "–"
 
 
 @pytest.mark.parametrize("name", ["a $x^{$ b", "_mine", "<b>&"])
