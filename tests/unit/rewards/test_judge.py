@@ -226,14 +226,14 @@ def test_a_probability_that_is_none_is_no_score(logprob: float) -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "message"),
     [
-        ({}, "I cannot say.", r"'I cannot say\.' has no score: no number is in it\.$"),
-        ({}, "11", r"11 is not between judge\.question\.low, 0, and judge\.question\.high, 10\.$"),
-        ({}, chat(None, finish_reason="length"), r"it was cut at judge\.question\.max_tokens, 16; allow more\.$"),
-        ({}, "7 or 8", r"has no score: it has several numbers, 7 and 8; let judge\.question\.pattern say which one"),
-        ({"pattern": r"Score(\d+)?"}, "Score", r"no number is in it where judge\.question\.pattern, .*, matches\.$"),
-        ({"answer": "yes"}, chat("Yes", logprobs=None), r"without log-probabilities, .* take 'number'\.$"),
-        ({"answer": "yes"}, {"Maybe": 0.9}, r"neither yes nor no; let judge\.question\.text ask for one of them"),
-        ({}, (200, b"<html>"), r"the last one: '<html>' is no chat completion\.$"),
+        ({}, "I cannot say.", r"'I cannot say\.'"),
+        ({}, "11", r"11 .* judge\.question\.low, 0, .* judge\.question\.high, 10\.$"),
+        ({}, chat(None, finish_reason="length"), r"judge\.question\.max_tokens, 16"),
+        ({}, "7 or 8", r"7 and 8; .* judge\.question\.pattern"),
+        ({"pattern": r"Score(\d+)?"}, "Score", r"judge\.question\.pattern, 'Score"),
+        ({"answer": "yes"}, chat("Yes", logprobs=None), r"judge\.question\.answer 'yes'"),
+        ({"answer": "yes"}, {"Maybe": 0.9}, r"judge\.question\.text"),
+        ({}, (200, b"<html>"), r"'<html>'"),
     ],
 )
 def test_an_answer_without_a_score_is_shown_with_the_setting_that_would_help(
@@ -253,11 +253,11 @@ def test_the_end_of_a_long_answer_is_shown() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"url": "localhost:8000"}, r"judge\.url is .* must be an address such as 'http://127"),
-        ({"question": {"low": 3, "high": 3}}, r"judge\.question\.high is 3; it must be above low, 3\.$"),
-        ({"question": {"text": "How red, from 0 to 100?"}}, r"judge\.question\.text does not name 10; it must ask for"),
-        ({"question": {"pattern": "("}}, r"judge\.question\.pattern is '\(', which is no regular expression"),
-        ({"question": {"pattern": "(a)(b)"}}, r"judge\.question\.pattern is .* which has 2 groups; at most one"),
+        ({"url": "localhost:8000"}, r"judge\.url is 'localhost:8000'"),
+        ({"question": {"low": 3, "high": 3}}, r"judge\.question\.high is 3; .*low, 3\.$"),
+        ({"question": {"text": "How red, from 0 to 100?"}}, r"judge\.question\.text .* 10"),
+        ({"question": {"pattern": "("}}, r"judge\.question\.pattern is '\('"),
+        ({"question": {"pattern": "(a)(b)"}}, r"judge\.question\.pattern is '\(a\)\(b\)'.* 2 groups"),
     ],
 )
 def test_what_cannot_be_right_is_refused_before_the_run(changes: dict[str, Any], message: str) -> None:

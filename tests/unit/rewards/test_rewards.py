@@ -178,7 +178,7 @@ class Fixed(Reward):
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [[1.0], [2.0], [3.0]], 1.0])
 def test_the_wrong_number_of_values_is_a_reward_error(values: list[float]) -> None:
-    with pytest.raises(RewardError, match=r"Reward rewards\[0\] \(fixed\) returned values of shape .* 3 images"):
+    with pytest.raises(RewardError, match=r"^Reward rewards\[0\] \(fixed\) .*shape .* 3 images"):
         Fixed(values).score(pictures(3), PROMPTS)
     with pytest.raises(ValueError, match=r"\(3, 3, 16, 16\) and 2 prompts"):
         Fixed(values).score(pictures(3), PROMPTS[:2])
@@ -187,7 +187,7 @@ def test_the_wrong_number_of_values_is_a_reward_error(values: list[float]) -> No
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_value_that_is_not_finite_is_a_reward_error_naming_reward_and_prompt(value: float) -> None:
     with pytest.raises(
-        RewardError, match=r"rewards\[0\] \(fixed\) returned -?(nan|inf) for 1 of 3 .*'two blue circles'"
+        RewardError, match=r"^Reward rewards\[0\] \(fixed\) .*(nan|inf) for 1 of 3 .*'two blue circles'"
     ):
         Fixed([0.0, value, 1.0]).score(pictures(3), PROMPTS)
 
@@ -272,7 +272,7 @@ def test_a_new_key_is_refused_unless_the_rewards_options_name_it(monkeypatch: py
 
     given, keys = Wider(kind="clipscore", path="/x", target=0.2), "rewards.0.{}".format
     rewards.registered(Wider(kind="clipscore", path="/x"), keys)
-    with pytest.raises(UserError, match=r"^rewards\.0\.target is given, but the reward \(clipscore\) does not read it"):
+    with pytest.raises(UserError, match=r"^rewards\.0\.target is .*clipscore"):
         rewards.registered(given, keys)
     clipscore = reward_kinds.REGISTERED["clipscore"]
     wider = dataclasses.replace(clipscore, options=clipscore.options | {"target"})

@@ -164,10 +164,10 @@ def test_an_exception_comes_with_the_users_own_traceback_and_no_line_of_ours(of:
 
 
 def test_a_function_that_hangs_or_dies_is_told_by_its_deadline_or_signal(of: Trials) -> None:
-    with pytest.raises(UserError, match=r"ended its process with signal SIGKILL when it was tried"):
+    with pytest.raises(UserError, match="SIGKILL"):
         reward_trial.in_child(of("dies"), gpu=False, seconds=120)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"did not answer within 1 s \(fleet.deadlines.start\) when it was tried"):
+    with pytest.raises(UserError, match=r"1 s \(fleet\.deadlines\.start\)"):
         reward_trial.in_child(of("hangs"), gpu=False, seconds=1)
     assert time.monotonic() - began < 30
 
@@ -184,7 +184,7 @@ def test_what_draws_real_pictures_is_tried_too_and_needs_no_gpu(
 ) -> None:
     assert reward_trial.in_child([*of("numbers"), *drawing("picture")], gpu=False, seconds=120)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*on two prompts: .* KeyError: "):
+    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*KeyError: "):
         reward_trial.in_child([*of("bug"), *drawing("unknown")], gpu=True, seconds=120)
 
 

@@ -109,15 +109,13 @@ def test_what_an_iteration_is_explored_with_is_the_state_before_its_own(folder: 
     assert before is not None
     assert before.updates == 3
     assert state_before([], 1) is None  # the very start needs none
-    with pytest.raises(
-        UserError, match=r"the checkpoint after 2 updates is gone, .* checkpoints\.keep must be at least 2"
-    ):
+    with pytest.raises(UserError, match=r"after 2 updates .* checkpoints\.keep .* 2"):
         state_before(folder.checkpoints(), 3)
 
 
 def test_fewer_iterations_than_updates_are_refused_and_nothing_is_dropped(folder: RunFolder) -> None:
     damage(folder, 4)
-    with pytest.raises(UserError, match=r"run\.iterations is 2, but .* has made 3 updates already; .* at least 3"):
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .* 3 updates"):
         resume_point(folder, iterations=2)
     assert all(present(folder, 4))
     assert len(folder.read_metrics()) == 6
@@ -127,7 +125,7 @@ def test_missing_metrics_are_told_and_nothing_is_dropped(folder: RunFolder) -> N
     damage(folder, 4)
     lines = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(lines[:2] + lines[3:]))
-    with pytest.raises(RunError, match=r"has iterations \[0, 2\], but the newest checkpoint is after 3 updates"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl .*\[0, 2\], .* 3 updates"):
         resume_point(folder, iterations=9)
     assert all(present(folder, 4))
 
@@ -135,7 +133,7 @@ def test_missing_metrics_are_told_and_nothing_is_dropped(folder: RunFolder) -> N
 def test_a_run_none_of_whose_checkpoints_can_be_read_is_refused(folder: RunFolder) -> None:
     damage(folder, 3)
     damage(folder, 4)
-    with pytest.raises(UserError, match=r"no checkpoint of .* can be read"):
+    with pytest.raises(UserError, match=str(folder.path)):
         resume_point(folder, iterations=9)
 
 

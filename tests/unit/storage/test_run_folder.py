@@ -153,7 +153,7 @@ def begun(root: Path, what: str) -> Path:
 def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Path, what: str) -> None:
     path = begun(tmp_path, what)
     before = (path / "config.yaml").read_bytes()
-    with pytest.raises(UserError, match=r"run\.name is 'small', but .* already holds a run; continue it with --resume"):
+    with pytest.raises(UserError, match=r"run\.name is 'small'.* --resume"):
         RunFolder(path).create(small(tmp_path, "run.seed=5"), resume=False)
     assert (path / "config.yaml").read_bytes() == before
     RunFolder(path).lock.take(seconds=0)  # the refused one holds no lock
@@ -181,7 +181,7 @@ def test_a_folder_that_is_not_a_runs_is_written_into_but_nothing_is_removed(tmp_
 
 
 def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is nothing to resume"):
+    with pytest.raises(UserError, match=str(tmp_path / "small")):
         RunFolder(tmp_path / "small").create(small(tmp_path), resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -212,13 +212,13 @@ def test_a_folder_of_another_format_is_refused_by_whoever_reads_it(
 
 def test_a_resumed_run_cannot_be_shorter_than_what_was_trained(tmp_path: Path) -> None:
     path = begun(tmp_path, "a checkpoint")
-    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small has made 3 updates already"):
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small .* 3 updates"):
         RunFolder(path).create(small(tmp_path, "run.iterations=2"), resume=True)
     assert load([path / "config.yaml"]) == small(tmp_path)
 
 
 def test_too_little_free_space_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"GB free; checkpoints\.min_free_gb asks for 1e\+09 GB"):
+    with pytest.raises(UserError, match=r"checkpoints\.min_free_gb .* 1e\+09 GB"):
         RunFolder(tmp_path / "small").create(small(tmp_path, "checkpoints.min_free_gb=1e9"), resume=False)
     assert list(tmp_path.iterdir()) == []
 
