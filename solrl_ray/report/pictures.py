@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ LOSSLESS = 128
 @dataclass(frozen=True, slots=True)
 class Picture:
     uri: str
+    """Where it is."""
     alt: str
     score: str
 
@@ -51,6 +52,7 @@ class Gallery:
         pictures: Mapping[str, Mapping[PictureKey, Path]],
         scores: Mapping[str, Mapping[str, Sequence[float]]],
         score: str = "reward",
+        embed: Callable[[Path], str] | None = None,
     ) -> Gallery:
         """Arrange pictures in one row per policy.
 
@@ -59,6 +61,7 @@ class Gallery:
             pictures: policy → picture of an address.
             scores: policy → prompt id → one score an address.
             score: what the scores are.
+            embed: address of a picture; None: `data_uri`.
         """
         cards = []
         for prompt, caption in captions.items():
@@ -71,7 +74,7 @@ class Gallery:
                     value = digits(known[policy][n]) if n < len(known.get(policy, ())) else "–"
                     alt = f"{policy}, sample {n}, {score} {value}"
                     path = found.get((prompt, n))
-                    row.append(None if path is None else Picture(data_uri(path), alt, value))
+                    row.append(None if path is None else Picture((embed or data_uri)(path), alt, value))
                 if any(row):
                     rows[policy] = row
             if rows:
