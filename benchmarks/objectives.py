@@ -28,6 +28,7 @@ import matplotlib.pyplot as plt
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
 
 from solrl_ray.config.schema import Config
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.storage.run_folder import RunFolder
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "objectives.json"
@@ -63,27 +64,27 @@ def curve(config: Config) -> dict[str, Any] | None:
     """Held-out reward by iterations done, and what the learner says of its ratios; None before the second point."""
     folder = RunFolder.of(config)
     records = folder.read_metrics() if folder.begun else []
-    evaluated = sorted((r for r in records if r["event"] == "evaluation"), key=lambda r: r["iteration"])
-    points = [r for r in evaluated if r["policy"] in ("base", "ema")]
-    learned = [r for r in records if r["event"] == "iteration"]
+    evaluated = sorted((r for r in records if isinstance(r, EvaluationMetrics)), key=lambda r: r.iteration)
+    points = [r for r in evaluated if r.policy in ("base", "ema")]
+    learned = [r for r in records if isinstance(r, IterationMetrics)]
     if len(points) < 2:
         print(f"{config.run.name} has no second evaluation yet", flush=True)
         return None
     first, last = points[0], points[-1]
-    gains = [sum(last["rewards"][p]) / len(last["rewards"][p]) - sum(v) / len(v) for p, v in first["rewards"].items()]
+    gains = [sum(last.rewards[p]) / len(last.rewards[p]) - sum(v) / len(v) for p, v in first.rewards.items()]
     mean = sum(gains) / len(gains)
     error = (sum((g - mean) ** 2 for g in gains) / (len(gains) - 1) / len(gains)) ** 0.5
     return {
-        "iterations": [p["iteration"] for p in points],
-        "reward": [p["reward_mean"] for p in points],
-        "stderr": [p["reward_stderr"] for p in points],
+        "iterations": [p.iteration for p in points],
+        "reward": [p.reward_mean for p in points],
+        "stderr": [p.reward_stderr for p in points],
         "gain": mean,
         "gain_stderr": error,
-        "spearman": sum(r["spearman"] for r in learned) / len(learned),
-        "first_ratio_deviation": max((r["first_ratio_deviation"] or 0.0 for r in learned), default=0.0),
-        "clip_fraction": sum(r["clip_fraction"] or 0.0 for r in learned) / len(learned),
-        "has_ratio": learned[0]["ratio_mean"] is not None,
-        "seconds": sum(r["seconds"]["total"] for r in learned) / len(learned),
+        "spearman": sum(r.spearman or 0.0 for r in learned) / len(learned),
+        "first_ratio_deviation": max((r.first_ratio_deviation or 0.0 for r in learned), default=0.0),
+        "clip_fraction": sum(r.clip_fraction or 0.0 for r in learned) / len(learned),
+        "has_ratio": learned[0].ratio_mean is not None,
+        "seconds": sum(r.seconds["total"] for r in learned) / len(learned),
     }
 
 

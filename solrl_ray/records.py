@@ -62,7 +62,7 @@ class Pruning:
     """How many members continue: even, half of them the best by these early scores and half the worst."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WorkUnit:
     """A fixed set of seeds of one prompt: one call, one answer. Its members are ``indices``, sampled in micro-batches
     of one shape; a score is a function of the unit alone.
@@ -86,16 +86,8 @@ class WorkUnit:
 
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
         """By position, in a third of the time of a dataclass's own way: an iteration may have 100,000."""
-        return _work_unit, (
-            self.stage,
-            self.iteration,
-            self.revision,
-            self.prompt_id,
-            self.indices,
-            self.policy,
-            self.steps,
-            self.prune,
-        )
+        work = self.stage, self.iteration, self.revision, self.prompt_id, self.indices
+        return WorkUnit, (*work, self.policy, self.steps, self.prune)
 
     @property
     def id(self) -> str:
@@ -110,28 +102,6 @@ class WorkUnit:
         first, last, count = self.indices[0], self.indices[-1], len(self.indices)
         seeds = f"seeds {first} to {last}" if last - first == count - 1 > 0 else f"{count} of its seeds"
         return f"{self.stage} ({when}, prompt {self.prompt_id}, {seeds})"
-
-
-def _work_unit(
-    stage: str,
-    iteration: int,
-    revision: int,
-    prompt_id: str,
-    indices: tuple[int, ...],
-    policy: str,
-    steps: int | None,
-    prune: Pruning | None,
-) -> WorkUnit:
-    return WorkUnit(
-        stage=stage,
-        iteration=iteration,
-        revision=revision,
-        prompt_id=prompt_id,
-        indices=indices,
-        policy=policy,
-        steps=steps,
-        prune=prune,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

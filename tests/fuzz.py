@@ -74,7 +74,6 @@ def formats(folder: Path) -> dict[str, Format]:
     run = RunFolder(made_runs.write_run(folder / "run"))
     config = made_runs.config()
     write_summary(run.path, summarize(config, [made_runs.iteration(0)], made_runs.evaluations(), seconds=1.0))
-    evaluated = run.evaluation_files()[0]
     spans = SpanWriter(run.path)
     for number in range(4):
         spans.write(Span(kind="unit", name=f"u{number}", stage="explore", iteration=0, started=number, seconds=1.0))
@@ -112,7 +111,6 @@ def formats(folder: Path) -> dict[str, Format]:
     return {
         "payload": Format(sent, lambda: _tensors(sent), same, 30),
         "manifest": Format(stated, lambda: Manifest.from_json(stated.read_bytes()), same, 30),
-        "evaluation": Format(evaluated, lambda: run.read_evaluation(evaluated), same),
         "metrics": Format(run.metrics, run.read_metrics, beginning),
         "summary": Format(run.path / "summary.json", lambda: read_summary(run.path), same),
         "journal": Format(journal.path, lambda: Journal(journal.path).entries(), beginning, 30),

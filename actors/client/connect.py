@@ -61,7 +61,7 @@ def join(address: str | None, *, job: str = "") -> Any:
     """
     try:
         if address:
-            ray_auth.knock(address, seconds=KNOCK_SECONDS)
+            ray_auth.check_access(address, seconds=KNOCK_SECONDS)
         else:
             # Workers read this when they load OpenMP. By default, waiting threads spin: the learner's would take up to
             # five times their own computing time from samplers on the same cores.

@@ -176,7 +176,6 @@ class Evaluator:
         def write() -> None:
             make_folder(folder)  # with its name synced
             save_pictures(folder, pictures)
-            self._folder.save_evaluation(metrics)
 
         seconds = self._config.fleet.deadlines.checkpoint
         what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"

@@ -274,7 +274,7 @@ class Telemetry:
         self, record: IterationMetrics | EvaluationMetrics, elsewhere: Callable[[MetricsWriter], None]
     ) -> None:
         def work() -> None:
-            self._folder.append_metrics(asdict(record))
+            self._folder.append_metrics(record)
             for writer in self._writers:
                 elsewhere(writer)
 

@@ -133,7 +133,7 @@ def cluster(run: Run) -> None:
 def cluster_at(address: str) -> None:
     """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
     try:
-        ray_auth.knock(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
+        ray_auth.check_access(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
     except (OSError, ValueError) as error:
         raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
 

@@ -146,13 +146,13 @@ def report(arguments: argparse.Namespace) -> int:
 
         print(build(folders[0]))
         return 0
-    from solrl_ray.report import several
+    from solrl_ray.report import compare_runs
 
-    compared = several.compare(folders)
-    print(several.table(compared))
-    for note in several.notes(compared):
+    compared = compare_runs.compare(folders)
+    print(compare_runs.table(compared))
+    for note in compare_runs.notes(compared):
         print(f"note: {note}", flush=True)
-    print(several.write(arguments.out or Path(several.PAGE_FILE), compared))
+    print(compare_runs.write(arguments.out or Path(compare_runs.PAGE_FILE), compared))
     return 0
 
 

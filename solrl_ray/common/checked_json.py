@@ -1,11 +1,18 @@
-"""JSON objects with their own checksum, which reveals an altered byte."""
+"""JSON objects with their own checksum, which reveals an altered byte, and records read from JSON."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from solrl_ray.errors import UserError
+
+T = TypeVar("T")
 
 FIELD = "crc32"
 """CRC-32, in hex, over the object's other keys as canonical JSON."""
@@ -31,6 +38,26 @@ def parse(content: bytes) -> dict[str, Any]:
     if stated != _checksum(record):
         raise ValueError("its checksum is not the one that was written")
     return record
+
+
+def as_record(kind: type[T], values: Any, where: str) -> T:
+    """A dataclass of JSON values, whose types are checked; fields that it does not know are left out.
+
+    Raises UserError, whose subject is `where`.
+    """
+    try:
+        adapter = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
+        found: T = adapter.validate_python(values)
+        return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{where} is not a record of kind {kind.__name__}: {place}: {first['msg']}.") from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def settle(*, local: bool) -> str:
     return mode
 
 
-def knock(address: str, *, seconds: float, answer_seconds: float | None = None) -> None:
+def check_access(address: str, *, seconds: float, answer_seconds: float | None = None) -> None:
     """Ask at ``host:port`` whether this user may join; Ray itself would retry for minutes.
 
     Args:

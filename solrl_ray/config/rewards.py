@@ -67,8 +67,6 @@ class Judge(Section):
     """Further attempts after a temporary failure, or an answer without a score."""
     concurrency: Positive = 8
     """Pictures that one worker asks about at a time."""
-    remember: Natural = 65536
-    """Scores that a worker caches, by the digest of the request."""
     token_variable: str = ""
     """Environment variable with the endpoint's bearer token, on every machine that scores."""
     request: dict[str, Any] = {}

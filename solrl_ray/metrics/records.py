@@ -87,8 +87,8 @@ class IterationMetrics:
     """Candidates whose previews were pruned, because their early scores were neither among the best nor the worst."""
     expected_dropped: int = 0
     reward_costs: dict[str, int] = field(default_factory=dict)
-    """Of reward servers and judges: ``requests``, ``retries`` among them, ``remembered`` scores, and ``prompt_tokens``
-    and ``completion_tokens`` of judges. Empty without any.
+    """Of reward servers and judges: ``requests``, ``retries`` among them, and ``prompt_tokens`` and
+    ``completion_tokens`` of judges. Empty without any.
     """
     constant_groups: int = 0
     """Prompts whose samples all have the same reward, so that their advantages are 0."""

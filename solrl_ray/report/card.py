@@ -17,14 +17,12 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
-from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import RunData
-from solrl_ray.report.grids import PictureKey
-from solrl_ray.report.pictures import reduced
-from solrl_ray.report.rendering import digits, markdown, rendered
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, paired_gain, stamp
+from solrl_ray.report.pictures import Gallery, reduced
+from solrl_ray.report.rendering import markdown, rendered
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, stamp
 
 CARD = "README.md"
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -33,21 +31,6 @@ LONGEST = 512
 """Limit of a picture's sides, pixels."""
 LICENCE = ("license", "license_name", "license_link")
 """Fields of a model card that state the licence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    file: str
-    alt: str
-    score: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A prompt's picture before and after."""
-
-    caption: str
-    sides: tuple[Side, Side]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,37 +54,37 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
 
     Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """
-    base, final = find_evaluation(data.evaluations, "base"), find_evaluation(data.evaluations, "ema")
-    if data.summary is None or base is None or final is None:
+    shown, gain = data.shown, data.gain
+    if data.summary is None or gain is None:
         done, planned = len(data.iterations), data.config.run.iterations
         raise UserError(
             f"{data.folder} has not ended: it has made {done} of {planned} iterations; solrl train --resume "
             f"{data.folder} goes on with it."
         )
-    pairs, images = _pictures(data, base, final)
+    gallery, images = _pictures(data)
     config, named = data.config, hub_id(data.config.model.path)
-    shown = _name(config.model.path)
-    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(shown)
+    model = _name(config.model.path)
+    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
         metadata=_metadata(named, target.licence),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
-        base_loaded=named or f"path/to/{shown}",
+        base_loaded=named or f"path/to/{model}",
         repository=target.repository,
         revision=target.revision,
         iterations=data.summary.iterations,
         method=config.objective.kind,
         version=solrl_ray.__version__,
         warnings=data.summary.warnings,
-        base=base,
-        final=final,
-        real=find_evaluation(data.evaluations, "real"),
-        gain=paired_gain(base, final),
+        base=shown["base"],
+        final=shown["final"],
+        real=shown.get("real"),
+        gain=gain,
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
-        pictures=pairs,
+        pictures=gallery.cards,
         drawing=Drawing.of(config),
         settings=_settings(config, data.summary),
         licence=target.licence.get("license_name") or target.licence.get("license"),
@@ -110,21 +93,23 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
     return {CARD: card.encode(), LORA_FILE: _lora(data.folder, data.summary), **images}
 
 
-def _pictures(data: RunData, base: EvaluationMetrics, final: EvaluationMetrics) -> tuple[list[Pair], dict[str, bytes]]:
+def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
     """The first seed's pictures of each prompt with pictures of both policies; and the files."""
-    first: dict[str, PictureKey] = {}
-    for key in data.pictures["base"].keys() & data.pictures["final"].keys():
-        first[key[0]] = min(key, first.get(key[0], key))
-    pairs, files = [], {}
-    for number, prompt in enumerate(prompt for prompt in final.rewards if prompt in first):
-        sides = []
-        for name, record, there in (("base", base, "base"), ("trained", final, "final")):
-            content, kind = reduced(data.pictures[there][first[prompt]], LONGEST)
-            file, score = f"images/{number}-{name}.{kind}", digits(record.rewards[prompt][first[prompt][1]])
-            files[file] = content
-            sides.append(Side(file, f"{name}, reward {score}", score))
-        pairs.append(Pair(final.captions.get(prompt, prompt), (sides[0], sides[1])))
-    return pairs, files
+    files: dict[str, bytes] = {}
+
+    def publish(path: Path) -> str:
+        content, kind = reduced(path, LONGEST)
+        name = f"images/{path.parent.name}-{path.stem}.{kind}"
+        files[name] = content
+        return name
+
+    pictures, shown = data.pictures, data.shown
+    first = dict(sorted(pictures["base"].keys() & pictures["final"].keys(), reverse=True))
+    sides = {"base": "base", "trained": "final"}
+    chosen = {side: {key: pictures[name][key] for key in first.items()} for side, name in sides.items()}
+    scores = {side: shown[name].rewards for side, name in sides.items()}
+    captions = {prompt: shown["final"].captions.get(prompt, prompt) for prompt in scores["trained"] if prompt in first}
+    return Gallery.of(captions, chosen, scores, embed=publish), files
 
 
 def _lora(run: Path, summary: Summary) -> bytes:

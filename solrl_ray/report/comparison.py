@@ -14,7 +14,7 @@ from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt
 from solrl_ray.report.grids import picture_paths
 from solrl_ray.report.pictures import LOSSLESS, Gallery
-from solrl_ray.report.rendering import digits, signed, write_page
+from solrl_ray.report.rendering import digits, plain_table, signed, write_page
 from solrl_ray.report.summary import paired_gain
 
 JSON_FILE, TEXT_FILE, PAGE_FILE = "evaluation.json", "evaluation.txt", "evaluation.html"
@@ -112,10 +112,7 @@ class Comparison:
 
     def table(self) -> str:
         """`rows` as plain text."""
-        rows = [["", *self.rewards], *self.rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([self.line(), *(line.rstrip() for line in lines)])
+        return f"{self.line()}\n{plain_table([['', *self.rewards], *self.rows()])}"
 
 
 def _text(cell: Cell) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from solrl_ray.common.checked_json import parse
+from solrl_ray.common.checked_json import as_record, parse
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, read_json
 from solrl_ray.config.continuation import FILE, check_format
@@ -16,19 +15,19 @@ from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
+from solrl_ray.report.summary import SUMMARY_FILE, PairedGain, Summary, find_evaluation, paired_gain
 from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
 NOT_RUNNING = "not running"
 STARTING = "starting: waiting for its cluster or its controller"
-
-Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation, Summary)
+_SHOWN = {"base": "base", "final": "ema", "real": "real"}
+"""Name in reports → policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """A run folder in memory; pictures stay on the disk."""
+    """A run folder in memory; pictures stay on the disk. Each output is a function of it."""
 
     folder: Path
     config: Config
@@ -42,12 +41,31 @@ class RunData:
     attestations: tuple[Attestation, ...]
     summary: Summary | None
     """None while the run has not ended, also if it was extended since."""
-    pictures: dict[str, dict[PictureKey, Path]]
-    """``base``, ``final``, ``real`` → pictures; empty if the run kept none."""
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
+
+    @property
+    def shown(self) -> dict[str, EvaluationMetrics]:
+        """The newest evaluation of each policy that a reader sees: ``base``, ``final`` and ``real``, as there are."""
+        found = {name: find_evaluation(self.evaluations, policy) for name, policy in _SHOWN.items()}
+        return {name: record for name, record in found.items() if record}
+
+    @property
+    def pictures(self) -> dict[str, dict[PictureKey, Path]]:
+        """Name in `shown` → its pictures; none of an evaluation that kept none."""
+        folder = RunFolder(self.folder).evaluations
+        return {
+            name: picture_paths(folder / f"updates-{record.iteration:06d}-{record.policy}")
+            for name, record in self.shown.items()
+        }
+
+    @property
+    def gain(self) -> PairedGain | None:
+        """By training; None before the policy was evaluated."""
+        shown = self.shown
+        return paired_gain(shown["base"], shown["final"]) if {"base", "final"} <= shown.keys() else None
 
 
 def read_run(folder: Path) -> RunData:
@@ -62,11 +80,9 @@ def read_run(folder: Path) -> RunData:
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     check_format(folder)
-    iterations, evaluations = _read_metrics(places)
-    for path in places.evaluation_files():
-        evaluation = _record(EvaluationMetrics, places.read_evaluation(path), str(path))
-        evaluations[evaluation.iteration, evaluation.policy] = evaluation
-    ordered = tuple(evaluations[key] for key in sorted(evaluations))
+    records = places.read_metrics()
+    iterations = {record.iteration: record for record in records if isinstance(record, IterationMetrics)}
+    evaluations = {(r.iteration, r.policy): r for r in records if isinstance(r, EvaluationMetrics)}
     config = load([folder / FILE])
     summary = read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None
     return RunData(
@@ -75,30 +91,10 @@ def read_run(folder: Path) -> RunData:
         config_text=(folder / FILE).read_text(encoding="utf-8"),
         starts=places.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
-        evaluations=ordered,
+        evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
-        pictures={
-            name: picture_paths(places.evaluations / f"updates-{record.iteration:06d}-{policy}") if record else {}
-            for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
-            for record in (find_evaluation(ordered, policy),)
-        },
     )
-
-
-def _read_metrics(places: RunFolder) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
-    """Both kinds of records of ``metrics.jsonl``."""
-    iterations: dict[int, IterationMetrics] = {}
-    evaluations: dict[tuple[int, str], EvaluationMetrics] = {}
-    for number, values in enumerate(places.read_metrics(), start=1):
-        where = f"{places.metrics}, line {number},"
-        if values["event"] == "iteration":
-            iteration = _record(IterationMetrics, values, where)
-            iterations[iteration.iteration] = iteration
-        else:
-            evaluation = _record(EvaluationMetrics, values, where)
-            evaluations[evaluation.iteration, evaluation.policy] = evaluation
-    return iterations, evaluations
 
 
 def stored_progress(folder: Path) -> Progress:
@@ -144,7 +140,7 @@ def read_summary(folder: Path) -> Summary:
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
     try:
-        return _record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
+        return as_record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {mend}.") from error
 
@@ -156,13 +152,5 @@ def read_attestations(path: Path) -> tuple[Attestation, ...]:
     values = read_json(path, "remove it")
     if not isinstance(values, list):
         raise UserError(f"{path} must hold a list of attestations.")
-    records = [_record(Attestation, entry, str(path)) for entry in values]
+    records = [as_record(Attestation, entry, str(path)) for entry in values]
     return tuple(sorted(records, key=lambda record: record.worker))
-
-
-def _record(kind: type[Record], values: Any, where: str) -> Record:
-    names = {entry.name for entry in fields(kind) if entry.init}
-    try:
-        return kind(**{name: value for name, value in values.items() if name in names})
-    except (AttributeError, TypeError) as error:
-        raise UserError(f"{where} is not a record of kind {kind.__name__}: {error}.") from error

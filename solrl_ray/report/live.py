@@ -23,10 +23,8 @@ SPARKLINE_WIDTH = 30
 WORKERS_SHOWN = 8
 MESSAGES_SHOWN = 4
 NOTES_SHOWN = 4
-NOTES_SECONDS = 10.0
-"""Seconds between two log lines on starting actors."""
 QUIET_SECONDS = 30.0
-"""Seconds without a log line after which the next one says how far the stages are."""
+"""Seconds without a log line after which the next one says how far the stages are, and what starting actors do."""
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
@@ -144,7 +142,7 @@ def _workers(progress: Progress) -> Table:
 class PlainLines:
     """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once.
 
-    Notes of starting actors come as an occasional line, if they have changed.
+    In between, an occasional line says how far the run is, if that has changed.
     """
 
     def __init__(self) -> None:
@@ -152,9 +150,7 @@ class PlainLines:
         self._messages: tuple[str, ...] = ()
         self._iterations = 0
         self._evaluations = 0
-        self._noted = ""
-        self._noted_at = 0.0
-        self._counted = ""
+        self._between = ""
         self._told_at = 0.0
 
     def lines(self, progress: Progress) -> list[str]:
@@ -177,14 +173,10 @@ class PlainLines:
         if progress.state not in self._states:
             self._states.add(progress.state)
             news.append(progress.state)
-        notes = _notes(progress.notes)
-        if notes != self._noted and progress.elapsed - self._noted_at >= NOTES_SECONDS:
-            self._noted, self._noted_at = notes, progress.elapsed
-            news += [notes] if notes else []
-        counted = _counts(progress)
-        if not news and counted != self._counted and progress.elapsed - self._told_at >= QUIET_SECONDS:
-            self._counted = counted
-            news += [counted] if counted else []
+        between = _between(progress)
+        if not news and between != self._between and progress.elapsed - self._told_at >= QUIET_SECONDS:
+            self._between = between
+            news += [between] if between else []
         if news:
             self._told_at = progress.elapsed
         return [f"[{duration(progress.elapsed):>7}] {line}" for line in news]
@@ -199,9 +191,10 @@ class PlainLines:
         return line
 
 
-def _counts(progress: Progress) -> str:
-    """``exploring · explore 3/12 · regenerate 1/12``; empty if no stage is under way."""
+def _between(progress: Progress) -> str:
+    """``exploring · explore 3/12 · regenerate 1/12``; empty if no stage is under way and nobody is starting."""
     under_way = [f"{stage} {done}/{total}" for stage, (done, total) in progress.stages.items() if done < total]
+    under_way += [_notes(progress.notes)] if progress.notes else []
     return " · ".join([progress.state, *under_way]) if under_way else ""
 
 

@@ -16,15 +16,12 @@ from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import write_page
 from solrl_ray.report.summary import (
-    PairedGain,
     all_warnings,
-    find_evaluation,
     finite_mean,
     gap_closed,
-    paired_gain,
     run_selection_digest,
 )
-from solrl_ray.report.timing import WorkerTime, worker_times
+from solrl_ray.report.timing import worker_times
 from solrl_ray.rollout.fallback import in_a_row
 
 REPORT_FILE = "report.html"
@@ -46,10 +43,9 @@ def build(run_folder: Path) -> Path:
 def _values(data: RunData) -> dict[str, Any]:
     """The template's values."""
     config, iterations = data.config, data.iterations
-    base, final, real = (find_evaluation(data.evaluations, policy) for policy in ("base", "ema", "real"))
-    gain = None if base is None or final is None else paired_gain(base, final)
+    base, final, real = (data.shown.get(name) for name in ("base", "final", "real"))
+    gain = data.gain
     closed = base and final and real and gap_closed(base.reward_mean, final.reward_mean, real.reward_mean)
-    workers = worker_times(config, iterations)
     curve = Curve.of(data)
     versions = data.summary.versions if data.summary else {}
     return {
@@ -76,13 +72,13 @@ def _values(data: RunData) -> dict[str, Any]:
         "closed": closed,
         "gallery": Gallery.of_run(data),
         "targets": _targets(curve),
-        "plots": _drawn(data, curve, gain, workers),
+        "plots": _drawn(data, curve),
         "spearman": finite_mean([record.spearman for record in iterations]),
         "audited": any(record.audit for record in iterations),
         "pruned": any(record.dropped for record in iterations),
         "fidelity": tables.fidelity(data),
         "fallback_after": in_a_row(config.fidelity.patience),
-        "workers": workers,
+        "workers": worker_times(config, iterations),
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
         "evaluating": sum(record.seconds for record in data.evaluations if not record.overlapped),
@@ -137,14 +133,14 @@ def _targets(curve: Curve) -> list[tuple[str, str, str]]:
     return [(f"{share:.0%}", f"{at.updates:.1f}", curve.time(at.seconds)) for share, at in found if at]
 
 
-def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
+def _drawn(data: RunData, curve: Curve) -> dict[str, str]:
     """Name → SVG of all plots."""
-    drawn = {}
-    if any(record.policy in ("base", "ema") for record in data.evaluations):
-        drawn["heldout"] = plots.heldout_reward(data.evaluations)
+    drawn, gain = {}, data.gain
+    if curve.points:
+        real = data.shown.get("real")
+        drawn["heldout"] = plots.heldout_reward(curve, real.reward_mean if real else None)
     if len(curve.points) > 1:
-        of_run = {data.config.run.name: curve}
-        drawn["hours"] = plots.rewards_by_gpu_hours(of_run) if curve.gpus else plots.rewards_by_hours(of_run)
+        drawn["hours"] = plots.rewards_over_time({data.config.run.name: curve})
     if gain is not None and len(gain.differences) > 1:
         drawn["gains"] = plots.prompt_gains(gain)
     if data.iterations:
@@ -156,5 +152,4 @@ def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[W
         if previews:
             drawn["fidelity"] = plots.rank_fidelity(data.iterations)
         drawn["stages"] = plots.stage_time(data.iterations)
-        drawn["workers"] = plots.worker_time(workers)
     return drawn

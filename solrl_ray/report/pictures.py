@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.rendering import digits
-from solrl_ray.report.summary import find_evaluation
 
-POLICIES = {"base": "base", "final": "ema", "real": "real"}
-"""Row of a card → policy of the evaluation it shows."""
 LARGEST = 320
 """Longest side of an embedded picture, pixels; larger ones are reduced."""
 LOSSLESS = 128
@@ -28,6 +25,7 @@ LOSSLESS = 128
 @dataclass(frozen=True, slots=True)
 class Picture:
     uri: str
+    """Where it is."""
     alt: str
     score: str
 
@@ -54,6 +52,7 @@ class Gallery:
         pictures: Mapping[str, Mapping[PictureKey, Path]],
         scores: Mapping[str, Mapping[str, Sequence[float]]],
         score: str = "reward",
+        embed: Callable[[Path], str] | None = None,
     ) -> Gallery:
         """Arrange pictures in one row per policy.
 
@@ -62,6 +61,7 @@ class Gallery:
             pictures: policy → picture of an address.
             scores: policy → prompt id → one score an address.
             score: what the scores are.
+            embed: address of a picture; None: `data_uri`.
         """
         cards = []
         for prompt, caption in captions.items():
@@ -74,7 +74,7 @@ class Gallery:
                     value = digits(known[policy][n]) if n < len(known.get(policy, ())) else "–"
                     alt = f"{policy}, sample {n}, {score} {value}"
                     path = found.get((prompt, n))
-                    row.append(None if path is None else Picture(data_uri(path), alt, value))
+                    row.append(None if path is None else Picture((embed or data_uri)(path), alt, value))
                 if any(row):
                     rows[policy] = row
             if rows:
@@ -85,12 +85,12 @@ class Gallery:
     @classmethod
     def of_run(cls, data: RunData) -> Gallery:
         """Before and after training; no cards if the run kept no pictures."""
-        records = {name: find_evaluation(data.evaluations, policy) for name, policy in POLICIES.items()}
         evaluated = {prompt: prompt for record in data.evaluations for prompt in record.rewards}
-        kept = {prompt: prompt for pictures in data.pictures.values() for prompt, _ in pictures}
+        pictures = data.pictures
+        kept = {prompt: prompt for found in pictures.values() for prompt, _ in found}
         texts = {prompt: text for record in data.evaluations for prompt, text in record.captions.items()}
         captions = {prompt: texts.get(prompt, prompt) for prompt in evaluated | kept}
-        return cls.of(captions, data.pictures, {name: record.rewards for name, record in records.items() if record})
+        return cls.of(captions, pictures, {name: record.rewards for name, record in data.shown.items()})
 
     @property
     def columns(self) -> int:

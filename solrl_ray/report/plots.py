@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.report.curve import Curve
+from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.summary import PairedGain
-from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
+from solrl_ray.report.timing import SEGMENTS, wall_segments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,6 @@ COLORS = {
     "ink": "#1f2328",
     "muted": "#5b636c",
     "grid": "#dde2e7",
-    "idle": "#e6eaee",
     "blue": "#0072b2",
     "orange": "#e69f00",
     "green": "#009e73",
@@ -35,7 +34,6 @@ COLORS = {
     "purple": "#cc79a7",
     "sky": "#56b4e9",
     "grey": "#8a929b",
-    "card": "#ffffff",
 }
 """Theme variable of the page → its light value; plots are drawn with it, and the page replaces it."""
 
@@ -140,27 +138,23 @@ def _line(
 
 
 @_plot("heldout", "Held-out reward over updates", "policy updates", "reward, held-out prompts", columns=2)
-def heldout_reward(axes: Axes, evaluations: Sequence[EvaluationMetrics]) -> None:
+def heldout_reward(axes: Axes, curve: Curve, real: float | None) -> None:
     """Held-out reward over updates, with one standard error over prompts; real pictures as a level."""
-    of = {policy: [record for record in evaluations if record.policy == policy] for policy in ("base", "ema", "real")}
-    curve = sorted({record.iteration: record for record in of["base"] + of["ema"]}.values(), key=lambda r: r.iteration)
-    rewards = [record.reward_mean for record in curve]
+    rewards, updates = [point.reward for point in curve.points], [point.updates for point in curve.points]
     axes.errorbar(
-        [record.iteration for record in curve],
+        updates,
         rewards,
-        yerr=[record.reward_stderr for record in curve],
+        yerr=[point.stderr for point in curve.points],
         color=COLORS["blue"],
         marker="o",
         capsize=3,
         elinewidth=1.2,
         label="policy (± standard error over prompts)",
     )
-    if not curve:
-        return
-    last = max(1, curve[-1].iteration)
+    last = max(1, updates[-1])
     axes.set_xlim(-0.04 * last, 1.04 * last)
-    if of["real"]:
-        _real_level(axes, of["real"][-1].reward_mean, min(rewards), max(rewards))
+    if real is not None:
+        _real_level(axes, real, min(rewards), max(rewards))
 
 
 def _real_level(axes: Axes, level: float, low: float, high: float) -> None:
@@ -174,33 +168,28 @@ def _real_level(axes: Axes, level: float, low: float, high: float) -> None:
 
 
 @_plot("updates", "Held-out reward of runs over updates", "policy updates", "reward, held-out prompts", columns=2)
-def rewards_by_updates(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """Held-out reward of several runs over updates."""
-    _curves(axes, {name: (curve, [point.updates for point in curve.points]) for name, curve in curves.items()})
+def rewards_over_updates(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    """Held-out reward of several runs."""
+    _curves(axes, curves, lambda curve, point: point.updates)
 
 
-@_plot("hours", "Held-out reward of runs over time", "hours of iterations", "reward, held-out prompts", columns=2)
-def rewards_by_hours(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """The same over the time of their iterations."""
-    _curves(axes, {name: (curve, [point.seconds / 3600 for point in curve.points]) for name, curve in curves.items()})
+def rewards_over_time(curves: Mapping[str, Curve]) -> str:
+    """The same over the time of their iterations; times their GPUs, if all have some."""
+    gpus = all(curve.gpus for curve in curves.values())
+    x = "GPU-hours" if gpus else "hours of iterations"
+    draw = _plot("hours", "Held-out reward of runs over time", x, "reward, held-out prompts", columns=2)(_curves)
+    return draw(curves, lambda curve, point: (curve.gpus if gpus else 1) * point.seconds / 3600)
 
 
-@_plot("hours", "Held-out reward of runs over GPU-hours", "GPU-hours", "reward, held-out prompts", columns=2)
-def rewards_by_gpu_hours(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """The same over the time of their iterations, times their GPUs."""
-    by_time = {name: [curve.gpus * point.seconds / 3600 for point in curve.points] for name, curve in curves.items()}
-    _curves(axes, {name: (curve, by_time[name]) for name, curve in curves.items()})
-
-
-def _curves(axes: Axes, curves: Mapping[str, tuple[Curve, list[float]]]) -> None:
-    """Each run's rewards over its x values, with a band of one standard error over prompts."""
+def _curves(axes: Axes, curves: Mapping[str, Curve], place: Callable[[Curve, Point], float]) -> None:
+    """Each run's rewards over the x values by `place`, with a band of one standard error over prompts."""
     colors = [COLORS[name] for name in ("blue", "orange", "green", "vermillion", "purple", "sky", "grey")]
-    for number, (name, (curve, places)) in enumerate(curves.items()):
+    for number, (name, curve) in enumerate(curves.items()):
         color, marker = colors[number % len(colors)], "os^Dvx"[number % 6]
-        rewards = [point.reward for point in curve.points]
+        places = [place(curve, point) for point in curve.points]
         low, high = ([p.reward + sign * p.stderr for p in curve.points] for sign in (-1, 1))
         shown = f" {name}" if name.startswith("_") else name  # which would be in no legend
-        axes.plot(places, rewards, color=color, marker=marker, label=shown)
+        axes.plot(places, [point.reward for point in curve.points], color=color, marker=marker, label=shown)
         axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
 
 
@@ -277,24 +266,3 @@ def stage_time(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
         axes.bar(numbers, heights, bottom=bottom, width=0.8, color=COLORS[color], label=segment)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.margins(x=0.02, y=0.06)
-
-
-@_plot("workers", "Busy and idle time of workers", "share of wall time × workers, %", "", columns=2)
-def worker_time(axes: Axes, times: Sequence[WorkerTime]) -> None:
-    """Share of the workers' wall time spent working, one bar for each kind of worker."""
-    names = [f"{time.role} ({time.workers})" for time in times]
-    shares = [100 * time.busy_share for time in times]
-    weights = [100 * time.weights_share for time in times]
-    rest = [100 - share - waited for share, waited in zip(shares, weights, strict=True)]
-    last = [100 - idle for idle in rest]
-    axes.barh(names, shares, height=0.5, color=COLORS["blue"], label="busy")
-    axes.barh(names, rest, left=last, height=0.5, color=COLORS["idle"], label="idle")
-    axes.barh(names, weights, left=shares, height=0.5, color=COLORS["orange"], label="waiting for weights")
-    for row, share in enumerate(shares):
-        inside = share > 80
-        place, color = share + (-1.5 if inside else 1.5), COLORS["card" if inside else "ink"]
-        axes.text(place, row, f"{share:.0f} %", va="center", ha="right" if inside else "left", color=color)
-    axes.set_xlim(0, 100)
-    axes.grid(False)
-    axes.invert_yaxis()
-    axes.spines["left"].set_visible(False)

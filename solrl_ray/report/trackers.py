@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -31,36 +31,35 @@ UPDATES = "updates"
 _NAMING = threading.Lock()
 
 
-class _Service(Protocol):
-    def log(self, values: dict[str, Any], step: int) -> None: ...
-
-    def image(self, picture: Image.Image) -> Any: ...
-
-    def finish(self) -> None: ...
-
-
 class TrackerWriter:
     """`actors.world.MetricsWriter` for a service."""
 
-    def __init__(self, service: _Service) -> None:
-        self._service = service
+    def __init__(
+        self, log: Callable[[dict[str, Any], int], Any], image: Callable[[Image.Image], Any], finish: Callable[[], Any]
+    ) -> None:
+        """
+        Args:
+            log: takes values by name, and how many updates were done.
+            image: the service's own form of a picture.
+        """
+        self._log, self._image, self._finish = log, image, finish
 
     def iteration(self, record: IterationMetrics) -> None:
-        self._service.log(iteration_scalars(record), record.iteration)
+        self._log(iteration_scalars(record), record.iteration)
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
         values: dict[str, Any] = evaluation_scalars(record)
         if pictures:
-            values[pictures_name(record)] = self._service.image(contact_sheet(pictures))
-        self._service.log(values, record.iteration)
+            values[pictures_name(record)] = self._image(contact_sheet(pictures))
+        self._log(values, record.iteration)
 
     def close(self) -> None:
-        self._service.finish()
+        self._finish()
 
 
 def opened(name: str, config: Config, folder: Path) -> TrackerWriter:
     """One of `tracking.trackers` for the run in `folder`. Blocks; raises what the tracker's package raises."""
-    return TrackerWriter(_SERVICES[name](config, folder, run_id(folder)))
+    return _SERVICES[name](config, folder, run_id(folder))
 
 
 def run_id(folder: Path) -> str:
@@ -78,74 +77,54 @@ def run_id(folder: Path) -> str:
     return str(found["id"])
 
 
-class _Wandb:
-    def __init__(self, config: Config, folder: Path, number: str) -> None:
-        import wandb
+def _wandb(config: Config, folder: Path, number: str) -> TrackerWriter:
+    import wandb
 
-        tracking = config.tracking
-        # Send only what the run sends itself: no console, no code, no machine.
-        settings = wandb.Settings(
-            console="off",
-            silent=True,
-            disable_code=True,
-            disable_git=True,
-            x_disable_meta=True,
-            x_disable_machine_info=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-            init_timeout=config.fleet.deadlines.tracking,
-        )
-        self._image: Callable[[Image.Image], Any] = wandb.Image
-        self._run = wandb.init(
-            project=tracking.project,
-            entity=tracking.entity or None,
-            id=number,
-            name=config.run.name,
-            resume="allow",
-            config=redacted(config),
-            dir=folder,
-            settings=settings,
-        )
-        self._run.define_metric(UPDATES)
-        self._run.define_metric("*", step_metric=UPDATES)
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        self._run.log({UPDATES: step, **values})
-
-    def image(self, picture: Image.Image) -> Any:
-        return self._image(picture)
-
-    def finish(self) -> None:
-        self._run.finish()
+    tracking = config.tracking
+    # Send only what the run sends itself: no console, no code, no machine.
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+        init_timeout=config.fleet.deadlines.tracking,
+    )
+    run = wandb.init(
+        project=tracking.project,
+        entity=tracking.entity or None,
+        id=number,
+        name=config.run.name,
+        resume="allow",
+        config=redacted(config),
+        dir=folder,
+        settings=settings,
+    )
+    run.define_metric(UPDATES)
+    run.define_metric("*", step_metric=UPDATES)
+    return TrackerWriter(lambda values, step: run.log({UPDATES: step, **values}), wandb.Image, run.finish)
 
 
-class _Trackio:
-    def __init__(self, config: Config, folder: Path, number: str) -> None:
-        import trackio
+def _trackio(config: Config, folder: Path, number: str) -> TrackerWriter:
+    import trackio
 
-        tracking = config.tracking
-        self._image: Callable[[Image.Image], Any] = trackio.Image
-        # It identifies a run by its name.
-        self._run = trackio.init(
-            project=tracking.project,
-            name=f"{config.run.name}-{number}",
-            space_id=tracking.space or None,
-            private=True,
-            resume="allow",
-            config=redacted(config),
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        self._run.log(values, step=step)
-
-    def image(self, picture: Image.Image) -> Any:
-        return self._image(picture)
-
-    def finish(self) -> None:
-        self._run.finish()
+    tracking = config.tracking
+    # It identifies a run by its name.
+    run = trackio.init(
+        project=tracking.project,
+        name=f"{config.run.name}-{number}",
+        space_id=tracking.space or None,
+        private=True,
+        resume="allow",
+        config=redacted(config),
+        embed=False,
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+    )
+    return TrackerWriter(lambda values, step: run.log(values, step=step), trackio.Image, run.finish)
 
 
-_SERVICES: dict[str, Callable[[Config, Path, str], _Service]] = {"wandb": _Wandb, "trackio": _Trackio}
+_SERVICES: dict[str, Callable[[Config, Path, str], TrackerWriter]] = {"wandb": _wandb, "trackio": _trackio}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from solrl_ray.common import own_code
@@ -40,19 +41,17 @@ def verify(path: Path) -> Iterator[Verified]:
             count = len(found.files) if found else 0
             yield Verified(f"code of {function.spec}", lost, f"{count} file{'s' * (count != 1)}, unchanged")
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
-    for file in folder.evaluation_files():
-        yield _tried(f"evaluations/{file.name}", lambda f=file: f"{len(folder.read_evaluation(f)['rewards'])} prompts")  # type: ignore[misc]
     yield _tried("attestations.json", lambda: f"{len(read_attestations(path / 'attestations.json'))} workers")
     for file in sorted((path / "journal").glob("*.jsonl")):
         yield _journal(Journal(file))
     for updates, checkpoint in folder.checkpoints():
-        yield _tried(f"checkpoints/{checkpoint.name}", lambda c=checkpoint, u=updates: _state(c, u))  # type: ignore[misc]
+        yield _tried(f"checkpoints/{checkpoint.name}", partial(_state, checkpoint, updates))
     store = RevisionStore(path / "revisions")
     for number in store.revisions():
-        yield _tried(f"revisions/revision-{number:06d}", lambda n=number: f"{len(store.load(n).tensors)} tensors")  # type: ignore[misc]
+        yield _tried(f"revisions/revision-{number:06d}", partial(_revision, store, number))
     for file in sorted((path / "samples").glob("iteration-*/*.safetensors")):
         iteration = int(file.parent.name.removeprefix("iteration-"))
-        yield _tried(str(file.relative_to(path)), lambda i=iteration, f=file: _samples(folder, i, f.stem))  # type: ignore[misc]
+        yield _tried(str(file.relative_to(path)), partial(_samples, folder, iteration, file.stem))
     if (path / SUMMARY_FILE).is_file():
         yield from _summary(path, config.run.iterations)
 
@@ -69,6 +68,10 @@ def _journal(journal: Journal) -> Verified:
     if damaged:
         return Verified(name, f"line {damaged[0]} is damaged, and the {damaged[1]} after it are left out")
     return Verified(name, "", f"{len(journal.entries())} entries")
+
+
+def _revision(store: RevisionStore, number: int) -> str:
+    return f"{len(store.load(number).tensors)} tensors"
 
 
 def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -58,8 +57,7 @@ class Judge(CheckpointReward):
     """One request a picture, `concurrency` at a time; the answer's number, or its probability of "yes", is the score,
     between 0 and 1.
 
-    An answer without a score is requested again, like a missing one. Equal pictures of equal prompts are asked about
-    once, as long as their score is cached.
+    An answer without a score is requested again, like a missing one.
     """
 
     def __init__(self, name: str, config: JudgeConfig, token: str) -> None:
@@ -67,8 +65,6 @@ class Judge(CheckpointReward):
         self._config = config
         url = config.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
-        self._known: OrderedDict[str, float] = OrderedDict()
-        """Digest of the request → score, the longest unused first."""
         self._format = _format(config.question)
 
     @classmethod
@@ -94,23 +90,17 @@ class Judge(CheckpointReward):
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         pictures = eight_bits(images).to("cpu", torch.uint8)
         bodies = [self._body(picture, prompt) for picture, prompt in zip(pictures, prompts, strict=True)]
-        digests = [hashlib.sha256(body).hexdigest() for body in bodies]
-        scores = {digest: self._known[digest] for digest in digests if digest in self._known}
-        asked = {digest: body for digest, body in zip(digests, bodies, strict=True) if digest not in scores}
-        self._endpoint.count(remembered=len(bodies) - len(asked))
         pool = ThreadPoolExecutor(self._config.concurrency, "judge")
         try:
-            answers = pool.map(self._score, asked.values(), asked)
-            scores |= dict(zip(asked, answers, strict=True))
+            return torch.tensor(list(pool.map(self._score, bodies)), dtype=torch.float32)
         finally:
             pool.shutdown(cancel_futures=True)
-        self._remember(scores)
-        return torch.tensor([scores[digest] for digest in digests], dtype=torch.float32)
 
     def take_costs(self) -> dict[str, int]:
         return self._endpoint.take_costs()
 
-    def _score(self, body: bytes, identity: str) -> float:
+    def _score(self, body: bytes) -> float:
+        identity = hashlib.sha256(body).hexdigest()
         if form := self._format:
             try:
                 return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
@@ -149,13 +139,6 @@ class Judge(CheckpointReward):
             raise TryAgain(f"the answer {text[-SHOWN:]!r} has no score: {error}") from error
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TryAgain(f"{answer[:SHOWN].decode(errors='replace')!r} is no chat completion") from error
-
-    def _remember(self, scores: Mapping[str, float]) -> None:
-        for digest, value in scores.items():
-            self._known[digest] = value
-            self._known.move_to_end(digest)
-        while len(self._known) > self._config.remember:
-            self._known.popitem(last=False)
 
 
 def score(question: Question, choice: Mapping[str, Any]) -> float:

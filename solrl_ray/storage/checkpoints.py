@@ -12,9 +12,10 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -120,35 +121,30 @@ class Uploader:
         self._url = checkpoints.upload
         self._files, root = filesystem(self._url)
         self._place = posixpath.join(root, run.name)
-        self._waiting: deque[Path] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
+        self._waiting: Queue[Path | None] = Queue()
+        """None: the end of the run."""
         self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
         self._thread.start()
 
     def submit(self, checkpoint: Path) -> None:
         """Copy a finished checkpoint folder, without waiting."""
-        with self._changed:
-            if len(self._waiting) == WAITING:
-                skipped = self._waiting.popleft()
-                self._say(f"{skipped.name} is not copied to {self._url}: copying is slower than training")
-            self._waiting.append(checkpoint)
-            self._changed.notify()
+        if self._waiting.qsize() == WAITING:
+            with suppress(Empty):  # the thread has taken it now
+                oldest = self._waiting.get_nowait()
+                assert oldest is not None  # nothing is submitted after the end
+                self._say(f"{oldest.name} is not copied to {self._url}: copying is slower than training")
+        self._waiting.put(checkpoint)
 
     def close(self, *, seconds: float) -> None:
         """Copy waiting checkpoints and the run's results, for at most `seconds`, and end the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._waiting.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._say(f"the end of the run was not all copied to {self._url} within {seconds:g} s; it is here")
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                checkpoint = self._waiting.popleft() if self._waiting else None
+            checkpoint = self._waiting.get()
             name = checkpoint.name if checkpoint else "the end of the run"
             try:
                 if checkpoint:

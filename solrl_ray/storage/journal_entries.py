@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,24 +22,9 @@ def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 
 
 def plan_entry(plan: IterationPlan) -> dict[str, Any]:
-    return {
-        "iteration": plan.iteration,
-        "revision": plan.revision,
-        "prompts": list(plan.prompt_ids),
-        "pool": plan.pool,
-        "keep": plan.keep,
-        "unit": plan.unit,
-        "policy_digest": plan.policy_digest,
-        "score_class": plan.score_class,
-        **({"kinds": list(plan.kinds)} if plan.kinds else {}),
-        **({"staleness": plan.staleness} if plan.staleness else {}),
-        **({"one_stage": True} if plan.one_stage else {}),
-        **({} if plan.reproducible else {"reproducible": False}),
-        **({"audit": asdict(plan.audit)} if plan.audit else {}),
-        **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),
-        **({} if plan.selection.kind == "best_worst" else {"selection": asdict(plan.selection)}),
-        **({"prune": asdict(plan.prune)} if plan.prune else {}),
-    }
+    """All of it, as JSON has it."""
+    entry: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    return entry
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:

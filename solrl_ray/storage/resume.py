@@ -51,8 +51,9 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
     if init and state is None:
         raise UserError(f"{folder.path} lacks its initial state, from {init}; start the run again")
     measured, evaluations = _measured(folder, updates)
-    folder.rewind_metrics(updates)
+    # In this order: a checkpoint that could not be read may be readable next time, and needs its metrics.
     folder.drop_beyond(updates, staleness=staleness)
+    folder.rewind_metrics(updates)
     seconds = measured_seconds(measured, evaluations)
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
@@ -101,14 +102,9 @@ def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:
-    iterations: list[IterationMetrics] = []
-    evaluations: list[EvaluationMetrics] = []
-    for record in folder.read_metrics_until(updates):
-        values = {name: value for name, value in record.items() if name != "event"}
-        if record["event"] == "iteration":
-            iterations.append(IterationMetrics(**values))
-        else:
-            evaluations.append(EvaluationMetrics(**values))
+    records = folder.read_metrics_until(updates)
+    iterations = [record for record in records if isinstance(record, IterationMetrics)]
+    evaluations = [record for record in records if isinstance(record, EvaluationMetrics)]
     if [m.iteration for m in iterations] != list(range(updates)):
         raise RunError(
             f"{folder.metrics} has iterations {[m.iteration for m in iterations]}, "

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from solrl_ray.common.checked_json import parse, with_checksum
+from solrl_ray.common.checked_json import as_record, parse, with_checksum
 from solrl_ray.common.files import (
     lacks_space,
     located,
@@ -29,7 +29,7 @@ from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.metrics.records import EvaluationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.folder_lock import FolderLock, unwritable
@@ -59,6 +59,10 @@ _BEFORE_TRAINING = (
 JOURNALS = 16
 """Iterations before the checkpoints that a run may go back to, whose journals stay for who wants to read them."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+Measured = IterationMetrics | EvaluationMetrics
+"""A line of ``metrics.jsonl``."""
+_KINDS: dict[str, type[Measured]] = {"iteration": IterationMetrics, "evaluation": EvaluationMetrics}
+"""By its ``event``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,56 +329,34 @@ class RunFolder:
 
     # Metrics
 
-    def append_metrics(self, record: dict[str, Any]) -> None:
+    def append_metrics(self, record: Measured) -> None:
         """Add one record and wait until it is on the disk."""
         created = not self.metrics.exists()
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(with_checksum(record)) + "\n")
+        with self.metrics.open("ab") as file:
+            file.write(_line(record))
             file.flush()
             sync(self.metrics, file)
         if created:
             sync_folder(self.path)
 
-    def save_evaluation(self, metrics: EvaluationMetrics) -> None:
-        """Write one evaluation to its own file."""
-        path = self.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}.json"
-        replace_file(path, json.dumps(with_checksum(asdict(metrics)), indent=1).encode())
-
-    def evaluation_files(self) -> list[Path]:
-        """Files by `save_evaluation`."""
-        return sorted(self.evaluations.glob("*.json"))
-
-    @staticmethod
-    def read_evaluation(path: Path) -> dict[str, Any]:
-        """One of `evaluation_files`. Raises UserError if its checksum is wrong."""
-        try:
-            return parse(path.read_bytes())
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}; remove it: metrics.jsonl has its numbers as well.") from error
-
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Measured]:
         """All records; an incomplete last line is left out.
 
-        Raises UserError if another line has a wrong checksum, or is no record of an iteration or evaluation.
+        Raises UserError if another line has a wrong checksum, or is no record.
         """
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_bytes().split(b"\n")
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
-    def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
+    def read_metrics_until(self, updates: int) -> list[Measured]:
         """The records of the first `updates` updates: a resumed run measures the later ones again."""
-        return [
-            record
-            for record in self.read_metrics()
-            if record["iteration"] < updates + (record["event"] == "evaluation")
-        ]
+        return [r for r in self.read_metrics() if r.iteration < updates + isinstance(r, EvaluationMetrics)]
 
     def rewind_metrics(self, updates: int) -> None:
         """Keep only the result of `read_metrics_until`."""
-        kept = self.read_metrics_until(updates)
         if self.metrics.exists():
-            replace_file(self.metrics, "".join(json.dumps(with_checksum(r)) + "\n" for r in kept).encode())
+            replace_file(self.metrics, b"".join(map(_line, self.read_metrics_until(updates))))
 
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:
@@ -383,14 +365,16 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
     return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
 
 
-def _record(line: bytes, where: str) -> dict[str, Any]:
+def _line(record: Measured) -> bytes:
+    return (json.dumps(with_checksum(asdict(record))) + "\n").encode()
+
+
+def _record(line: bytes, where: str) -> Measured:
     try:
-        record = parse(line)
+        values = parse(line)
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}.") from error
-    event = record.get("event")
-    if event not in ("iteration", "evaluation"):
-        raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
-    if not isinstance(record.get("iteration"), int):
-        raise UserError(f"{where} does not say of which iteration it is.")
-    return record
+    event = values.pop("event", None)
+    if event not in _KINDS:
+        raise UserError(f"{where} holds the event {event!r}; known are {' and '.join(map(repr, _KINDS))}.")
+    return as_record(_KINDS[event], values, where)

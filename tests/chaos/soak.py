@@ -340,9 +340,7 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
         "unexpected_ends": unexplained(chaos.driver.ends, chaos.done),
         "stopped_processes_left_behind": left_behind,
         "requeued_units": summary(run)["requeued_units"],
-        "differing_results": sum(
-            record.get("differing_results", 0) for record in RunFolder(folder(run)).read_metrics()
-        ),
+        "differing_results": sum(record.differing_results for record in RunFolder(folder(run)).read_metrics()),
         "conditions": {"cores": os.cpu_count(), "python": platform.python_version(), "ray": ray.__version__},
     }
 

@@ -17,7 +17,6 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.report.summary import summarize, write_summary
-from solrl_ray.storage.run_folder import RunFolder
 
 CAPTIONS = {
     "aa": "a red circle <above> a blue square",
@@ -150,7 +149,6 @@ def write_run(
         name = f"updates-{record.iteration:06d}-{record.policy}"
         level = torch.full((3, 8, 8), 0.2 * (number + 1))
         save_pictures(folder / "evaluations" / name, {(key, s): level for key in ("aa", "bb") for s in (0, 1)})
-        RunFolder(folder).save_evaluation(record)
     if finished:
         write_summary(folder, summarize(chosen, records, made, seconds=36.5))
     return folder

@@ -44,5 +44,5 @@ def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
     assert costs["retries"] == sum(mood % 50 == 7 for mood in range(len(server.asked))) > 0
     assert costs["prompt_tokens"] == 100 * len(server.asked)
     records = RunFolder(folder(config)).read_metrics()
-    assert sum(record["reward_costs"].get("requests", 0) for record in records) == costs["requests"]
-    assert all(record["differing_results"] == 0 for record in records)
+    assert sum(record.reward_costs.get("requests", 0) for record in records) == costs["requests"]
+    assert all(record.differing_results == 0 for record in records)

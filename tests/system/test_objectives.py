@@ -11,6 +11,7 @@ import pytest
 
 from actors.client import launch
 from solrl_ray.config.schema import Config
+from solrl_ray.report.data import read_run
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.small import digests, folder, small_config
 
@@ -32,9 +33,9 @@ def danced(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.mark.slow
 def test_a_trajectory_is_kept_as_it_was_learned_from(danced: Config) -> None:
     run = RunFolder(folder(danced))
-    iterations = [record for record in run.read_metrics() if record["event"] == "iteration"]
-    assert [record["first_ratio_deviation"] for record in iterations] == [0.0, 0.0]
-    assert all(record["passes"] == record["expected_passes"] > 0 for record in iterations)
+    iterations = read_run(run.path).iterations
+    assert [record.first_ratio_deviation for record in iterations] == [0.0, 0.0]
+    assert all(record.passes == record.expected_passes > 0 for record in iterations)
     samples = sorted((run.path / "samples").rglob("*.safetensors"))
     assert samples
     for path in samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,15 @@ import pytest
 from actors.client import launch
 from solrl_ray.config import continuation
 from solrl_ray.config.schema import Config
+from solrl_ray.report.data import read_run
 from tests.support.small import folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def heldout(config: Config, name: str) -> Any:
-    return json.loads((folder(config) / "evaluations" / f"{name}.json").read_text())["rewards"]
+def heldout(config: Config, updates: int, policy: str) -> Any:
+    (found,) = (e for e in read_run(folder(config)).evaluations if (e.iteration, e.policy) == (updates, policy))
+    return found.rewards
 
 
 @pytest.mark.faults
@@ -26,7 +27,7 @@ def test_a_warm_started_run_begins_with_the_policy_of_its_source_and_knows_the_b
 ) -> None:
     config = small_config(tmp_path, "warm", f"run.init='{folder(calm)}'", "run.iterations=1", "rollout.prompts=1")
     launch.train(config, live=False)
-    assert heldout(config, "updates-000000-ema") == heldout(calm, "updates-000003-ema")
-    assert heldout(config, "updates-000000-base") == heldout(calm, "updates-000000-base")
-    assert heldout(config, "updates-000001-ema") != heldout(config, "updates-000000-ema")
+    assert heldout(config, 0, "ema") == heldout(calm, 3, "ema")
+    assert heldout(config, 0, "base") == heldout(calm, 0, "base")
+    assert heldout(config, 1, "ema") != heldout(config, 0, "ema")
     assert continuation.stored(folder(config)).run.init_digest == summary(calm)["lora_digest"]

@@ -17,7 +17,7 @@ from actors.monitoring.telemetry import MESSAGES, Telemetry
 from actors.ray_world import RayWorld
 from actors.world import Tasks
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.trace import read_spans
@@ -56,24 +56,13 @@ def stored(path: Path) -> list[Attestation]:
 
 def test_attestations_of_earlier_workers_survive_a_resume(tmp_path: Path) -> None:
     explorer_0, explorer_1, regenerator = made_runs.attestations()
-    attested(tmp_path, explorer_1, regenerator)
+    attested(tmp_path, explorer_1, explorer_1, regenerator)
+    assert stored(tmp_path) == [explorer_1, regenerator]
     elsewhere = replace(explorer_1, device="NVIDIA H200", score_class="cd" * 32)
     attested(tmp_path, explorer_0, elsewhere, regenerator)  # the same names, one of them on another device
     assert sorted(map(str, map(asdict, stored(tmp_path)))) == sorted(
         map(str, map(asdict, [explorer_0, explorer_1, elsewhere, regenerator]))
     )
-
-
-def test_damaged_attestations_are_named(tmp_path: Path) -> None:
-    (tmp_path / "attestations.json").write_text("[{")
-    with pytest.raises(UserError, match=r"attestations\.json is not JSON: "):
-        attested(tmp_path)
-
-
-def test_a_new_run_has_no_attestations_but_its_own(tmp_path: Path) -> None:
-    explorer = made_runs.attestations()[0]
-    attested(tmp_path, explorer, explorer)
-    assert stored(tmp_path) == [explorer]
 
 
 def test_metrics_and_stages_are_written_in_order_beside_the_run(tmp_path: Path) -> None:
@@ -111,6 +100,18 @@ def test_constant_rewards_are_told_once(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_progress_has_the_newest_messages_and_what_the_run_waits_for(tmp_path: Path) -> None:
+    made = unopened(tmp_path)
+    for number in range(MESSAGES + 2):
+        made.message(str(number))
+    made.state("starting workers")
+    made.waits_for("the text encoder")
+    made.waits_for("the learners")
+    found = made.progress()
+    assert found.messages == tuple(str(number) for number in range(2, MESSAGES + 2))
+    assert found.state == "starting workers: waiting for the learners"
+
+
 def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
     async def test() -> None:
         async with telemetry(tmp_path) as made:
@@ -120,13 +121,6 @@ def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         asyncio.run(test())
-
-
-def test_the_newest_messages_are_kept(tmp_path: Path) -> None:
-    made = unopened(tmp_path)
-    for number in range(MESSAGES + 2):
-        made.message(str(number))
-    assert made.progress().messages == tuple(str(number) for number in range(2, MESSAGES + 2))
 
 
 def test_what_an_actor_says_that_it_does_holds_until_it_says_something_else_or_nothing(
@@ -160,14 +154,6 @@ def test_the_timeline_shows_what_an_actor_did_without_its_progress(tmp_path: Pat
     asyncio.run(test())
     spans = [(span.kind, span.stage, span.worker, span.name) for span in read_spans(tmp_path)]
     assert spans == [("work", "start", "learner-0", f"{verb} transformer") for verb in ("loading", "moving")]
-
-
-def test_a_state_that_waits_for_something_says_for_what(tmp_path: Path) -> None:
-    made = unopened(tmp_path)
-    made.state("starting workers")
-    made.waits_for("the text encoder")
-    made.waits_for("the learners")
-    assert made.progress().state == "starting workers: waiting for the learners"
 
 
 def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:

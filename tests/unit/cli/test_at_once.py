@@ -285,7 +285,7 @@ def test_a_token_that_a_cluster_refuses_is_told_as_what_it_is(
     assert time.monotonic() - began < 5.0
     assert names(said, f"the Ray cluster at {cluster}", "refuses token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    ray_auth.knock(cluster, seconds=5.0)
+    ray_auth.check_access(cluster, seconds=5.0)
 
 
 def test_who_listens_and_does_not_answer_is_told_as_that() -> None:
@@ -294,7 +294,7 @@ def test_who_listens_and_does_not_answer_is_told_as_that() -> None:
         with pytest.raises(
             RunError, match=f"^the Ray cluster at {address} could not be joined: what listens there did "
         ):
-            ray_auth.knock(address, seconds=1.5, answer_seconds=0.2)
+            ray_auth.check_access(address, seconds=1.5, answer_seconds=0.2)
 
 
 def test_the_address_of_another_server_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_the_address_of_another_server_is_told(url: str, monkeypatch: pytest.Mon
         preflight.cluster_at(address)
     assert time.monotonic() - began < 5.0
     monkeypatch.setenv("RAY_USE_TLS", "1")
-    ray_auth.knock(address, seconds=5.0)  # only Ray could tell
+    ray_auth.check_access(address, seconds=5.0)  # only Ray could tell
 
 
 @pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])

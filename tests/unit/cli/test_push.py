@@ -71,7 +71,7 @@ def test_lora_card_and_pictures_are_published(run: Path, hub: Hub, capsys: pytes
     assert files[LORA] == (run / "lora" / LORA).read_bytes()
     assert sorted(files) == [
         "README.md",
-        *(f"images/{number}-{name}.png" for number in (0, 1) for name in ("base", "trained")),
+        *(f"images/updates-{name}-{prompt}-0.png" for name in ("000000-base", "000003-ema") for prompt in ("aa", "bb")),
         LORA,
     ]
     assert all(files[name].startswith(b"\x89PNG") for name in files if name.startswith("images/"))
@@ -95,7 +95,7 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         assert line in card.splitlines()
     assert "A LoRA for the pipeline of the testbed, trained by" in " ".join(card.split())
     assert "3 of 3" in " ".join(card.split())
-    assert 'alt="base, reward 0.100"' in card
+    assert 'alt="base, sample 0, reward 0.100"' in card
     data = card_data(card)
     assert (data.library_name, data.pipeline_tag) == ("diffusers", "text-to-image")
     assert "lora" in data.tags

@@ -27,14 +27,13 @@ with lost_if_refused():
 
 
 @pytest.mark.parametrize("command", [["status", "RUN"], ["plan", "demo"], ["list"], ["config", "demo"]])
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_command_prints_in_any_encoding(command: list[str], encoding: str, tmp_path: Path) -> None:
+def test_a_command_prints_in_any_encoding(command: list[str], tmp_path: Path) -> None:
     run = made_runs.write_run(tmp_path / "run")
     words = [str(run) if word == "RUN" else word for word in command]
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", COMMAND, *words], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode(encoding)
+    assert done.stdout.decode("ascii")
 
 
 @pytest.mark.parametrize("unread", ["pipe", "full", "closed"])

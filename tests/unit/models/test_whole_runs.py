@@ -14,7 +14,7 @@ import one_process
 import pytest
 
 from solrl_ray.config.loading import load
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.report.data import read_run
 from tests.support.families import BUILDERS, model_config
 from tests.support.small import CONFIGS, folder, summary
 
@@ -65,9 +65,9 @@ def test_every_family_strategy_and_method_trains(
     model = model_config(family, folder_of(family), schedule=made.model.schedule)
     config = made.model_copy(update={"model": model})
     one_process.train(one_process.checked(config))
-    done = [record for record in RunFolder(folder(config)).read_metrics() if record["event"] == "iteration"]
+    done = read_run(folder(config)).iterations
     assert len(done) == 2
-    assert all(record["gradient_norm"] > 0 and record["passes"] == record["expected_passes"] > 0 for record in done)
-    assert all(record["differing_results"] == 0 for record in done)
-    assert {record["first_ratio_deviation"] for record in done} == ({None} if method == "diffusion_nft" else {0.0})
+    assert all(record.gradient_norm > 0 and record.passes == record.expected_passes > 0 for record in done)
+    assert all(record.differing_results == 0 for record in done)
+    assert {record.first_ratio_deviation for record in done} == ({None} if method == "diffusion_nft" else {0.0})
     assert summary(config)["lora_digest"]

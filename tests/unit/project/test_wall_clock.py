@@ -10,7 +10,6 @@ STAMPS = {
     "actors/workers/sampling_worker.py": "when a unit was begun, for the timeline",
     "actors/workers/regenerator.py": "the same",
     "actors/monitoring/telemetry.py": "when a stage was begun, for the timeline",
-    "solrl_ray/report/tensorboard.py": "the wall time of TensorBoard's events",
     "solrl_ray/validation/report.py": "when a checkpoint was validated, for the report",
     "solrl_ray/storage/run_folder.py": "when a run was begun or resumed, for its report",
 }

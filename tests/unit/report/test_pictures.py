@@ -58,13 +58,10 @@ def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
     assert (pixels[:, :, 0] == expected).all()
 
 
-def test_a_contact_sheet_of_different_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="one size"):
-        contact_sheet([[torch.zeros(3, 2, 2), torch.zeros(3, 4, 4)]])
-
-
 def test_a_contact_sheet_averages_areas_of_large_pictures() -> None:
     stripes = torch.tensor([0.0, 0.4] * 256).expand(3, 512, 512)
+    with pytest.raises(ValueError, match="one size"):
+        contact_sheet([[stripes, torch.zeros(3, 4, 4)]])
     sheet = np.array(contact_sheet([[stripes]]))
     assert sheet.shape == (260, 260, 3)
     assert (sheet[2:258, 2:258] == 51).all()

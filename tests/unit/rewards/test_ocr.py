@@ -11,7 +11,7 @@ pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
 
 from solrl_ray import rewards
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import RewardError, UserError
+from solrl_ray.errors import RewardError
 from solrl_ray.rewards.ocr import quoted, rendered
 
 
@@ -29,7 +29,7 @@ def test_a_picture_with_the_writing_that_was_asked_for_scores_highest() -> None:
 
 
 def test_a_prompt_that_asks_for_no_writing_is_refused() -> None:
-    with pytest.raises(RewardError, match=r"^Reward .*ocr.* got the prompt 'a sign', which has no text in quotation"):
+    with pytest.raises(RewardError, match=r"^Reward .*ocr.* 'a sign'"):
         rewards.load([RewardConfig(kind="ocr")], "cpu").score(torch.zeros(1, 3, 32, 32), ["a sign"])
 
 
@@ -49,8 +49,3 @@ def test_what_is_in_quotation_marks_is_asked_for() -> None:
 )
 def test_the_share_of_right_letters_counts(read: str, wanted: str, expected: float) -> None:
     assert rendered(read, wanted) == pytest.approx(expected)
-
-
-def test_it_reads_no_checkpoint() -> None:
-    with pytest.raises(UserError, match=r"rewards\.0\.path is 'x', but the reward \(ocr\) does not read it"):
-        rewards.check([RewardConfig(kind="ocr", path="x")], 64, str)

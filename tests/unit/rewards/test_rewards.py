@@ -19,7 +19,7 @@ from solrl_ray import rewards
 from solrl_ray.config import reward_kinds
 from solrl_ray.config.loading import read_file
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import RewardError, RunError, UserError
+from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.clip import CLIPScore
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
@@ -93,31 +93,20 @@ def test_a_bfloat16_checkpoint_is_scored_in_float32(tiny_clip: Path, tmp_path: P
     assert not reward._model.training
 
 
-def test_an_entry_without_its_checkpoint_is_a_user_error() -> None:
-    configs = [RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore")]
-    with pytest.raises(UserError, match=r"^rewards\[1\]\.kind is 'clipscore', but its entry lacks the key path; see "):
-        rewards.load(configs, "cpu")
-
-
-@pytest.mark.parametrize("path", ["/no/such/clip", "nested/no/clip"])
-def test_a_missing_checkpoint_is_a_user_error_naming_the_entry(path: str) -> None:
-    configs = [RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore", path=path)]
-    with pytest.raises(UserError, match=r"^rewards\[1\]\.path is "):
-        rewards.load(configs, "cpu")
-
-
-def test_a_checkpoint_that_is_no_clip_is_refused(tiny_pipeline: Path) -> None:
-    config = RewardConfig(kind="clipscore", path=str(tiny_pipeline / "text_encoder_2"))
-    with pytest.raises(UserError, match=r"rewards\[0\]\.path .*type 't5', but clipscore needs a 'clip' one"):
-        rewards.load([config], "cpu")
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "preprocessor_config.json", "tokenizer.json"])
 def test_an_incomplete_checkpoint_is_refused(tiny_clip: Path, tmp_path: Path, file: str) -> None:
     shutil.copytree(tiny_clip, tmp_path / "clip")
     (tmp_path / "clip" / file).unlink()
     with pytest.raises(UserError, match=r"^rewards\[0\]\.path is .* cannot be read"):
         rewards.load([RewardConfig(kind="clipscore", path=str(tmp_path / "clip"))], "cpu")
+
+
+def test_what_is_no_clip_is_refused(tiny_pipeline: Path) -> None:
+    other = str(tiny_pipeline / "text_encoder_2")  # a T5
+    for path in (other, "/no/such/clip", "nested/no/clip"):
+        with pytest.raises(UserError, match=r"^rewards\[1\]\.path is ") as refused:
+            rewards.load([RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore", path=path)], "cpu")
+        assert ("'t5'" in str(refused.value)) == (path == other)
 
 
 # --- preprocessing
@@ -189,40 +178,29 @@ class Fixed(Reward):
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [[1.0], [2.0], [3.0]], 1.0])
 def test_the_wrong_number_of_values_is_a_reward_error(values: list[float]) -> None:
-    with pytest.raises(RewardError, match=r"Reward rewards\[0\] \(fixed\) returned values of shape .* 3 images"):
+    with pytest.raises(RewardError, match=r"^Reward rewards\[0\] \(fixed\) .*shape .* 3 images"):
         Fixed(values).score(pictures(3), PROMPTS)
+    with pytest.raises(ValueError, match=r"\(3, 3, 16, 16\) and 2 prompts"):
+        Fixed(values).score(pictures(3), PROMPTS[:2])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_value_that_is_not_finite_is_a_reward_error_naming_reward_and_prompt(value: float) -> None:
     with pytest.raises(
-        RewardError, match=r"rewards\[0\] \(fixed\) returned -?(nan|inf) for 1 of 3 .*'two blue circles'"
+        RewardError, match=r"^Reward rewards\[0\] \(fixed\) .*(nan|inf) for 1 of 3 .*'two blue circles'"
     ):
         Fixed([0.0, value, 1.0]).score(pictures(3), PROMPTS)
-
-
-def test_a_reward_error_stops_the_run() -> None:
-    assert issubclass(RewardError, RunError)
-
-
-def test_images_and_prompts_must_fit() -> None:
-    with pytest.raises(ValueError, match=r"\(3, 3, 16, 16\) and 2 prompts"):
-        Fixed([0.0]).score(pictures(3), PROMPTS[:2])
-
-
-def test_scores_are_float32_on_the_cpu() -> None:
-    scores = Fixed(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)).score(pictures(3), PROMPTS)
-    assert scores.dtype == torch.float32
-    assert scores.device.type == "cpu"
 
 
 # --- mixtures and functions of the user
 
 
 def test_a_mixture_is_the_weighted_sum() -> None:
-    first, second = Fixed([1.0, 2.0, 3.0], "a"), Fixed([4.0, 0.0, -1.0], "b")
+    first = Fixed([1.0, 2.0, 3.0], "a")
+    second = Fixed(torch.tensor([4.0, 0.0, -1.0], dtype=torch.float64), "b")
     mixture = RewardMixture([Weighted(first, 0.5), Weighted(second, 2.0)])
-    assert mixture.score(pictures(3), PROMPTS).tolist() == [8.5, 1.0, -0.5]
+    scores = mixture.score(pictures(3), PROMPTS)
+    assert (scores.tolist(), scores.dtype) == ([8.5, 1.0, -0.5], torch.float32)
     assert {n: v.tolist() for n, v in mixture.components(pictures(3), PROMPTS).items()} == {
         "a": [1.0, 2.0, 3.0],
         "b": [4.0, 0.0, -1.0],
@@ -294,33 +272,12 @@ def test_a_new_key_is_refused_unless_the_rewards_options_name_it(monkeypatch: py
 
     given, keys = Wider(kind="clipscore", path="/x", target=0.2), "rewards.0.{}".format
     rewards.registered(Wider(kind="clipscore", path="/x"), keys)
-    with pytest.raises(UserError, match=r"^rewards\.0\.target is given, but the reward \(clipscore\) does not read it"):
+    with pytest.raises(UserError, match=r"^rewards\.0\.target is .*clipscore"):
         rewards.registered(given, keys)
     clipscore = reward_kinds.REGISTERED["clipscore"]
     wider = dataclasses.replace(clipscore, options=clipscore.options | {"target"})
     monkeypatch.setitem(reward_kinds.REGISTERED, "clipscore", wider)
     rewards.registered(given, keys)
-
-
-def test_a_path_for_a_function_is_refused_instead_of_ignored() -> None:
-    with pytest.raises(UserError, match=r"^rewards\[0\]\.path is '/x', but a function"):
-        rewards.load([RewardConfig(kind="os:getcwd", path="/x")], "cpu")
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("return 1 / 0", r"rewards\[0\] \(tried_rewards:f\) failed with ZeroDivisionError: division by zero"),
-        ("return None", r"rewards\[0\] \(tried_rewards:f\) returned a NoneType; right would be one number an image"),
-        ("return images.new_zeros(1)", r"returned values of shape \[1\] for 3 images"),
-    ],
-)
-def test_a_function_that_misbehaves_is_a_reward_error(
-    user_module: Callable[[str], None], body: str, message: str
-) -> None:
-    user_module(f"def f(images, prompts):\n    {body}\n")
-    with pytest.raises(RewardError, match=message):
-        rewards.load([RewardConfig(kind="tried_rewards:f")], "cpu").score(pictures(3), PROMPTS)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)

@@ -121,16 +121,16 @@ def drawing(tmp_path: Path) -> Trials:
     return make
 
 
-@pytest.mark.parametrize("function", ["tensor", "array"])
-def test_an_array_of_numbers_is_as_good_as_a_tensor(of: Trials, function: str) -> None:
-    [scores] = trial.here(of(function), "cpu")
-    assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
-    assert scores[0] != scores[1]
-
-
-def test_what_a_function_gives_comes_back_from_the_child(of: Trials) -> None:
-    prompts = ("a red square", "two blue circles")
-    assert reward_trial.in_child(of("numbers"), gpu=False, seconds=120) == [[len(prompt) for prompt in prompts]]
+def test_what_functions_give_comes_back_from_the_child_and_what_they_set_is_told(
+    of: Trials, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [*of("numbers"), *of("tensor"), *of("array"), *of("meddles")]
+    numbers, *means = reward_trial.in_child(given, gpu=False, seconds=120)
+    assert numbers == [len("a red square"), len("two blue circles")]
+    for scores in means:
+        assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
+        assert scores[0] != scores[1]
+    assert "sets the number of threads of this process" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_an_exception_comes_with_the_users_own_traceback_and_no_line_of_ours(of:
 
 
 def test_a_function_that_hangs_or_dies_is_told_by_its_deadline_or_signal(of: Trials) -> None:
-    with pytest.raises(UserError, match=r"ended its process with signal SIGKILL when it was tried"):
+    with pytest.raises(UserError, match="SIGKILL"):
         reward_trial.in_child(of("dies"), gpu=False, seconds=120)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"did not answer within 1 s \(fleet.deadlines.start\) when it was tried"):
+    with pytest.raises(UserError, match=r"1 s \(fleet\.deadlines\.start\)"):
         reward_trial.in_child(of("hangs"), gpu=False, seconds=1)
     assert time.monotonic() - began < 30
 
@@ -184,7 +184,7 @@ def test_what_draws_real_pictures_is_tried_too_and_needs_no_gpu(
 ) -> None:
     assert reward_trial.in_child([*of("numbers"), *drawing("picture")], gpu=False, seconds=120)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*on two prompts: .* KeyError: "):
+    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*KeyError: "):
         reward_trial.in_child([*of("bug"), *drawing("unknown")], gpu=True, seconds=120)
 
 
@@ -256,8 +256,3 @@ def test_what_a_module_sets_as_it_is_imported_is_put_back(tmp_path: Path) -> Non
     import_callable(f"{tmp_path}/seeds.py:f", "rewards.0.kind")
     assert process_state() == before
     assert torch.zeros(1).device.type == "cpu"
-
-
-def test_the_trial_says_what_a_function_sets(of: Trials, capfd: pytest.CaptureFixture[str]) -> None:
-    reward_trial.in_child(of("meddles"), gpu=False, seconds=120)
-    assert "sets the number of threads of this process" in capfd.readouterr().err

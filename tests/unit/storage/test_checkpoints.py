@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def begun(root: Path, updates: int) -> RunFolder:
     (run.path / "config.yaml").write_text("run: {name: small}\n")
     (run.path / "prompts.json").write_text("{}")
     for number in range(updates):
-        run.append_metrics(asdict(made_runs.iteration(number)))
+        run.append_metrics(made_runs.iteration(number))
     return run
 
 

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from solrl_ray.report.data import read_run
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
+from tests.support import made_runs
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
 GROUP = SampleGroup(
@@ -49,15 +49,6 @@ def test_a_journal_cut_anywhere_keeps_all_whole_lines_and_goes_on(tmp_path: Path
     assert [e["n"] for e in Journal(path).entries()] == [0, 1, 3]
 
 
-def test_a_journal_stops_at_a_line_whose_checksum_does_not_hold(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    Journal(path).append({"n": 0}, {"n": 1}, {"n": 2})
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert lines[1].endswith(b'{"n":1}\n')
-    path.write_bytes(lines[0] + lines[1].replace(b'{"n":1}', b'{"n":7}') + lines[2])
-    assert [e["n"] for e in Journal(path).entries()] == [0]
-
-
 def test_a_journal_that_was_set_aside_begins_anew(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.jsonl")
     journal.append({"n": 0})
@@ -73,26 +64,14 @@ def test_a_group_comes_back_with_its_trajectory_which_its_digest_covers(tmp_path
     states = torch.randn(len(GROUP.indices), 3, *GROUP.latents.shape[1:], generator=torch.Generator().manual_seed(3))
     group = replace(GROUP, trajectory=Trajectory(states=states, first_step=4))
     folder.save_group(group)
-    back = folder.load_group(group.iteration, group.prompt_id).trajectory
-    assert back is not None
-    assert back.first_step == 4
-    assert torch.equal(back.states, states)
+    back = folder.load_group(group.iteration, group.prompt_id)
+    assert torch.equal(back.latents, GROUP.latents)
+    assert replace(back, latents=GROUP.latents, trajectory=None) == GROUP
+    assert back.trajectory.first_step == 4
+    assert torch.equal(back.trajectory.states, states)
     others = (GROUP, replace(group, trajectory=Trajectory(states=states, first_step=5)))
     others += (replace(group, trajectory=Trajectory(states=-states, first_step=4)),)
     assert len({group_digest(each) for each in (group, *others)}) == 4
-
-
-def test_a_stored_group_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save_group(GROUP)
-    back = folder.load_group(2, "beef")
-    assert torch.equal(back.latents, GROUP.latents)
-    assert (back.indices, back.rewards, back.revision, back.worker) == (
-        GROUP.indices,
-        GROUP.rewards,
-        2,
-        "regenerator-0",
-    )
 
 
 def test_groups_of_an_iteration_may_be_stored_at_the_same_time(tmp_path: Path) -> None:
@@ -174,7 +153,7 @@ def begun(root: Path, what: str) -> Path:
 def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Path, what: str) -> None:
     path = begun(tmp_path, what)
     before = (path / "config.yaml").read_bytes()
-    with pytest.raises(UserError, match=r"run\.name is 'small', but .* already holds a run; continue it with --resume"):
+    with pytest.raises(UserError, match=r"run\.name is 'small'.* --resume"):
         RunFolder(path).create(small(tmp_path, "run.seed=5"), resume=False)
     assert (path / "config.yaml").read_bytes() == before
     RunFolder(path).lock.take(seconds=0)  # the refused one holds no lock
@@ -202,7 +181,7 @@ def test_a_folder_that_is_not_a_runs_is_written_into_but_nothing_is_removed(tmp_
 
 
 def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is nothing to resume"):
+    with pytest.raises(UserError, match=str(tmp_path / "small")):
         RunFolder(tmp_path / "small").create(small(tmp_path), resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -233,13 +212,13 @@ def test_a_folder_of_another_format_is_refused_by_whoever_reads_it(
 
 def test_a_resumed_run_cannot_be_shorter_than_what_was_trained(tmp_path: Path) -> None:
     path = begun(tmp_path, "a checkpoint")
-    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small has made 3 updates already"):
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small .* 3 updates"):
         RunFolder(path).create(small(tmp_path, "run.iterations=2"), resume=True)
     assert load([path / "config.yaml"]) == small(tmp_path)
 
 
 def test_too_little_free_space_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"GB free; checkpoints\.min_free_gb asks for 1e\+09 GB"):
+    with pytest.raises(UserError, match=r"checkpoints\.min_free_gb .* 1e\+09 GB"):
         RunFolder(tmp_path / "small").create(small(tmp_path, "checkpoints.min_free_gb=1e9"), resume=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -248,47 +227,29 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/small cannot be written: it is a file \(.*/file\)"):
         RunFolder(tmp_path / "file" / "small").create(small(tmp_path / "file"), resume=False)
-    (tmp_path / "small" / "lock").mkdir(parents=True)
+    lock = tmp_path / "small" / "lock"
+    lock.mkdir(parents=True)
     with pytest.raises(UserError, match=r"small cannot be written: Is a directory"):
         RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
-
-
-def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "lock").symlink_to("/dev/full")
+    lock.rmdir()
+    lock.symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"small cannot be written: "):
         RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
 
 
 def test_metrics_rewind_to_what_the_checkpoint_contains(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for record in (
-        {"event": "evaluation", "iteration": 0},
-        {"event": "iteration", "iteration": 0},
-        {"event": "iteration", "iteration": 1},
-        {"event": "evaluation", "iteration": 2},
-        {"event": "iteration", "iteration": 2},
-        {"event": "evaluation", "iteration": 3},
-    ):
+    iterations = [made_runs.iteration(number) for number in range(3)]
+    base, after_two, after_three = (made_runs.evaluation(n, "ema", made_runs.FINAL) for n in (0, 2, 3))
+    for record in (base, *iterations[:2], after_two, iterations[2], after_three):
         folder.append_metrics(record)
     with folder.metrics.open("a") as file:
         file.write('{"event": "iter')
     folder.rewind_metrics(2)
-    kept = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert [(r["event"][0], r["iteration"]) for r in kept] == [("e", 0), ("i", 0), ("i", 1), ("e", 2)]
+    assert folder.read_metrics() == [base, *iterations[:2], after_two]
 
 
-def test_pruning_keeps_every_nth_checkpoint_for_good_but_not_its_samples(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for updates in range(1, 10):
-        folder.checkpoint(updates).mkdir(parents=True)
-        (tmp_path / "samples" / f"iteration-{updates:06d}").mkdir(parents=True)
-        folder.prune(Checkpoints(keep=2, every=3))
-    assert [updates for updates, _ in folder.checkpoints()] == [3, 6, 8, 9]
-    assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000008", "iteration-000009"]
-
-
-def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_path: Path) -> None:
+def test_pruning_keeps_the_samples_after_the_newest_checkpoints_not_of_those_kept_for_good(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for updates in range(1, 5):
         folder.checkpoint(updates).mkdir(parents=True)
@@ -296,8 +257,8 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
     (tmp_path / "checkpoints" / "iteration-000009.damaged").mkdir()
     (tmp_path / "checkpoints" / "iteration-new").mkdir()
     (tmp_path / "checkpoints" / "iteration-000008").write_text("a file")
-    folder.prune(Checkpoints(keep=2))
-    assert [updates for updates, _ in folder.checkpoints()] == [3, 4]
+    folder.prune(Checkpoints(keep=2, every=2))
+    assert [updates for updates, _ in folder.checkpoints()] == [2, 3, 4]
     assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]
 
 

@@ -11,7 +11,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.report import plots
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
-from solrl_ray.report.rendering import digits, write_page
+from solrl_ray.report.rendering import digits, plain_table, write_page
 
 PAGE_FILE = "runs.html"
 
@@ -103,16 +103,12 @@ def _measured_differently(run: RunData, other: RunData) -> list[str]:
 
 def table(compared: Sequence[Compared]) -> str:
     """As plain text."""
-    rows = [header(), *(each.line for each in compared)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return plain_table([header(), *(each.line for each in compared)])
 
 
 def write(path: Path, compared: Sequence[Compared]) -> Path:
     """Write the page; returns its path."""
     curves = {each.name: each.curve for each in compared}
-    hours = "GPU-hours" if all(curve.gpus for curve in curves.values()) else "hours"
     write_page(
         path,
         "runs.html",
@@ -120,7 +116,7 @@ def write(path: Path, compared: Sequence[Compared]) -> Path:
         notes=notes(compared),
         header=header(),
         rows=[each.line for each in compared],
-        updates=plots.rewards_by_updates(curves),
-        hours=plots.rewards_by_hours(curves) if hours == "hours" else plots.rewards_by_gpu_hours(curves),
+        updates=plots.rewards_over_updates(curves),
+        hours=plots.rewards_over_time(curves),
     )
     return path
