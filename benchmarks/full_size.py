@@ -90,7 +90,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import PromptEmbedding
-from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
+from solrl_ray.testbed import world
 
 CLIP_LENGTH = 77
 T5_LENGTH = 512
@@ -150,14 +150,15 @@ def filled(pieces: Mapping[str, int], size: int) -> dict[str, int]:
     return {**pieces, **{f"<unused{i}>": i for i in range(len(pieces), size)}}
 
 
-def model_of(tokenizer: Any) -> dict[str, Any]:
-    """Vocabulary and merges."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+def tokenizer_model(name: str) -> dict[str, Any]:
+    """Vocabulary and merges of a tokenizer of the testbed."""
+    file = Path(world.__file__).parent / "assets" / "pipeline" / name / "tokenizer.json"
+    content: dict[str, Any] = json.loads(file.read_text())["model"]
     return content
 
 
 def clip_words(size: Size) -> Any:
-    model = model_of(clip_tokenizer())
+    model = tokenizer_model("tokenizer")
     merges = [tuple(pair) for pair in model["merges"]]
     vocabulary = filled(model["vocab"], size.tokens(CLIP_TOKENS))
     return CLIPTokenizerFast(vocab=vocabulary, merges=merges, model_max_length=CLIP_LENGTH)
@@ -175,7 +176,7 @@ def clip_text(kind: Any, settings: Mapping[str, Any], size: Size, dtype: torch.d
 
 
 def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
-    pieces = [(piece, score) for piece, score in model_of(t5_tokenizer())["vocab"]]
+    pieces = [(piece, score) for piece, score in tokenizer_model("tokenizer_2")["vocab"]]
     pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(T5_TOKENS))]
     tokenizer = T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
     return size.network(T5EncoderModel, T5_XXL, dtype), tokenizer
@@ -183,7 +184,7 @@ def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def gemma_text(size: Size) -> tuple[Any, Any]:
     vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "▁": 5}
-    for letter in sorted({*"abcdefghijklmnopqrstuvwxyz0123456789,.-'", *"".join(words())}):
+    for letter in sorted("abcdefghijklmnopqrstuvwxyz0123456789,.-'"):
         vocabulary.setdefault(letter, len(vocabulary))
     vocabulary = filled(vocabulary, size.tokens(GEMMA_TOKENS))
     tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
