@@ -134,10 +134,10 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
     return found
 
 
-def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts) -> Forecast:
+def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts, gpu: str = "h200") -> Forecast:
     config = load(files, settings)
     arithmetic = describe(config, facts)
-    return forecast(config, arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
+    return forecast(config, arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False)
 
 
 def released(arguments: argparse.Namespace) -> dict[str, float]:
@@ -234,7 +234,7 @@ def main() -> None:
         at_once=arguments.at_once,
         seconds=arguments.seconds,
         one_process=arguments.one_process,
-        **({"after": judge} if arguments.judge else {}),
+        after=judge if arguments.judge else lambda job: None,
     )
     for (name, seed), each in jobs.items():
         if found := curve(RunFolder.of(each.config).path, arguments.iterations):
