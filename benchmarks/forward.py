@@ -5,8 +5,7 @@
 Every ratio has both sides in this run, measured in turn: the transformer compiled block by block in bfloat16, and one
 of the same weights quantised to the tier and compiled alike (`nvfp4-emulated` is never compiled). All linears of the
 blocks are quantised, but for modulation. Times are medians of CUDA events after warm-ups; the first call, which
-compiles, is shown apart. Weights are random: times mean something, errors are those of such weights. Aims on one H200:
-fp8 at least 1.55 times compiled bfloat16 on FLUX.1-dev at 512 px, 1.4 on SD3.5-Large, 1.25 on SANA at 1024 px.
+compiles, is shown apart. Weights are random: times mean something, errors are those of such weights.
 
 `--deterministic` has the kernels of `run.deterministic`: beside a call without it, what they cost. Two calls that print
 the same digest computed the same bits.
@@ -17,17 +16,15 @@ Prints a table; writes forward.json into FOLDER (default benchmarks/results).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from full_iteration import CONFIGS, HERE, MODELS
+from common import CONFIGS, MODELS, milliseconds, options, parsed, spread
+from common import write as write_json
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
@@ -42,7 +39,6 @@ from solrl_ray.weight_sync.checksums import tensors_digest
 BATCHES = {"flux": (8, 24), "sd3": (12,), "sana": (24,), "qwen_image": (8, 24), "z_image": (8, 24)}
 ALL_BLOCKS = ("flux", "sd3", "sana")
 """With configs/scopes/all_blocks.yaml; the scopes of the others' own parts are as wide."""
-AIMS = {"flux": 1.55, "sd3": 1.4, "sana": 1.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +66,6 @@ def configured(model: str, *settings: str, parts: Sequence[Path] = ()) -> Config
     """The shipped configuration of a model, without prompts and checkpoint."""
     files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[model], *parts]
     return load(files, ["prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]", *settings])
-
-
-def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
-        started = time.perf_counter()
-        run()
-        return (time.perf_counter() - started) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
-def spread(times: Sequence[float]) -> float:
-    return round((max(times) - min(times)) / statistics.median(times), 4)
 
 
 @torch.no_grad()
@@ -170,11 +149,9 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--warm-ups", type=int, default=3)
-    parser.add_argument("--layers", type=int, help="cut the depth, for a try on a small machine")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl, such as compile.cudagraphs=true")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
+    options(parser)
+    arguments = parsed(parser)
     if arguments.deterministic:
         use_deterministic_kernels()
     results: list[Measured] = []
@@ -187,7 +164,6 @@ def main() -> None:
 
 
 def write(results: list[Measured], arguments: argparse.Namespace) -> None:
-    arguments.out.mkdir(parents=True, exist_ok=True)
     content = {
         "question": "cost of a transformer's forward in each tier, over compiled bfloat16",
         "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, tiers in turn",
@@ -196,11 +172,10 @@ def write(results: list[Measured], arguments: argparse.Namespace) -> None:
         "settings": arguments.set,
         "deterministic": arguments.deterministic,
         "layers": arguments.layers or "all",
-        "aims": {name: AIMS.get(name) for name in arguments.models},
         "results": [asdict(result) for result in results],
     }
     file = "forward_deterministic.json" if arguments.deterministic else "forward.json"
-    (arguments.out / file).write_text(json.dumps(content, indent=1) + "\n")
+    write_json(arguments.out / file, content)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ calls that print the same digests computed the same gradients.
 
 All sides are in this process, one after the other, each on weights of its own with the same values. Times are medians
 of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
-take a few). A gradient's cosine is to the eager one's. Aims on one H200 for `ratio_to_eager`: 1.8 (FLUX.1-dev at
-512 px), 1.75 (SD3.5-Large at 1024 px), 1.8 (SANA at 1024 px).
+take a few). A gradient's cosine is to the eager one's.
 
 Prints a table; writes learner_MODEL.json into FOLDER (default benchmarks/results).
 """
@@ -29,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forward import BATCHES, configured, milliseconds, spread
-from full_iteration import HERE, MODELS
+from common import MODELS, milliseconds, options, parsed, spread
+from common import write as write_json
+from forward import BATCHES, configured
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
@@ -44,7 +44,6 @@ from solrl_ray.policy import adapters
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.weight_sync.checksums import tensors_digest
 
-AIMS = {"flux": 1.8, "sd3": 1.75, "sana": 1.8}
 KINDS = ("base", "old", "default")
 
 
@@ -199,12 +198,10 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         "deterministic": arguments.deterministic,
         "shipped": wanted,
         "ratio_to_eager": ratio,
-        "aim": AIMS.get(arguments.model),
         "sides": results,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = arguments.name or arguments.model + "_deterministic" * arguments.deterministic
-    (arguments.out / f"learner_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    name = arguments.model + "_deterministic" * arguments.deterministic
+    write_json(arguments.out / f"learner_{name}.json", content)
 
 
 def main() -> None:
@@ -215,12 +212,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-ups", type=int, default=2)
-    parser.add_argument("--layers", type=int, help="cut the depth, for a try on a small machine")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl")
-    parser.add_argument("--name", help="of the results, learner_NAME.json; default: the model's")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
+    options(parser)
+    arguments = parsed(parser)
     if arguments.deterministic:  # before CUDA is used
         use_deterministic_kernels()
     measured(arguments)

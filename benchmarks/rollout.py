@@ -20,7 +20,7 @@ Architectures are the published ones with random weights (`full_size.py` writes 
 steps and solvers those of configs/models. With `--all-blocks` the tier's scope is that of forward.py and not the
 published one; with `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's
 size, and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE,
-its authors say). Aims on one H200: 1.6 times for FLUX.1-dev, 1.5 for SD3.5-L, 1.4 for SANA.
+its authors say).
 
 Prints a table with where the time goes; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
 """
@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -38,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import CONFIGS, MODELS, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
-from full_iteration import CONFIGS, HERE, MODELS, make
 from full_size import DC_AE, random_model
 
 from solrl_ray import models, rewards
@@ -55,8 +54,6 @@ from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.rollout.selection import PromptSelection
 
-AIMS = {"flux": 1.6, "sd3": 1.5, "sana": 1.4}
-PRUNED_AIMS = {"flux": 1.95, "sd3": 1.87, "sana": 1.7}
 IMAGES = 4
 """That the released way of decoding is timed with."""
 PROMPTS = "builtin:testbed/prompts/train.txt"
@@ -269,12 +266,8 @@ def main() -> None:
     parser.add_argument("--released", action="store_true", help="also the released schedules")
     parser.add_argument("--preview-decoder", action="store_true")
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
-    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl train")
-    parser.add_argument("--work", type=Path, default=Path("full_size"))
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
-    arguments.work = arguments.work.absolute()
+    options(parser)
+    arguments = parsed(parser)
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
@@ -297,28 +290,21 @@ def main() -> None:
         "repetitions": found,
         "two_stage": two_stage,
         "ratio": seconds["naive"] / two_stage,
-        "aim": AIMS.get(arguments.model),
     }
     if arguments.prune:
         result["pruned"] = {}
         for one in arguments.prune:
             took = seconds[words(one)] + seconds["regeneration"]
             result["pruned"][":".join(map(str, one))] = {"seconds": took, "ratio": seconds["naive"] / took}
-        result["pruned_aim"] = PRUNED_AIMS.get(arguments.model)
     if arguments.released:
         result["released"] = world.released()
-    if arguments.preview_decoder:  # what it would be without, from the times of decoding and scoring alone
-        with_vae = two_stage - seconds["decode, score: previews"] + seconds["decode, score: naive"]
-        result["ratio_with_the_vae"] = seconds["naive"] / with_vae
-    arguments.out.mkdir(parents=True, exist_ok=True)
     suffix = "_all_blocks" * arguments.all_blocks + "_small_decoder" * arguments.preview_decoder
-    file = arguments.out / f"rollout_{arguments.model}{suffix}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments.out / f"rollout_{arguments.model}{suffix}.json", result)
     for name, value in seconds.items():
         print(f"{arguments.model}  {name:<28} {value:8.2f} s")
     print(
         f"{arguments.model}  {arguments.tier}: naive {seconds['naive']:.2f} s, two-stage {two_stage:.2f} s: "
-        f"{result['ratio']:.2f} times (aim {result['aim']}); previews decode with {result['preview_decoder']}"
+        f"{result['ratio']:.2f} times; previews decode with {result['preview_decoder']}"
     )
     for name, one in result.get("pruned", {}).items():
         print(f"{arguments.model}  pruned {name}: {one['seconds']:.2f} s, {one['ratio']:.2f} times")
