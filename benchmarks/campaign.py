@@ -37,8 +37,6 @@ class Job:
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
-    train_on: int = 0
-    """Prompts of an iteration that are trained on, if not all: only of a run in one process."""
 
     @property
     def config(self) -> Config:
@@ -115,10 +113,7 @@ def _training(job: Job, one_process: bool) -> list[str]:
     """A command that goes on with what is there and refuses to under other settings."""
     passed = [*map(str, job.files), *(part for text in job.overrides for part in ("--set", text))]
     if one_process:
-        passed += ["--train-on", str(job.train_on)]
         return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *passed]
-    if job.train_on:
-        sys.exit(f"{RunFolder.of(job.config).path.name} needs --one-process")
     return [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"]
 
 

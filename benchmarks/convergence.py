@@ -99,7 +99,6 @@ def job(name: str, seed: int, arguments: argparse.Namespace) -> Job:
             *((*ON_ONE_GPU, *variant.on_gpu) if arguments.gpu else ()),
             *arguments.set,
         ),
-        variant.train_on,
     )
 
 
@@ -124,13 +123,7 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
             "rollout.max_staleness=0",  # one card explores or learns
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
-        told = priced(files, shape, facts)
-        found[model] = told.seconds
-        if variant.train_on:  # the others are explored alone
-            fewer = priced(files, (*shape, f"rollout.prompts={variant.train_on}"), facts)
-            rollouts = told.parts["explore"] - fewer.parts["explore"]  # on one card, regeneration is among it
-            dropped = told.config.rollout.prompts - variant.train_on
-            found[model] = fewer.seconds + rollouts - dropped * told.priced.stages.regenerate
+        found[model] = priced(files, shape, facts).seconds
     return found
 
 

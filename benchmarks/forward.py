@@ -10,7 +10,7 @@ compiles, is shown apart. Weights are random: times mean something, errors are t
 `--deterministic` has the kernels of `run.deterministic`: beside a call without it, what they cost. Two calls that print
 the same digest computed the same bits.
 
-Prints a table; writes forward.json into FOLDER (default benchmarks/results).
+Prints rows; writes forward.json into FOLDER (default benchmarks/results).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, milliseconds, options, parsed, spread
-from common import write as write_json
+from common import CONFIGS, MODELS, milliseconds, options, parsed, spread, write
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
@@ -39,27 +38,7 @@ from solrl_ray.weight_sync.checksums import tensors_digest
 BATCHES = {"flux": (8, 24), "sd3": (12,), "sana": (24,), "qwen_image": (8, 24), "z_image": (8, 24)}
 ALL_BLOCKS = ("flux", "sd3", "sana")
 """With configs/scopes/all_blocks.yaml; the scopes of the others' own parts are as wide."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    model: str
-    tier: str
-    batch: int
-    milliseconds: float
-    """Per image and step: median."""
-    spread: float
-    """(slowest - fastest) / median of the repetitions."""
-    first_call_seconds: float
-    speed: float
-    """Times compiled bfloat16 of the same run."""
-    error: float
-    """Relative to the bfloat16 output, Frobenius."""
-    layers: int
-    """That are quantised."""
-    peak_gb: float
-    digest: str
-    """Of the output."""
+Row = dict[str, Any]
 
 
 def configured(model: str, *settings: str, parts: Sequence[Path] = ()) -> Config:
@@ -69,7 +48,7 @@ def configured(model: str, *settings: str, parts: Sequence[Path] = ()) -> Config
 
 
 @torch.no_grad()
-def measure(name: str, arguments: argparse.Namespace) -> list[Measured]:
+def measure(name: str, arguments: argparse.Namespace) -> list[Row]:
     device: torch.device = arguments.device
     scope = [CONFIGS / "scopes/all_blocks.yaml"] * (name in ALL_BLOCKS)
     config = configured(name, *arguments.set, parts=scope)
@@ -89,60 +68,35 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Measured]:
         runs: dict[str, Callable[[], Tensor]] = {
             tier: partial(model.velocity, latents, 0.5, prompts) for tier, model in models.items()
         }
-        found += _measure_batch(name, batch, runs, layers, arguments)
+        for row in of_batch(batch, runs, arguments):
+            found.append({"model": name, "layers": layers[row["tier"]], **row})
+            print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
     return found
 
 
-def _measure_batch(
-    name: str,
-    batch: int,
-    runs: dict[str, Callable[[], Tensor]],
-    layers: dict[str, int],
-    arguments: argparse.Namespace,
-) -> list[Measured]:
+def of_batch(batch: int, runs: dict[str, Callable[[], Tensor]], arguments: argparse.Namespace) -> list[Row]:
+    """Milliseconds per image and step; `speed`: times compiled bfloat16; `error`: relative to its output, Frobenius."""
     device: torch.device = arguments.device
     first = {tier: milliseconds(run, device) / 1e3 for tier, run in runs.items()}
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     times: dict[str, list[float]] = {tier: [] for tier in runs}
     for repetition in range(arguments.warm_ups + arguments.repeats):
         for tier, run in runs.items():
             elapsed = milliseconds(run, device)
             if repetition >= arguments.warm_ups:
                 times[tier].append(elapsed / batch)
-    wanted = runs["bf16"]()
-    results = []
+    wanted, median = runs["bf16"](), {tier: statistics.median(of) for tier, of in times.items()}
+    rows = []
     for tier, run in runs.items():
-        median, output = statistics.median(times[tier]), run()
-        results.append(
-            Measured(
-                model=name,
-                tier=tier,
-                batch=batch,
-                milliseconds=round(median, 3),
-                spread=spread(times[tier]),
-                first_call_seconds=round(first[tier], 1),
-                speed=round(statistics.median(times["bf16"]) / median, 3),
-                error=round(float((output - wanted).norm() / wanted.norm()), 4),
-                layers=layers[tier],
-                peak_gb=round(torch.cuda.max_memory_allocated() / 1e9, 1) if device.type == "cuda" else 0.0,
-                digest=tensors_digest({"output": output}),
-            )
-        )
-        print(_row(results[-1]), flush=True)
-    return results
-
-
-def _row(result: Measured) -> str:
-    return (
-        f"{result.model:<5} batch {result.batch:>3}  {result.tier:<14} {result.milliseconds:9.3f} ms per image  "
-        f"{result.speed:5.3f} x  error {result.error:.4f}  {result.layers:>3} layers  "
-        f"first call {result.first_call_seconds:6.1f} s  output {result.digest[:12]}"
-    )
+        output = run()
+        row: Row = {"tier": tier, "batch": batch, "milliseconds": round(median[tier], 3), "spread": spread(times[tier])}
+        row |= {"first_call_seconds": round(first[tier], 1), "speed": round(median["bf16"] / median[tier], 3)}
+        row |= {"error": round(float((output - wanted).norm() / wanted.norm()), 4)}
+        rows.append(row | {"digest": tensors_digest({"output": output})})
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--tiers", nargs="+", default=["fp8"])
     parser.add_argument("--batches", nargs="+", type=int, help="default: those of the published figures")
@@ -154,28 +108,24 @@ def main() -> None:
     arguments = parsed(parser)
     if arguments.deterministic:
         use_deterministic_kernels()
-    results: list[Measured] = []
+    results: list[Row] = []
     for name in arguments.models:
         results += measure(name, arguments)
         torch._dynamo.reset()
         if arguments.device.type == "cuda":
             torch.cuda.empty_cache()
-        write(results, arguments)  # after each model: a run cut short keeps what it has
-
-
-def write(results: list[Measured], arguments: argparse.Namespace) -> None:
-    content = {
-        "question": "cost of a transformer's forward in each tier, over compiled bfloat16",
-        "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, tiers in turn",
-        "device": device_name(arguments.device),
-        "torch": torch.__version__,
-        "settings": arguments.set,
-        "deterministic": arguments.deterministic,
-        "layers": arguments.layers or "all",
-        "results": [asdict(result) for result in results],
-    }
-    file = "forward_deterministic.json" if arguments.deterministic else "forward.json"
-    write_json(arguments.out / file, content)
+        content = {
+            "question": "cost of a transformer's forward in each tier, over compiled bfloat16",
+            "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, tiers in turn",
+            "device": device_name(arguments.device),
+            "torch": torch.__version__,
+            "settings": arguments.set,
+            "deterministic": arguments.deterministic,
+            "layers": arguments.layers or "all",
+            "results": results,
+        }
+        # After each model: a run cut short keeps what it has.
+        write(arguments.out / f"forward{'_deterministic' * arguments.deterministic}.json", content)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ All sides are in this process, one after the other, each on weights of its own w
 of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
 take a few). A gradient's cosine is to the eager one's.
 
-Prints a table; writes learner_MODEL.json into FOLDER (default benchmarks/results).
+Prints rows; writes learner_MODEL.json into FOLDER (default benchmarks/results).
 """
 
 from __future__ import annotations
@@ -163,24 +163,13 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         reference = gradient if reference is None else reference
         eager = results[0]["milliseconds"]["sum"] if results else result["milliseconds"]["sum"]
         results.append({"side": name, "ratio_to_eager": round(eager / result["milliseconds"]["sum"], 3), **result})
-        print(row(results[-1]), flush=True)
+        print(json.dumps(results[-1]), flush=True)
         del side
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
         write(results, arguments)  # after each side: a run cut short keeps what it has
     return results
-
-
-def row(result: dict[str, Any]) -> str:
-    ms, first = result["milliseconds"], result["first_call_seconds"]
-    cosine = "" if result["gradient_cosine"] is None else f"  cosine {result['gradient_cosine']:.6f}"
-    return (
-        f"{result['side']:<46} {result['attention']:<6} base {ms['base']:7.2f}  old {ms['old']:7.2f}  "
-        f"forward + backward {ms['default']:7.2f}  sum {ms['sum']:7.2f} ms  {result['ratio_to_eager']:5.3f} x  "
-        f"peak {result['peak_gb']:6.1f} GB (resident {result['resident_gb']:.1f}){cosine}  "
-        f"first {first['base']} / {first['old']} / {first['default']} s  gradient {result['gradient_digest'][:12]}"
-    )
 
 
 def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import card_peaks
 import pytest
 
 from solrl_ray.cli.outline import facts_of
@@ -210,6 +209,9 @@ def test_flux_fits_a_card_of_80_gb_with_nothing_moved() -> None:
     assert stages[EXPLORE] == pytest.approx(48, rel=0.05)
 
 
-@pytest.mark.parametrize("row", list(card_peaks.compared()), ids=lambda row: f"{row.kind} {row.run}")
-def test_measured_peaks_are_foretold(row: card_peaks.Compared) -> None:
-    assert abs(row.off) <= 0.05
+def test_measured_peaks_are_foretold() -> None:
+    """Of FLUX.1-dev on two H100s (many_gpus.json): a learner rank, and explorer with regenerator on the other card."""
+    given = ("rollout.explore.precision=fp8", "publish.base=pack", "learner={activation_memory: 1, micro_batch: 6}")
+    small = "evaluation={prompts: 1, samples: 1}"
+    found = cards(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", SPLIT, *given, small))
+    assert [card.peak / 1e9 for card in found] == pytest.approx([59.6, 57.9], rel=0.05)
