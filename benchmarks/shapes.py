@@ -97,22 +97,16 @@ class Shape:
     def settings(self) -> tuple[str, ...]:
         samples = self.prompts * self.chosen
         micro_batch = max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
-        common = (
+        one_stage = f"strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}"
+        two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}"
+        finished = 36 if self.pool == 96 or self.chosen == 24 else 24
+        prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: 2, keep: {finished}}}}}"
+        return (
             NFT,
             f"rollout={{prompts: {self.prompts * self.steps}, keep: {self.chosen}}}",
             f"rollout.regenerate.micro_batch={self.chosen}",
             f"learner={{updates: {self.steps}, micro_batch: {micro_batch}}}",
-        )
-        if not self.pool:
-            return (
-                *common,
-                f"rollout={{strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}}}",
-            )
-        finished = 36 if self.pool == 96 or self.chosen == 24 else 24
-        return (
-            *common,
-            f"rollout={{strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}}}",
-            f"rollout.preview={{unit: {self.pool}, prune: {{after: 2, keep: {finished}}}}}",
+            *((f"rollout={{{two_stage}}}", prune) if self.pool else (f"rollout={{{one_stage}}}",)),
         )
 
     @cache  # noqa: B019 - a few hundred of them
@@ -142,6 +136,7 @@ SHAPES = {
     )
 }
 REFERENCE = Shape(12, 24, 0, 1).name
+TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds", "long")
 LIST = re.compile(r"\[[^][{}]*\]")
@@ -173,7 +168,7 @@ class Key:
 
     def iterations(self, arguments: argparse.Namespace) -> int:
         if self.long:
-            return int(arguments.long)
+            return 4 if arguments.tiny else LONG
         limit = arguments.limit * (2 if self.shape == REFERENCE else 1)
         return min(MOST_ITERATIONS, max(2, math.ceil(limit / SHAPES[self.shape].charged(HEADLINE))))
 
@@ -369,7 +364,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
-    parser.add_argument("--long", type=int, default=LONG, help="iterations of the long runs")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS on this machine's GPU")
     parser.add_argument("--tiny", action="store_true", help="three shapes of a few iterations, for a CPU")
@@ -378,8 +372,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     names = TINY if arguments.tiny else tuple(SHAPES)
-    if arguments.tiny:
-        arguments.limit, arguments.long = 30.0, 4
+    arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
     results: dict[str, Any] = {"runs": {}, "long": {}}
     if arguments.results.exists():
         results = json.loads(arguments.results.read_text())

@@ -17,7 +17,7 @@ COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, 
 
 
 def test_a_published_rollout_is_measured_with_all_its_previews() -> None:
-    given = argparse.Namespace(**COMMON, tier="fp8", preview=24, preview_decoder=False, all_blocks=False)
+    given = argparse.Namespace(**COMMON, tier="fp8", preview_decoder=False, all_blocks=False)
     pool = pool_sampling(rollout.settings(given))
     assert (pool.pool, pool.unit, pool.pruning, pool.micro_batch) == (96, 24, None, 24)
 

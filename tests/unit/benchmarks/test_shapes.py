@@ -21,7 +21,7 @@ def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
 @pytest.mark.parametrize("shape", [Shape(1, 4, 0, 1), Shape(2, 8, 48, 3), Shape(4, 24, 48, 1), Shape(12, 24, 96, 6)])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_shape_is_a_valid_run_of_equal_optimiser_steps(shape: Shape, gpu: bool) -> None:
-    given = argparse.Namespace(root=Path("runs"), gpu=gpu, tiny=False, limit=7500.0, long=200)
+    given = argparse.Namespace(root=Path("runs"), gpu=gpu, tiny=False, limit=7500.0)
     config = Key(shape.name, 5e-4, 43).job(given).config
     assert (config.run.seed, config.learner.optimizer.lr) == (43, 5e-4)
     assert config.rollout.prompts == config.learner.updates * shape.prompts
