@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +63,6 @@ def write(path: Path, content: Any) -> None:
 
 def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
-        started = time.perf_counter()
-        run()
-        return (time.perf_counter() - started) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
-def spread(times: Sequence[float]) -> float:
-    """(slowest - fastest) / median."""
-    return round((max(times) - min(times)) / statistics.median(times), 4)
 
 
 def run_until(command: Sequence[str | Path], seconds: float) -> int | None:

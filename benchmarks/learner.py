@@ -23,19 +23,21 @@ import argparse
 import gc
 import json
 import statistics
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import MODELS, milliseconds, options, parsed, spread
+from common import CONFIGS, MODELS, options, parsed
 from common import write as write_json
-from forward import BATCHES, configured
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
 from actors.workers.devices import use_deterministic_kernels
 from solrl_ray.config import compiled_learner
+from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
@@ -48,13 +50,30 @@ KINDS = ("base", "old", "default")
 
 
 def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
+    """The shipped configuration of a model, without prompts and checkpoint."""
     overrides = [
+        "prompts={train: unused, heldout: unused}",
+        "rewards=[{kind: clipscore}]",
         f"fleet.learners.num_gpus={1 if arguments.device == 'cuda' else 0}",
         f"run.deterministic={str(arguments.deterministic).lower()}",
         *(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()),
         *([f"learner.micro_batch={arguments.batch}"] if arguments.batch else []),
     ]
-    return compiled_learner.settled(configured(arguments.model, *overrides, *arguments.set))
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    return compiled_learner.settled(load(files, [*overrides, *arguments.set]))
+
+
+def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return (time.perf_counter() - started) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
 
 
 class Side:
@@ -115,7 +134,7 @@ def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None)
             for _ in range(arguments.warm_ups + arguments.repeats)
         ][arguments.warm_ups :]
         medians[kind] = round(statistics.median(times), 2)
-        spreads[kind] = spread(times)
+        spreads[kind] = round((max(times) - min(times)) / statistics.median(times), 4)
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     gradient = side.gradient()
     cosine = None
@@ -195,7 +214,7 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=BATCHES)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled sides")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")

@@ -17,10 +17,10 @@ micro-batch is sampled and a few images are decoded, and the seconds are multipl
 previews are ours in the same tier.
 
 Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
-steps and solvers those of configs/models. With `--all-blocks` the tier's scope is that of forward.py and not the
-published one; with `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's
-size, and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE,
-its authors say).
+steps and solvers those of configs/models. `--all-blocks` quantises by configs/scopes/all_blocks.yaml and not as
+published. With `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's size,
+and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
+authors say).
 
 Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
 """
