@@ -25,6 +25,8 @@ ON_ONE_GPU = (
     "compile={enabled: false, learner: false}",
 )
 """Settings with which one GPU is for all. Compiling would cost a run of seconds more than it gives."""
+LOOK_SECONDS = 5.0
+"""Between looks at whether runs came far enough."""
 STOP_SECONDS = 30.0
 """For a run that is told to stop, before it is killed."""
 
@@ -35,8 +37,6 @@ class Job:
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
-    train_on: int = 0
-    """Prompts of an iteration that are trained on, if not all: only of a run in one process."""
 
     @property
     def config(self) -> Config:
@@ -60,6 +60,7 @@ def train_all(
     seconds: float,
     one_process: bool = False,
     after: Callable[[Job], list[str] | None] = lambda job: None,
+    enough: Callable[[Job], bool] = lambda job: False,
 ) -> None:
     """Train those that are not done, `at_once` at a time; after `seconds` stop what still trains.
 
@@ -68,8 +69,9 @@ def train_all(
     Args:
         one_process: train each without Ray.
         after: a command that follows a job that is done, in its place; None if there is none, or it was given.
+        enough: whether a run that trains may be ended.
     """
-    deadline = time.monotonic() + seconds
+    deadline, look = time.monotonic() + seconds, 0.0
     waiting = list(jobs)
     running: list[tuple[Job, Path, subprocess.Popen[bytes]]] = []
     try:
@@ -84,14 +86,19 @@ def train_all(
                     print(f"a run ended with status {each[2].returncode}; see {each[1]}", flush=True)
                 elif command := after(each[0]):
                     running.append((each[0], *_start(each[0], command)))
+            if time.monotonic() >= look:
+                ready = [each for each in running if enough(each[0])]
+                running = [each for each in running if each not in ready]
+                _stop([(log, process) for _, log, process in ready], "came far enough")
+                look = time.monotonic() + LOOK_SECONDS
             time.sleep(0.5)
     finally:
-        _stop([(log, process) for _, log, process in running])
+        _stop([(log, process) for _, log, process in running], "was stopped; the same command goes on with it")
         if waiting:
             print(f"{len(waiting)} runs have not begun; the same command begins them", flush=True)
 
 
-def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]]) -> None:
+def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]], why: str) -> None:
     for _, process in running:
         process.terminate()
     for log, process in running:
@@ -99,17 +106,14 @@ def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]]) -> None:
             process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-        print(f"{log.stem} was stopped; the same command goes on with it", flush=True)
+        print(f"{log.stem} {why}", flush=True)
 
 
 def _training(job: Job, one_process: bool) -> list[str]:
     """A command that goes on with what is there and refuses to under other settings."""
     passed = [*map(str, job.files), *(part for text in job.overrides for part in ("--set", text))]
     if one_process:
-        passed += ["--train-on", str(job.train_on)]
         return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *passed]
-    if job.train_on:
-        sys.exit(f"{RunFolder.of(job.config).path.name} needs --one-process")
     return [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"]
 
 

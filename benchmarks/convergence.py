@@ -99,7 +99,6 @@ def job(name: str, seed: int, arguments: argparse.Namespace) -> Job:
             *((*ON_ONE_GPU, *variant.on_gpu) if arguments.gpu else ()),
             *arguments.set,
         ),
-        variant.train_on,
     )
 
 
@@ -124,20 +123,14 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
             "rollout.max_staleness=0",  # one card explores or learns
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
-        told = priced(files, shape, facts)
-        found[model] = told.seconds
-        if variant.train_on:  # the others are explored alone
-            fewer = priced(files, (*shape, f"rollout.prompts={variant.train_on}"), facts)
-            rollouts = told.parts["explore"] - fewer.parts["explore"]  # on one card, regeneration is among it
-            dropped = told.config.rollout.prompts - variant.train_on
-            found[model] = fewer.seconds + rollouts - dropped * told.priced.stages.regenerate
+        found[model] = priced(files, shape, facts).seconds
     return found
 
 
-def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts) -> Forecast:
+def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts, gpu: str = "h200") -> Forecast:
     config = load(files, settings)
     arithmetic = describe(config, facts)
-    return forecast(arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
+    return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False)
 
 
 def released(arguments: argparse.Namespace) -> dict[str, float]:
@@ -234,7 +227,7 @@ def main() -> None:
         at_once=arguments.at_once,
         seconds=arguments.seconds,
         one_process=arguments.one_process,
-        **({"after": judge} if arguments.judge else {}),
+        after=judge if arguments.judge else lambda job: None,
     )
     for (name, seed), each in jobs.items():
         if found := curve(RunFolder.of(each.config).path, arguments.iterations):

@@ -23,8 +23,9 @@ import json
 import re
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ from architectures import (
     SD3_MEDIUM,
     T5_XXL,
     TINY,
-    TINY_CLIP,
     VISION_H,
     VISION_L,
     Z_IMAGE,
@@ -90,7 +90,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import PromptEmbedding
-from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
+from solrl_ray.testbed import world
 
 CLIP_LENGTH = 77
 T5_LENGTH = 512
@@ -150,14 +150,15 @@ def filled(pieces: Mapping[str, int], size: int) -> dict[str, int]:
     return {**pieces, **{f"<unused{i}>": i for i in range(len(pieces), size)}}
 
 
-def model_of(tokenizer: Any) -> dict[str, Any]:
-    """Vocabulary and merges."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+def tokenizer_model(name: str) -> dict[str, Any]:
+    """Vocabulary and merges of a tokenizer of the testbed."""
+    file = Path(world.__file__).parent / "assets" / "pipeline" / name / "tokenizer.json"
+    content: dict[str, Any] = json.loads(file.read_text())["model"]
     return content
 
 
 def clip_words(size: Size) -> Any:
-    model = model_of(clip_tokenizer())
+    model = tokenizer_model("tokenizer")
     merges = [tuple(pair) for pair in model["merges"]]
     vocabulary = filled(model["vocab"], size.tokens(CLIP_TOKENS))
     return CLIPTokenizerFast(vocab=vocabulary, merges=merges, model_max_length=CLIP_LENGTH)
@@ -175,7 +176,7 @@ def clip_text(kind: Any, settings: Mapping[str, Any], size: Size, dtype: torch.d
 
 
 def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
-    pieces = [(piece, score) for piece, score in model_of(t5_tokenizer())["vocab"]]
+    pieces = [(piece, score) for piece, score in tokenizer_model("tokenizer_2")["vocab"]]
     pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(T5_TOKENS))]
     tokenizer = T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
     return size.network(T5EncoderModel, T5_XXL, dtype), tokenizer
@@ -183,7 +184,7 @@ def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def gemma_text(size: Size) -> tuple[Any, Any]:
     vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "▁": 5}
-    for letter in sorted({*"abcdefghijklmnopqrstuvwxyz0123456789,.-'", *"".join(words())}):
+    for letter in sorted("abcdefghijklmnopqrstuvwxyz0123456789,.-'"):
         vocabulary.setdefault(letter, len(vocabulary))
     vocabulary = filled(vocabulary, size.tokens(GEMMA_TOKENS))
     tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
@@ -212,72 +213,23 @@ def qwen_image_template() -> str:
     return template
 
 
-def flux(size: Size) -> FluxPipeline:
-    clip, clip_tokens = clip_text(CLIPTextModel, CLIP_L, size, torch.bfloat16)
-    t5, t5_tokens = t5_text(size, torch.bfloat16)
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=size.network(AutoencoderKL, kl_autoencoder(0.3611, 0.1159)),
-        text_encoder=clip,
-        tokenizer=clip_tokens,
-        text_encoder_2=t5,
-        tokenizer_2=t5_tokens,
-        transformer=size.network(FluxTransformer2DModel, FLUX),
-    )
+def flux_texts(size: Size) -> list[tuple[Any, Any]]:
+    dtype = torch.bfloat16
+    return [clip_text(CLIPTextModel, CLIP_L, size, dtype), t5_text(size, dtype)]
 
 
-def sd3(size: Size, architecture: dict[str, Any] = SD3) -> StableDiffusion3Pipeline:
-    clip, clip_tokens = clip_text(CLIPTextModelWithProjection, CLIP_L, size, torch.float16)
-    big, big_tokens = clip_text(CLIPTextModelWithProjection, CLIP_BIG_G, size, torch.float16)
-    t5, t5_tokens = t5_text(size, torch.float16)
-    return StableDiffusion3Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=size.network(AutoencoderKL, kl_autoencoder(1.5305, 0.0609)),
-        text_encoder=clip,
-        tokenizer=clip_tokens,
-        text_encoder_2=big,
-        tokenizer_2=big_tokens,
-        text_encoder_3=t5,
-        tokenizer_3=t5_tokens,
-        transformer=size.network(SD3Transformer2DModel, architecture),
-    )
+def sd3_texts(size: Size) -> list[tuple[Any, Any]]:
+    kind, dtype = CLIPTextModelWithProjection, torch.float16
+    return [*(clip_text(kind, of, size, dtype) for of in (CLIP_L, CLIP_BIG_G)), t5_text(size, dtype)]
 
 
-def sd3_medium(size: Size) -> StableDiffusion3Pipeline:
-    return sd3(size, SD3_MEDIUM)
+def qwen_image_texts(size: Size) -> list[tuple[Any, Any]]:
+    tokenizer = qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS))
+    return [(size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B), tokenizer)]
 
 
-def sana(size: Size) -> SanaPipeline:
-    gemma, gemma_tokens = gemma_text(size)
-    return SanaPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=size.network(AutoencoderDC, DC_AE, torch.float32),
-        text_encoder=gemma,
-        tokenizer=gemma_tokens,
-        transformer=size.network(SanaTransformer2DModel, SANA),
-    )
-
-
-def qwen_image(size: Size) -> QwenImagePipeline:
-    return QwenImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
-        ),
-        vae=size.network(AutoencoderKLQwenImage, QWEN_IMAGE_VAE),
-        text_encoder=size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B),
-        tokenizer=qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS)),
-        transformer=size.network(QwenImageTransformer2DModel, QWEN_IMAGE),
-    )
-
-
-def z_image(size: Size) -> ZImagePipeline:
-    return ZImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
-        vae=size.network(AutoencoderKL, kl_autoencoder(0.3611, 0.1159)),
-        text_encoder=size.network(Qwen3ForCausalLM, QWEN_3_4B),
-        tokenizer=qwen_words(CHAT, size.tokens(QWEN_TOKENS)),
-        transformer=size.network(ZImageTransformer2DModel, Z_IMAGE),
-    )
+def z_image_texts(size: Size) -> list[tuple[Any, Any]]:
+    return [(size.network(Qwen3ForCausalLM, QWEN_3_4B), qwen_words(CHAT, size.tokens(QWEN_TOKENS)))]
 
 
 TRANSFORMERS = {
@@ -289,24 +241,38 @@ TRANSFORMERS = {
     "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
-WIDTHS = {
-    "flux": 4096,
-    "sd3": 4096,
-    "sd3_medium": 4096,
-    "sana": 2304,
-    "qwen_image": 3584,
-    "z_image": 2560,
-    "flux2_klein": 7680,
+DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage}
+"""Model → class of its autoencoder; others have `AutoencoderKL`."""
+QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
+REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
+    "flux": (FluxPipeline, {"shift": 3.0, "use_dynamic_shifting": True}, flux_texts),
+    "sd3": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
+    "sd3_medium": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
+    "sana": (SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
+    "qwen_image": (QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
+    "z_image": (ZImagePipeline, {"shift": 6.0}, z_image_texts),
 }
-"""Model → channels of a text token."""
-PIPELINES = {
-    "flux": flux,
-    "sd3": sd3,
-    "sd3_medium": sd3_medium,
-    "sana": sana,
-    "qwen_image": qwen_image,
-    "z_image": z_image,
-}
+"""Model → class of its pipeline, settings of its scheduler, its text encoders with their tokenizers."""
+
+
+def pipeline(name: str, size: Size) -> Any:
+    """A pipeline whose networks are on the meta device."""
+    transformer, settings, autoencoder = TRANSFORMERS[name]
+    kind, scheduler, texts = REST[name]
+    decoder_dtype = torch.float32 if name == "sana" else torch.bfloat16
+    parts: dict[str, Any] = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(**scheduler),
+        "vae": size.network(DECODERS.get(name, AutoencoderKL), autoencoder, decoder_dtype),
+        "transformer": size.network(transformer, settings),
+    }
+    for end, (encoder, tokenizer) in zip(("", "_2", "_3"), texts(size), strict=False):
+        parts |= {f"text_encoder{end}": encoder, f"tokenizer{end}": tokenizer}
+    return kind(**parts)
+
+
+PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
+WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
+"""Family → channels of a text token."""
 
 
 def transformer_only(config: Model, device: str, layers: int | None = None) -> DiffusionModel:
@@ -363,7 +329,8 @@ def reward_network(name: str, size: Size) -> tuple[nn.Module, Any]:
     text, vision = REWARDS[name]
     width = text["projection_dim"]
     if size.tiny:
-        text, vision, width = text | TINY_CLIP, vision | TINY_CLIP, TINY_CLIP["projection_dim"]
+        small = TINY["CLIPTextModel"]
+        text, vision, width = text | small, vision | small, small["projection_dim"]
     config = CLIPConfig(
         text_config=clip_settings(text, tokenizer),
         vision_config=vision | {"projection_dim": width},

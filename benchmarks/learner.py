@@ -12,10 +12,9 @@ calls that print the same digests computed the same gradients.
 
 All sides are in this process, one after the other, each on weights of its own with the same values. Times are medians
 of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
-take a few). A gradient's cosine is to the eager one's. Aims on one H200 for `ratio_to_eager`: 1.8 (FLUX.1-dev at
-512 px), 1.75 (SD3.5-Large at 1024 px), 1.8 (SANA at 1024 px).
+take a few). A gradient's cosine is to the eager one's.
 
-Prints a table; writes learner_MODEL.json into FOLDER (default benchmarks/results).
+Prints rows; writes learner_MODEL.json into FOLDER (default benchmarks/results).
 """
 
 from __future__ import annotations
@@ -24,18 +23,21 @@ import argparse
 import gc
 import json
 import statistics
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from forward import BATCHES, configured, milliseconds, spread
-from full_iteration import HERE, MODELS
+from common import CONFIGS, MODELS, options, parsed
+from common import write as write_json
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
 from actors.workers.devices import use_deterministic_kernels
 from solrl_ray.config import compiled_learner
+from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
@@ -44,18 +46,34 @@ from solrl_ray.policy import adapters
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.weight_sync.checksums import tensors_digest
 
-AIMS = {"flux": 1.8, "sd3": 1.75, "sana": 1.8}
 KINDS = ("base", "old", "default")
 
 
 def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
+    """The shipped configuration of a model, without prompts and checkpoint."""
     overrides = [
+        "prompts={train: unused, heldout: unused}",
+        "rewards=[{kind: clipscore}]",
         f"fleet.learners.num_gpus={1 if arguments.device == 'cuda' else 0}",
         f"run.deterministic={str(arguments.deterministic).lower()}",
         *(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()),
         *([f"learner.micro_batch={arguments.batch}"] if arguments.batch else []),
     ]
-    return compiled_learner.settled(configured(arguments.model, *overrides, *arguments.set))
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    return compiled_learner.settled(load(files, [*overrides, *arguments.set]))
+
+
+def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return (time.perf_counter() - started) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
 
 
 class Side:
@@ -116,7 +134,7 @@ def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None)
             for _ in range(arguments.warm_ups + arguments.repeats)
         ][arguments.warm_ups :]
         medians[kind] = round(statistics.median(times), 2)
-        spreads[kind] = spread(times)
+        spreads[kind] = round((max(times) - min(times)) / statistics.median(times), 4)
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     gradient = side.gradient()
     cosine = None
@@ -164,24 +182,13 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         reference = gradient if reference is None else reference
         eager = results[0]["milliseconds"]["sum"] if results else result["milliseconds"]["sum"]
         results.append({"side": name, "ratio_to_eager": round(eager / result["milliseconds"]["sum"], 3), **result})
-        print(row(results[-1]), flush=True)
+        print(json.dumps(results[-1]), flush=True)
         del side
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
         write(results, arguments)  # after each side: a run cut short keeps what it has
     return results
-
-
-def row(result: dict[str, Any]) -> str:
-    ms, first = result["milliseconds"], result["first_call_seconds"]
-    cosine = "" if result["gradient_cosine"] is None else f"  cosine {result['gradient_cosine']:.6f}"
-    return (
-        f"{result['side']:<46} {result['attention']:<6} base {ms['base']:7.2f}  old {ms['old']:7.2f}  "
-        f"forward + backward {ms['default']:7.2f}  sum {ms['sum']:7.2f} ms  {result['ratio_to_eager']:5.3f} x  "
-        f"peak {result['peak_gb']:6.1f} GB (resident {result['resident_gb']:.1f}){cosine}  "
-        f"first {first['base']} / {first['old']} / {first['default']} s  gradient {result['gradient_digest'][:12]}"
-    )
 
 
 def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
@@ -199,28 +206,23 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         "deterministic": arguments.deterministic,
         "shipped": wanted,
         "ratio_to_eager": ratio,
-        "aim": AIMS.get(arguments.model),
         "sides": results,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = arguments.name or arguments.model + "_deterministic" * arguments.deterministic
-    (arguments.out / f"learner_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    name = arguments.model + "_deterministic" * arguments.deterministic
+    write_json(arguments.out / f"learner_{name}.json", content)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=BATCHES)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled sides")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-ups", type=int, default=2)
-    parser.add_argument("--layers", type=int, help="cut the depth, for a try on a small machine")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl")
-    parser.add_argument("--name", help="of the results, learner_NAME.json; default: the model's")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
+    options(parser)
+    arguments = parsed(parser)
     if arguments.deterministic:  # before CUDA is used
         use_deterministic_kernels()
     measured(arguments)

@@ -1,14 +1,11 @@
 """A whole run in one process, without Ray: the real controller, and the workers' real classes called by it.
 
-    python benchmarks/one_process.py CONFIG… [--set KEY=VALUE …] [--train-on PROMPTS]
+    python benchmarks/one_process.py CONFIG… [--set KEY=VALUE …]
 
 For campaigns with small models on a GPU: a run of the testbed with Ray is three processes that take turns with the
 card, and most of their time is spent between kernels. The run folder is that of `solrl train`, with the same bytes
 (`tests/system/test_one_process.py`), but without report and curves. A run that is there is gone on with. Nothing is
 replaced here: what fails ends the run.
-
-`--train-on` is an experiment: of an iteration's prompts the learner takes only so many, whose samples have the greatest
-spread of rewards.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import pstdev
 from typing import Any, TypeVar
 
 from actors.client.launch import located
@@ -69,25 +65,6 @@ class Rank(LearnerRank):
         return [ref.value for ref in groups], {ref.value.prompt_id: ref.value for ref in embeddings}
 
 
-class ChoosingRank(Rank):
-    """Trains on the prompts whose samples have the greatest spread of rewards."""
-
-    def __init__(self, config: Config, rank: int, prompts: int) -> None:
-        super().__init__(config, rank)
-        self._prompts = prompts
-
-    def offer(self, *arguments: Any) -> None:
-        """Which prompts are taken is known when all are there."""
-
-    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        fetched, found = self._fetch(iteration, groups, embeddings)
-        spread = sorted(fetched, key=lambda group: pstdev(group.rewards), reverse=True)
-        taken = {group.prompt_id for group in spread[: self._prompts]}
-        chosen = [group for group in fetched if group.prompt_id in taken]
-        self._joined.begin(iteration, [len(group.indices) for group in chosen])
-        self._joined.take(chosen, found)
-
-
 class Nobody:
     """Takes metrics, and drops them."""
 
@@ -104,9 +81,9 @@ class OneProcessWorld:
 
     node = "this process"
 
-    def __init__(self, config: Config, folder: Path, train_on: int = 0) -> None:
+    def __init__(self, config: Config, folder: Path) -> None:
         self._config = self._exploring = config
-        self._folder, self._train_on = folder, train_on
+        self._folder = folder
 
     def now(self) -> float:
         return time.monotonic()
@@ -126,7 +103,7 @@ class OneProcessWorld:
         return Regenerator(name, self._config)
 
     def learner(self, rank: int, rebuilt: int) -> Rank:
-        return ChoosingRank(self._config, rank, self._train_on) if self._train_on else Rank(self._config, rank)
+        return Rank(self._config, rank)
 
     def explore_with(self, config: Config) -> None:
         self._exploring = config
@@ -210,7 +187,7 @@ def checked(config: Config) -> Config:
     return compiled_learner.settled(config)
 
 
-def train(config: Config, train_on: int = 0) -> None:
+def train(config: Config) -> None:
     """Train from the run folder's state to the end. Raises as `solrl train`."""
     folder = RunFolder.of(config)
     resume = folder.begun
@@ -223,7 +200,7 @@ def train(config: Config, train_on: int = 0) -> None:
     folder.note_start(sys.argv)
     folder.lock.release()  # the controller claims it
     path = folder.path.absolute()
-    controller = Controller(located(config), path, OneProcessWorld(config, path, train_on))
+    controller = Controller(located(config), path, OneProcessWorld(config, path))
     asyncio.run(controller.run())
 
 
@@ -231,10 +208,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="+", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--train-on", type=int, default=0, metavar="PROMPTS", help="of an iteration's; default: all")
     arguments = parser.parse_args()
     try:
-        train(checked(load(arguments.config, arguments.set)), arguments.train_on)
+        train(checked(load(arguments.config, arguments.set)))
     except (RunError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -27,7 +27,6 @@ from typing import Any
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
 
-import matplotlib.pyplot as plt
 import ray
 import torch
 
@@ -313,12 +312,6 @@ def main() -> None:
     }
     content = {"conditions": conditions, "rows": rows}
     (RESULTS / "orchestration.json").write_text(json.dumps(content, indent=1) + "\n")
-    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
-    names = [f"{row['explorers']}" + ("" if row["prompts"] == SHORT.prompts else "\npublished") for row in rows]
-    axis.bar(names, [100 * row["overhead"] for row in rows], color="#0072b2")
-    axis.axhline(1, color="#555555", linestyle="--", linewidth=1)
-    axis.set(xlabel="explorers", ylabel="share that is not stage work, %")
-    figure.savefig(RESULTS / "orchestration.png", dpi=120)
 
 
 if __name__ == "__main__":

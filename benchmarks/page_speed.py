@@ -8,19 +8,10 @@ from typing import Any
 from iteration import by_schedule
 from page_tables import PUBLISHED, TITLES, read, table, unmeasured
 
-LOOPS = {"z_image": "Z-Image, 512 px", "qwen_image": "Qwen-Image, 512 px"}
-"""End of the name of a whole loop's results file → model. Older files are not of the present code."""
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
 PAGES_CARD = "H200"
 """On which rollouts are, if their row says nothing else."""
-SCHEDULES = {
-    ("overlap.json", "colocated/0"): "all on both GPUs, in turns",
-    ("overlap.json", "split/0"): "samplers on one GPU, learner on the other",
-    ("overlap_std_group.json", "split/0"): "so, learning group by group",
-    ("overlap.json", "split/1"): "so, exploring one iteration ahead instead",
-}
-"""Results file and variant → what a user would call it."""
 PARTS = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish")
 
 
@@ -92,26 +83,6 @@ def stages_of(seconds: dict[str, float], total: dict[str, float], name: str) -> 
     return [*cells, f"{total[name]:.1f}", f"{total[name] / total['ours']:.2f} ×"]
 
 
-def schedules(results: Path) -> str:
-    rows = []
-    for (file, variant), title in SCHEDULES.items():
-        (row,) = (row for row in read(results, file)["rows"] if row["variant"] == variant)
-        seconds = row["seconds"]
-        rows.append([title, *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"])
-    return table(["schedule, s", *PARTS, "iteration"], rows)
-
-
-def loops(results: Path) -> str:
-    rows = []
-    for name, title in LOOPS.items():
-        found = read(results, f"full_iteration_{name}.json")
-        seconds = found["iterations"][-1]["seconds"]
-        stages = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish", "total")]
-        rows.append([title, str(found["prompts"]), *stages, f"{found['peak_memory_gb']:.0f}"])
-    stages = ["explore", "regenerate", "learn", "publish", "whole iteration"]
-    return table(["whole loop, s", "prompts", *stages, "peak memory, GB"], rows)
-
-
 def gpus(results: Path) -> str:
     """Whole iterations on one host, from `many_gpus.py`: full depth."""
     found, missing = whole_iterations(results), []
@@ -131,14 +102,13 @@ def gpus(results: Path) -> str:
     memory = ["peak memory, GB", "planned"]
     header = ["s", "GPU", "GPUs", "placement", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
     shown = [table(header, rows)] if rows else []
-    reduced = {(row["model"], row["gpus"]): row for row in found if "all_reduce" in row}
-    return "\n\n".join([*shown, *missing, *map(reduction, reduced.values())])
+    return "\n\n".join([*shown, *missing])
 
 
 def whole_iterations(results: Path) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json of published depth, of nothing killed, and in which every explorer had work."""
+    """Rows of many_gpus.json of published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
-    taken = [row for row in rows if not row["layers"] and not row["kill"] and not row["idle_explorers"]]
+    taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
     return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], placed(row), row["prompts"]))
 
 
@@ -146,13 +116,6 @@ def placed(row: dict[str, Any]) -> str:
     """Its placement, and what else is not as usual."""
     other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row['zero']}"] * (row["zero"] > 1)
     return ", ".join([row["placement"], *other])
-
-
-def reduction(row: dict[str, Any]) -> str:
-    return (
-        f"{TITLES[row['model']]}, {row['gpus']} {row['device'].removeprefix('NVIDIA ')}: NCCL needs "
-        f"{row['all_reduce'] * 1e3:.1f} ms to sum a LoRA gradient over the ranks."
-    )
 
 
 def hosts(results: Path) -> str:
@@ -173,12 +136,11 @@ def off(planned: float, measured: float) -> str:
 
 
 def placements(results: Path) -> str:
-    """The same with few layers: placements, staleness and ZeRO stages; and what an explorer's death changes."""
+    """The same with few layers: placements, staleness and ZeRO stages."""
     rows = []
     found = [row for row in read(results, "many_gpus.json") or [] if row["layers"]]
-    for row in sorted(found, key=lambda row: (-row["layers"], row["kill"], placed(row))):
+    for row in sorted(found, key=lambda row: (-row["layers"], placed(row))):
         ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
-        ways += ["an explorer killed"] if row["kill"] else []
         ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []
         seconds = row["seconds"]
         cells = [", ".join(ways), str(row["layers"]), str(row["prompts"])]

@@ -16,9 +16,10 @@ previews, and the testbed's prompts. Parts, each a process of at most `--seconds
 Writes rehearsal_MODEL.json after each part; what other parts measured before stays. `phases` has seconds by name. Those
 of `warm` add up to the seconds of its command: each moment belongs to one phase, and what belongs to none is `rest`. In
 a rollout that is a moment without a unit under way. Where several workers are at work, the phase is the first of
-`ORDER`. Workers' loading and compiling is told to 0.5 s. `first_exploring_cold` and `_warm`: seconds from the command
-until the first preview begins, without evaluations before it. Files are in the page cache, where the part `make` leaves
-them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second); `pinned_gb` is said in `pinned`.
+`phases.ORDER`. Workers' loading and compiling is told to 0.5 s. `first_exploring_cold` and `_warm`: seconds from the
+command until the first preview begins, without evaluations before it. Files are in the page cache, where the part
+`make` leaves them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second); `pinned_gb` is said in
+`pinned`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,12 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +41,9 @@ import diffusers
 import full_size
 import torch
 import transformers
-from full_iteration import CONFIGS, HERE
-from many_gpus import STOP_SECONDS, Watch, gpus
+from common import CONFIGS, PROMPTS, STOP_SECONDS, gpus, options, parsed, run_until, write
+from phases import first_exploring, owned, peaks, phases
+from watches import PinnedWatch, Watch
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
@@ -73,93 +70,9 @@ COUNTS = (48, 2048)
 TOGETHER = 64
 """Prompts in a call to the text encoders."""
 HELD_OUT = 64
-NOTES = {
-    "compiling": "compiling",
-    "warming": "compiling",
-    "loading": "reading files",
-    "moving": "moving",
-    "quantising": "quantising",
-    "making": "quantising",
-    "building": "building",
-    "testing": "self-tests",
-    "taking": "digest of text encoders",
-    "encoding": "encoding",
-}
-"""First word of what a worker says that it does → phase."""
-UNITS = {"evaluate": "evaluation", "explore": "exploring", "sample": "exploring", "regenerate": "regenerating"}
-UNITS |= {"audit": "audit"}
-STAGES = {
-    "encode": "encoding",
-    "learn": "learning",
-    "publish": "publishing",
-    "checkpoint": "checkpoint",
-    "evaluate": "evaluation",
-    "report": "report",
-    "start": "starting workers",
-}
-BEFORE, AFTER, REST = "starting the command", "ending the command", "rest"
-ORDER = tuple(dict.fromkeys((BEFORE, AFTER, *NOTES.values(), *UNITS.values(), *STAGES.values())))
-"""Of several phases at a moment the first one counts."""
-PINNED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .*(/dev/zero|/dev/nvidia|/memfd:)")
-"""A shared mapping of memory of the host, in /proc/PID/maps."""
-CALIBRATED = 2**30
-"""Bytes that are pinned once to see what `pinned_bytes` finds."""
 
 
-# What a run wrote
-
-
-def phases(spans: Sequence[Span], began: float, ended: float) -> dict[str, float]:
-    """Seconds of the command by phase, in `ORDER`; they add up to `ended` - `began` (both since 1970)."""
-    seconds = defaultdict[str, float](float)
-    for phase, start, end in owned(spans, began, ended):
-        seconds[phase] += end - start
-    return {phase: round(seconds[phase], 3) for phase in (*ORDER, REST) if phase in seconds}
-
-
-def owned(spans: Sequence[Span], began: float, ended: float) -> list[tuple[str, float, float]]:
-    """The command's time cut into pieces (phase, start, end), in order."""
-    claims = [(phase, span.started, span.ended) for span in spans if (phase := phase_of(span))]
-    first = min((span.started for span in spans), default=ended)
-    last = max((span.ended for span in spans), default=ended)
-    claims += [(BEFORE, began, first), (AFTER, last, ended)]
-    clipped = [(phase, max(start, began), min(end, ended)) for phase, start, end in claims]
-    edges = sorted({began, ended, *(edge for _, *both in clipped for edge in both if began < edge < ended)})
-    pieces: list[tuple[str, float, float]] = []
-    for start, end in pairwise(edges):
-        active = {phase for phase, from_, to in clipped if from_ <= start and end <= to}
-        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, end))
-    return pieces
-
-
-def phase_of(span: Span) -> str:
-    """Empty for the controller's ``rollout``, whose units have phases."""
-    if span.worker and span.stage == "start":  # what a worker does before its first unit
-        return NOTES.get(span.name.split(" ")[0], STAGES["start"])
-    return UNITS.get(span.stage, "") if span.worker else STAGES.get(span.stage, "")
-
-
-def first_exploring(spans: Sequence[Span], began: float) -> float | None:
-    """Seconds from the command to the first preview, without evaluations before; None without a preview."""
-    starts = [span.started for span in spans if span.worker and phase_of(span) == "exploring"]
-    if not starts:
-        return None
-    first = min(starts)
-    evaluated = sum(
-        span.seconds for span in spans if not span.worker and span.stage == "evaluate" and span.ended <= first
-    )
-    return round(first - began - evaluated, 3)
-
-
-def peaks(seen: Iterable[tuple[float, float]], pieces: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """GB by phase, from samples (time since 1970, GB); a phase without a sample has none."""
-    samples = list(seen)
-    most: dict[str, float] = {}
-    for phase, start, end in pieces:
-        for at, gb in samples:
-            if start <= at < end:
-                most[phase] = max(gb, most.get(phase, 0.0))
-    return most
+# The result
 
 
 def merged(parts: dict[str, Any]) -> dict[str, Any]:
@@ -178,44 +91,6 @@ def merged(parts: dict[str, Any]) -> dict[str, Any]:
     table["peak_gb"] = max((run["peak_gb"] for run in runs), default=None)
     table["pinned_gb"] = max((run["pinned_gb"] for run in runs), default=None)
     return table
-
-
-# Memory
-
-
-def pinned_bytes() -> int:
-    """Host memory that processes with a GPU may have pinned: shared mappings of memory, which is what CUDA's own
-    allocator and this project's copies of weights are, and what is locked.
-    """
-    found = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            maps = (folder / "maps").read_text()
-            if "/dev/nvidia" in maps:
-                found += sum(mapped(line) for line in maps.splitlines()) + _locked(folder)
-    return found
-
-
-def mapped(line: str) -> int:
-    match = PINNED.match(line)
-    return int(match[2], 16) - int(match[1], 16) if match else 0
-
-
-def _locked(folder: Path) -> int:
-    kilobytes = re.findall(r"^(?:VmLck|VmPin):\s+(\d+) kB", (folder / "status").read_text(), re.MULTILINE)
-    return 1024 * max(map(int, kilobytes), default=0)
-
-
-def calibration() -> dict[str, float]:
-    """What `pinned_bytes` finds of a process that uses a GPU, and how much more once that has pinned 1.07 GB; GB."""
-    if not gpus():
-        return {}
-    torch.zeros(1, device="cuda")
-    alone = pinned_bytes()
-    held = torch.empty(CALIBRATED, dtype=torch.uint8, pin_memory=True)
-    found = pinned_bytes() - alone
-    del held
-    return {"alone": round(alone / 1e9, 2), "of_1.07_pinned": round(found / 1e9, 2)}
 
 
 class Stopwatch:
@@ -240,31 +115,12 @@ class Stopwatch:
         return {"phases": self.seconds, "memory_gb": self._memory}
 
 
-class PinnedWatch(threading.Thread):
-    """The most that was pinned above what was at the start, looked at every 2 s."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._before = pinned_bytes()
-        self._most = self._before
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        while not self._done.wait(2.0):
-            self._most = max(self._most, pinned_bytes())
-
-    def stop(self) -> float:
-        """GB."""
-        self._done.set()
-        return round((self._most - self._before) / 1e9, 2)
-
-
 # The parts
 
 
 def make(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"phases": {}, "gb": {}}
-    size = full_size.Size(tiny=arguments.tiny)
+    size = full_size.Size(layers=arguments.layers, text_layers=arguments.layers, tiny=arguments.tiny)
     for name in (arguments.model, REWARD):
         folder, began = arguments.work / name, time.perf_counter()
         if not (folder / "made").exists():
@@ -296,7 +152,7 @@ def encode(arguments: argparse.Namespace) -> dict[str, Any]:
             found["stopped"] = f"{done} of {count} prompts in {seconds} s"
         else:
             found[str(count)] = watch.seconds[f"encoding {count:,} prompts"]
-    return found | watch.measured() | {"batch": batch, "pinned_calibration_gb": calibration()}
+    return found | watch.measured() | {"batch": batch}
 
 
 def encoded(model: models.DiffusionModel, texts: Sequence[str], batch: int, ends: float) -> int:
@@ -329,18 +185,11 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     watch.start()
     pinned.start()
     began = time.time()
-    process = subprocess.Popen(command)
-    try:
-        status: int | None = process.wait(timeout=arguments.seconds)
-    except subprocess.TimeoutExpired:
-        status = None
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=STOP_SECONDS)
+    status = run_until(command, arguments.seconds)
     ended = time.time()
     watch.stop()
     spans = spans_of(folder)
-    samples = [(at, memory * 2**20 / 1e9) for at, _, _, memory in watch.seen]
+    samples = [(at, memory) for at, _, _, memory in watch.seen]
     found: dict[str, Any] = {
         "seconds": round(ended - began, 3),
         "status": "stopped at --seconds" if status is None else status,
@@ -417,7 +266,7 @@ def settings(arguments: argparse.Namespace, name: str) -> list[str]:
     return [
         f"model.path='{arguments.work / arguments.model}'",
         f"rewards=[{{kind: {REWARD}, path: '{arguments.work / REWARD}'}}]",
-        "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
+        PROMPTS,
         f"run={{name: {arguments.model}_{name}, root: '{arguments.work / 'runs'}'}}",
         f"run.iterations={arguments.iterations if full else 1}",
         "rollout={prompts: 2, pool: 48, keep: 8}",
@@ -462,8 +311,7 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
         "configuration": RUNS[arguments.model],
         "set": settings(arguments, "warm"),
         "tiny": arguments.tiny,
-        "pinned": "pinned_gb: growth of shared mappings of memory and of locked memory in processes with a GPU, seen "
-        "every 2 s; parts.encode.pinned_calibration_gb is what this finds where 0 and 1.07 GB are pinned",
+        "pinned": "growth of shared mappings of memory in processes with a GPU, seen every 2 s",
     }
 
 
@@ -475,8 +323,7 @@ def add(arguments: argparse.Namespace, part: str, found: dict[str, Any]) -> dict
         parts = {}
     parts |= {"tiny": arguments.tiny, part: found}
     content = {"model": arguments.model, **merged(parts), "conditions": conditions(arguments), "parts": parts}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    write(file, content)
     return content
 
 
@@ -524,11 +371,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--iterations", type=int, default=3, help="of the warm run")
     parser.add_argument("--micro-batch", type=int, default=4, help="of the learner; 16 samples an update")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl train")
-    parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints, runs, and the compile cache")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args(given)
-    arguments.work = arguments.work.absolute()
+    options(parser)
+    arguments = parsed(parser, given)
     if arguments.only:
         one_part(arguments, arguments.only)
     else:

@@ -23,32 +23,9 @@ BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
 
 
 def rewards(results: Path) -> str:
-    paper, ours = PUBLISHED["rewards"], read(results, "published_flux1_dev_published.json")
+    paper = PUBLISHED["rewards"]
     rows = [[f"{name} (paper)", *(f"{value:.4f}" for value in values)] for name, values in paper["rows"].items()]
-    if ours is not None:
-        order = ("imagereward", "clipscore", "pickscore", "hpsv2")
-        last = ours["rows"][-1]
-        for name, scores in (("base", ours["base"]), (f"after {last['updates']} iterations", last["scores"])):
-            rows.append([name, *(f"{scores[key][0]:.4f} ± {scores[key][1]:.4f}" for key in order)])
-    said = measured("rewards") if ours else unmeasured("rewards")
-    return f"{table(['FLUX.1', *paper['columns']], rows)}\n\n{said}"
-
-
-def fidelity(results: Path) -> str:
-    content = read(results, "rank_fidelity.json")
-    previews = content["previews"]
-    rows = []
-    for row in (row for row in previews if row["group"] in ("tier", "steps")):
-        half = row["spearman_high"] - row["spearman"]
-        tier, steps = (
-            ("nvfp4-emulated", row["preview"].split()[0]) if row["group"] == "steps" else (row["preview"], "6")
-        )
-        beats = f"{row['best_beats']:.1%} / {row['worst_beats']:.1%}"
-        rows.append([tier, steps, f"{row['spearman']:.3f} ± {half:.3f}", f"{row['kendall']:.3f}", beats])
-    best, worst = perfect(content["keep"] // 2, content["seeds"])
-    rows.append(["if perfect", "", "1", "1", f"{best:.1%} / {worst:.1%}"])
-    distinct = list(dict.fromkeys(map(tuple, rows)))
-    return table(["tier", "steps", "Spearman", "Kendall", "best beat / worst beat"], distinct)
+    return f"{table(['FLUX.1', *paper['columns']], rows)}\n\n{unmeasured('rewards')}"
 
 
 def ranking(results: Path) -> str:
@@ -84,12 +61,9 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "headline": page_campaign.headline,
     "rollouts": page_speed.rollouts,
     "iterations": page_speed.iterations,
-    "loops": page_speed.loops,
     "gpus": page_speed.gpus,
     "hosts": page_speed.hosts,
     "placements": page_speed.placements,
-    "schedules": page_speed.schedules,
-    "fidelity": fidelity,
     "ranking": ranking,
     "sooner": page_campaign.sooner,
     "equal-time": page_campaign.equal_time,

@@ -1,6 +1,6 @@
 """What does Sol-RL's rollout of one prompt cost, over sampling its whole pool in bfloat16?
 
-    python benchmarks/rollout.py flux --work FOLDER [--tier fp8] [--repeats 2] [--preview 24] [--out FOLDER]
+    python benchmarks/rollout.py flux --work FOLDER [--tier fp8] [--repeats 2] [--out FOLDER]
 
 Both sides in this run, in turn, with one loaded model, compiled block by block, the same micro-batches, decoder and
 reward (CLIPScore, ViT-L/14):
@@ -17,12 +17,12 @@ micro-batch is sampled and a few images are decoded, and the seconds are multipl
 previews are ours in the same tier.
 
 Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
-steps and solvers those of configs/models. With `--all-blocks` the tier's scope is that of forward.py and not the
-published one; with `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's
-size, and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE,
-its authors say). Aims on one H200: 1.6 times for FLUX.1-dev, 1.5 for SD3.5-L, 1.4 for SANA.
+steps and solvers those of configs/models. `--all-blocks` quantises by configs/scopes/all_blocks.yaml and not as
+published. With `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's size,
+and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
+authors say).
 
-Prints a table with where the time goes; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
+Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import CONFIGS, MODELS, checkpoints, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
-from full_iteration import CONFIGS, HERE, MODELS, make
 from full_size import DC_AE, random_model
 
 from solrl_ray import models, rewards
@@ -51,24 +51,18 @@ from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
+from solrl_ray.records import PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.rollout.selection import PromptSelection
 
-AIMS = {"flux": 1.6, "sd3": 1.5, "sana": 1.4}
-PRUNED_AIMS = {"flux": 1.95, "sd3": 1.87, "sana": 1.7}
 IMAGES = 4
 """That the released way of decoding is timed with."""
-PROMPTS = "builtin:testbed/prompts/train.txt"
 
 
 def settings(arguments: argparse.Namespace) -> Config:
-    work: Path = arguments.work
     overrides = [
-        f"model.path='{work / arguments.model}'",
-        f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]",
-        f"prompts={{train: '{PROMPTS}', heldout: '{PROMPTS}'}}",
-        f"rollout.explore.micro_batch={arguments.preview}",
+        *checkpoints(arguments.model, arguments.work),
+        "rollout.explore.micro_batch=24",
         "rollout.preview.prune=null",  # the side `pruned` says itself how
         f"rollout.explore.precision={arguments.tier}",
         *arguments.set,
@@ -108,8 +102,10 @@ class World:
         self.decoders = compile_decoder(self.full.decoder, config.compile, device)
         compile_decoder(self.preview.decoder, config.compile, device)
         self.reward = rewards.load(config.rewards, device)
-        self.prompt = read_prompts(PROMPTS)[0]
-        self.embedding = embedded(config, self.prompt)
+        self.prompt = read_prompts(config.prompts.train)[0]
+        tensors = models.load(config.model, "cpu", components={"text"}).encode([self.prompt.text])[0]
+        digest = embedding_digest(tensors)
+        self.embedding = PromptEmbedding(prompt_id=self.prompt.id, digest=digest, tensors=tensors)
         rollout = config.rollout
         self.sample = Sampler(
             config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch
@@ -196,52 +192,41 @@ class World:
         return WorkUnit(stage=stage, iteration=0, revision=0, prompt_id=self.prompt.id, indices=tuple(indices))
 
 
-def embedded(config: Config, prompt: Prompt) -> PromptEmbedding:
-    tensors = models.load(config.model, "cpu", components={"text"}).encode([prompt.text])[0]
-    return PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
 
 
 def best_of(run: Callable[[], Any], device: torch.device, repeats: int = 2) -> float:
     """Seconds of the fastest of some repetitions."""
-    times = []
-    for _ in range(repeats):
-        synchronize(device)
-        began = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(seconds(run, device) for _ in range(repeats))
 
 
 def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -> dict[str, list[float]]:
     """Seconds of each repetition, sides in turn, after one warm-up of everything."""
-    chosen: list[int] = list(range(world.config.rollout.keep))
-    pool, keep = world.config.rollout.pool, world.config.rollout.keep
+    rollout = world.config.rollout
+    chosen: list[int] = list(range(rollout.keep))
     sides: dict[str, Callable[[], Any]] = {
         "naive": world.naive,
         "previews": world.previews,
         "regeneration": lambda: world.regenerate(chosen),
-        "decode, score: naive": lambda: world.decode_and_score(world.full, pool),
-        "decode, score: previews": lambda: world.decode_and_score(world.preview, pool),
-        "decode, score: regeneration": lambda: world.decode_and_score(world.full, keep),
+        "decode, score: naive": lambda: world.decode_and_score(world.full, rollout.pool),
+        "decode, score: previews": lambda: world.decode_and_score(world.preview, rollout.pool),
+        "decode, score: regeneration": lambda: world.decode_and_score(world.full, rollout.keep),
     }
-    for pruning in prunings:
-        sides[words(pruning)] = world.pruned(*pruning)
-        sides[words(pruning)]()
-    world.regenerate(chosen)  # compiles both
-    world.explore(
-        world._unit("explore", range(world.config.rollout.explore.micro_batch)), world.prompt, world.embedding
-    )
-    world.decode_and_score(world.full, keep)
-    world.decode_and_score(world.preview, keep)
+    sides |= {words(pruning): world.pruned(*pruning) for pruning in prunings}
+    warm_up = [name for name in sides if name not in ("naive", "decode, score: naive")]  # of the same calls as others
+    for name in warm_up:
+        sides[name]()
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, run in sides.items():
-            synchronize(world.device)
-            began = time.perf_counter()
-            run()
-            synchronize(world.device)
-            found[name].append(time.perf_counter() - began)
+            found[name].append(seconds(run, world.device))
     return found
 
 
@@ -254,33 +239,23 @@ def pruning(text: str) -> tuple[int, int, int]:
     return after, keep, micro_batch
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--preview", type=int, default=24, help="micro-batch of the previews; divides the pool")
     parser.add_argument("--prune", nargs="+", type=pruning, default=[], metavar="AFTER:KEEP:MICRO_BATCH")
     parser.add_argument("--released", action="store_true", help="also the released schedules")
     parser.add_argument("--preview-decoder", action="store_true")
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
-    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
-    parser.add_argument("--set", action="append", default=[], help="as for solrl train")
-    parser.add_argument("--work", type=Path, default=Path("full_size"))
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
-    arguments.work = arguments.work.absolute()
+    options(parser)
+    arguments = parsed(parser)
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
     found = measured(world, arguments.repeats, arguments.prune)
-    seconds = {name: statistics.median(values) for name, values in found.items()}
-    two_stage = seconds["previews"] + seconds["regeneration"]
+    took = {name: statistics.median(values) for name, values in found.items()}
+    two_stage = took["previews"] + took["regeneration"]
     result = {
         "question": "one prompt's rollout: two stages against the whole pool in bfloat16",
         "model": arguments.model,
@@ -289,41 +264,24 @@ def main() -> None:
         "gpu": device_name(device),
         "torch": torch.__version__,
         "layers": arguments.layers or "published",
-        "preview_micro_batch": arguments.preview,
         "decoder_compiled": world.decoders,
         "preview_decoder": type(world.preview.decoder).__name__ if arguments.preview_decoder else "the VAE",
         "settings": arguments.set,
-        "seconds": seconds,
+        "seconds": took,
         "repetitions": found,
         "two_stage": two_stage,
-        "ratio": seconds["naive"] / two_stage,
-        "aim": AIMS.get(arguments.model),
+        "ratio": took["naive"] / two_stage,
+        "pruned": {
+            ":".join(map(str, one)): {"seconds": pruned, "ratio": took["naive"] / pruned}
+            for one in arguments.prune
+            for pruned in [took[words(one)] + took["regeneration"]]
+        },
     }
-    if arguments.prune:
-        result["pruned"] = {}
-        for one in arguments.prune:
-            took = seconds[words(one)] + seconds["regeneration"]
-            result["pruned"][":".join(map(str, one))] = {"seconds": took, "ratio": seconds["naive"] / took}
-        result["pruned_aim"] = PRUNED_AIMS.get(arguments.model)
     if arguments.released:
         result["released"] = world.released()
-    if arguments.preview_decoder:  # what it would be without, from the times of decoding and scoring alone
-        with_vae = two_stage - seconds["decode, score: previews"] + seconds["decode, score: naive"]
-        result["ratio_with_the_vae"] = seconds["naive"] / with_vae
-    arguments.out.mkdir(parents=True, exist_ok=True)
     suffix = "_all_blocks" * arguments.all_blocks + "_small_decoder" * arguments.preview_decoder
-    file = arguments.out / f"rollout_{arguments.model}{suffix}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
-    for name, value in seconds.items():
-        print(f"{arguments.model}  {name:<28} {value:8.2f} s")
-    print(
-        f"{arguments.model}  {arguments.tier}: naive {seconds['naive']:.2f} s, two-stage {two_stage:.2f} s: "
-        f"{result['ratio']:.2f} times (aim {result['aim']}); previews decode with {result['preview_decoder']}"
-    )
-    for name, one in result.get("pruned", {}).items():
-        print(f"{arguments.model}  pruned {name}: {one['seconds']:.2f} s, {one['ratio']:.2f} times")
-    for name, value in result.get("released", {}).items():
-        print(f"{arguments.model}  released: {name:<18} {value:8.2f} s")
+    write(arguments.out / f"rollout_{arguments.model}{suffix}.json", result)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

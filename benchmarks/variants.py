@@ -25,9 +25,6 @@ class Variant(NamedTuple):
     """Another tier by which the pool is charged: no price list has one for emulation."""
     on_gpu: tuple[str, ...] = ()
     """Further settings of a run on a GPU."""
-    train_on: int = 0
-    """Of so many prompts of an iteration, those with the greatest spread, if not of all. The others are charged as
-    explored, and no more."""
 
 
 def nvfp4(*changes: str, on_gpu: tuple[str, ...] = ()) -> Variant:
@@ -90,15 +87,13 @@ VARIANTS = {
     "two_updates": prune(2, 36, "learner.updates=2"),
     "direct_8_two_updates": direct_with(8, "learner.updates=2"),
     "lean_48_keep_8_two_updates": prune(2, 24, *train_on(8), "learner.updates=2", pool=48),
-    "choose_prompts": prune(2, 36, "rollout.prompts=24")._replace(train_on=12),
     "staleness_1": nvfp4("rollout.max_staleness=1", on_gpu=(LEARNER_ON_CPU,)),
     "prune_after_1": prune(after=1, keep=36),
     "prune_after_3": prune(after=3, keep=36),
     "prune_keep_48": prune(after=2, keep=48),
-    "sync_lora": nvfp4("publish.mode=lora"),
 }
-"""Name → what differs. `two_stage_nvfp4` is also the row of 96 seeds, 6 steps, best and worst, 24 kept, no staleness,
-no pruning and `packed`; `direct` is also the row of 24 seeds, all of which are trained on."""
+"""Name → what differs. `two_stage_nvfp4` is also the row of 96 seeds, 6 steps, best and worst, 24 kept, no staleness
+and no pruning; `direct` is also the row of 24 seeds, all of which are trained on."""
 BASELINE = ("direct", "two_stage_nvfp4")
 TABLES = {
     "convergence": (
@@ -114,9 +109,7 @@ TABLES = {
         *("direct", "direct_two_updates", "two_stage_pruned", "two_updates"),
         *("direct_8", "direct_8_two_updates", "lean_48_keep_8", "lean_48_keep_8_two_updates"),
     ),
-    "prompts": ("direct", "two_stage_pruned", "choose_prompts"),
     "staleness": (*BASELINE, "staleness_1"),
     "pruning": (*BASELINE, "prune_after_1", "two_stage_pruned", "prune_after_3", "prune_keep_48"),
-    "sync": (*BASELINE, "sync_lora"),
 }
 """Table → its rows. Each has its reference, `direct`."""

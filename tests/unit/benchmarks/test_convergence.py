@@ -25,7 +25,7 @@ def test_every_variant_is_a_valid_run(name: str) -> None:
         assert (config.run.name, config.run.seed, config.objective.kind) == (f"{name}-43", 43, VARIANTS[name].method)
         assert bool(config.fleet.explorers.num_gpus) == gpu
         assert (config.rollout.strategy == "direct") == (name in DIRECTS.values() or name.startswith("direct_"))
-        pruned = name in ("two_stage_pruned", "two_updates", "choose_prompts") or name.startswith(("prune_", "lean_"))
+        pruned = name in ("two_stage_pruned", "two_updates") or name.startswith(("prune_", "lean_"))
         assert bool(pool_sampling(config).pruning) == pruned
         assert config.rollout.keep % config.rollout.regenerate.micro_batch == 0  # nothing padded is charged
 
@@ -35,14 +35,6 @@ def test_the_results_files_prices_are_those_of_the_present_code(name: str) -> No
     """Else `convergence.py` would put new prices beside old ones: with `--seconds 0` it makes them again."""
     stored = json.loads(convergence.RESULTS.read_text())["charged"][name]
     assert convergence.charged(name, arguments()) == pytest.approx(stored, rel=1e-4)
-
-
-def test_prompts_that_are_not_trained_on_are_charged_as_explored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(convergence.MODELS, "sd35_large")
-    all_of_12, of_24 = (
-        convergence.charged(name, arguments())["flux1_dev"] for name in ("two_stage_pruned", "choose_prompts")
-    )
-    assert 1.2 < of_24 / all_of_12 < 1.4  # a preview of a pool takes about a quarter of all
 
 
 def test_the_released_schedule_of_direct_costs_more_than_ours() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import full_size
 import pytest
 import torch
-from full_iteration import MODELS
+from common import MODELS
 from full_size import Size
 from random_weights import BLOCK, shards_of, write_file
 from safetensors.torch import load_file

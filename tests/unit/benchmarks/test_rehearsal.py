@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import phases
 import pytest
 import rehearsal
+import watches
 
 from solrl_ray.config.checks import check
 from solrl_ray.report.trace import Span, SpanWriter
@@ -65,30 +67,30 @@ PHASES = {
 
 
 def test_each_moment_of_the_command_belongs_to_one_phase() -> None:
-    found = rehearsal.phases(TIMELINE, BEGAN, BEGAN + 90)
+    found = phases.phases(TIMELINE, BEGAN, BEGAN + 90)
     assert found == PHASES
     assert sum(found.values()) == 90
 
 
 def test_a_run_that_was_stopped_has_phases_until_then() -> None:
     begun = [one for one in TIMELINE if one.started < BEGAN + 55]
-    found = rehearsal.phases(begun, BEGAN, BEGAN + 55)
+    found = phases.phases(begun, BEGAN, BEGAN + 55)
     assert found["exploring"] == 4.0
     assert sum(found.values()) == 55
 
 
 def test_a_command_that_ended_before_its_first_span_was_only_started() -> None:
-    assert rehearsal.phases([], BEGAN, BEGAN + 3) == {"starting the command": 3.0}
+    assert phases.phases([], BEGAN, BEGAN + 3) == {"starting the command": 3.0}
 
 
 def test_the_first_preview_counts_from_the_command_without_the_evaluation_before_it() -> None:
-    assert rehearsal.first_exploring(TIMELINE, BEGAN) == 51 - 9
-    assert rehearsal.first_exploring(TIMELINE[:8], BEGAN) is None
+    assert phases.first_exploring(TIMELINE, BEGAN) == 51 - 9
+    assert phases.first_exploring(TIMELINE[:8], BEGAN) is None
 
 
 def test_a_phase_has_the_highest_sample_of_its_time() -> None:
     samples = [(BEGAN + at, gb) for at, gb in ((15, 1.0), (52, 40.0), (59, 44.0), (61, 43.0), (72, 66.0), (74, 60.0))]
-    found = rehearsal.peaks(samples, rehearsal.owned(TIMELINE, BEGAN, BEGAN + 90))
+    found = phases.peaks(samples, phases.owned(TIMELINE, BEGAN, BEGAN + 90))
     assert found == {"reading files": 1.0, "exploring": 44.0, "regenerating": 43.0, "learning": 66.0}
 
 
@@ -152,4 +154,4 @@ def test_networks_of_another_size_are_another_rehearsal(tmp_path: Path) -> None:
     ],
 )
 def test_shared_mappings_of_memory_may_be_pinned(line: str, size: int) -> None:
-    assert rehearsal.mapped(line) == size
+    assert watches.mapped(line) == size

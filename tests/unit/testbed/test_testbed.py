@@ -1,25 +1,25 @@
-"""The small world: captions, pictures, token ids, the shipped checkpoints."""
+"""The small world: captions, pictures, the shipped tokenizers and checkpoints."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FluxPipeline
 from safetensors import safe_open
+from testbed_assets import captions
+from transformers import AutoTokenizer
 
 from solrl_ray import rewards
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.records import Address
-from solrl_ray.testbed import captions, flow_matching, world
-from solrl_ray.testbed.architecture import ASSETS, flux_pipeline
-from solrl_ray.testbed.build import prompt_sets
-from solrl_ray.testbed.pretraining import Training
-from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
+from solrl_ray.testbed import world
 
+ASSETS = Path(world.__file__).parent / "assets"
+HELDOUT = (ASSETS / "prompts" / "heldout.txt").read_text().splitlines()
 PAIR = "a small blue ring left of a large green cross on white"
 LONE = "a large red circle on black"
 
@@ -55,26 +55,6 @@ def test_a_text_outside_the_grammar_is_refused_and_named(text: str):
     with pytest.raises(ValueError, match="is not a caption of the testbed's world") as error:
         world.parse(text)
     assert repr(text) in str(error.value)
-
-
-def meaning(caption: str) -> int:
-    return int(captions.meaning(fields(caption)))
-
-
-def test_mirrored_captions_mean_the_same_and_nothing_else_does():
-    assert meaning(PAIR) == meaning("a large green cross right of a small blue ring on white")
-    assert meaning(PAIR) != meaning("a large green cross left of a small blue ring on white")
-    above, below = (meaning(f"a small red ring {r} a small red ring on grey") for r in ("above", "below"))
-    assert above == below
-
-
-def test_of_all_scenes_those_of_two_objects_mean_the_same_in_pairs():
-    indices = torch.cartesian_prod(*[torch.arange(len(values)) for values in world.FIELD_VALUES])
-    pairs = torch.cat([torch.full((len(indices), 1), 2), indices], dim=1)
-    lone = torch.cat([torch.ones(len(indices), 1, dtype=torch.long), indices], dim=1)
-    lone[:, 4:8] = 0
-    # 2 sizes × 8 colours × 5 shapes, twice with 4 relations, on 3 backgrounds.
-    assert (len(captions.meaning(pairs).unique()), len(captions.meaning(lone).unique())) == (80 * 80 * 4 * 3 // 2, 240)
 
 
 # Pictures
@@ -125,43 +105,10 @@ def test_a_picture_is_a_function_of_its_address():
     assert 0.0 <= at(0).min() <= at(0).max() <= 1.0
 
 
-# Batches of captions
-
-
-def test_corruption_replaces_the_stated_share_of_words():
-    batch = captions.draw(4000, torch.Generator().manual_seed(0), single=0.0)
-    generator = torch.Generator().manual_seed(1)
-    assert torch.equal(captions.corrupt(batch, 0.0, generator), batch)
-    changed = (captions.corrupt(batch, 0.25, generator) != batch)[:, 1:].float().mean(dim=0)
-    kinds = torch.tensor([len(values) for values in world.FIELD_VALUES])
-    # A random word of n is the old one with probability 1 / n.
-    torch.testing.assert_close(changed, 0.25 * (1 - 1 / kinds), atol=0.02, rtol=0)
-
-
-def test_a_near_miss_differs_in_one_word_or_by_an_exchange():
-    batch = scenes()
-    missed = captions.neighbours(batch, torch.Generator().manual_seed(1))
-    for before, after in zip(batch.tolist(), missed.tolist(), strict=True):
-        differing = [i for i in range(9) if before[i] != after[i]]
-        exchanged = differing in ([1, 5], [2, 6], [3, 7]) and [after[i] for i in differing[::-1]] == [
-            before[i] for i in differing
-        ]
-        assert len(differing) <= 1 or exchanged
-        assert before[0] == after[0]
-
-
-def test_token_ids_of_a_batch_are_those_of_the_tokenizers():
-    batch = scenes()
-    texts = [world.Scene(tuple(row.tolist())).caption for row in batch]
-    table = captions.TokenTable(torch.device("cpu"))
-    for tokenizer, ids in ((clip_tokenizer(), table.clip(batch)), (t5_tokenizer(), table.t5(batch))):
-        expected = tokenizer(texts, padding="max_length", max_length=16, truncation=True, return_tensors="pt").input_ids
-        assert torch.equal(ids, expected)
-
-
 def test_every_word_is_one_token_and_other_words_still_encode():
-    clip, t5 = clip_tokenizer(), t5_tokenizer()
-    assert all(len(clip(word).input_ids) == 3 and len(t5(word).input_ids) == 2 for word in words())
+    clip, t5 = (AutoTokenizer.from_pretrained(ASSETS / "pipeline" / name) for name in ("tokenizer", "tokenizer_2"))
+    words = {word for values in world.FIELD_VALUES for phrase in values for word in phrase.split()} | {"a", "on"}
+    assert all(len(clip(word).input_ids) == 3 and len(t5(word).input_ids) == 2 for word in words)
     assert t5.unk_token_id not in t5("a zebra, 2 tall").input_ids
     assert clip.decode(clip("a zebra").input_ids, skip_special_tokens=True) == "a zebra"
 
@@ -169,11 +116,11 @@ def test_every_word_is_one_token_and_other_words_still_encode():
 # What ships
 
 
-def test_prompt_files_hold_the_prompt_sets_and_share_no_scene():
-    train, heldout = ((ASSETS / "prompts" / f"{name}.txt").read_text().splitlines() for name in ("train", "heldout"))
-    assert (train, heldout) == prompt_sets()
-    assert (len(train), len(heldout)) == (2048, 96)
-    assert len({meaning(text) for text in train + heldout}) == 2048 + 96
+def test_no_two_of_the_shipped_prompts_describe_the_same_pictures():
+    train = (ASSETS / "prompts" / "train.txt").read_text().splitlines()
+    assert (len(train), len(HELDOUT)) == (2048, 96)
+    meanings = captions.meaning(torch.tensor([world.parse(text).fields for text in train + HELDOUT]))
+    assert len(meanings.unique()) == 2048 + 96
 
 
 def test_the_assets_are_small_and_in_bfloat16():
@@ -199,7 +146,7 @@ def pipeline() -> FluxPipeline:
 
 
 def test_the_reward_tells_right_pictures_from_wrong_ones():
-    texts = prompt_sets()[1][:16]
+    texts = HELDOUT[:16]
     reward = rewards.load([RewardConfig(kind="clipscore", path="builtin:testbed/reward")], "cpu")
     images = torch.stack([world.picture(t, Address(run_seed=1, purpose="test", index=i)) for i, t in enumerate(texts)])
     assert reward.score(images, texts).mean() > 0.85
@@ -207,7 +154,7 @@ def test_the_reward_tells_right_pictures_from_wrong_ones():
 
 
 def test_the_stock_pipeline_draws_recognisable_but_imperfect_pictures(pipeline: FluxPipeline):
-    texts = prompt_sets()[1][:16]
+    texts = HELDOUT[:16]
     images = pipeline(
         texts,
         height=32,
@@ -231,24 +178,3 @@ def test_latents_of_real_pictures_have_unit_size_and_decode_to_the_picture(pipel
     assert latents.mean().abs() < 0.1
     assert latents.std() == pytest.approx(1.0, abs=0.1)
     assert -10 * math.log10((restored - images).square().mean().item()) > 33
-
-
-# Training
-
-
-def test_rectification_trains_on_the_models_own_pairs_and_takes_its_disturbance_back():
-    pipeline = flux_pipeline(0)
-    before = copy.deepcopy(pipeline.transformer.state_dict())
-    noise = flow_matching._RoundingNoise(pipeline.transformer, torch.Generator().manual_seed(0))
-    noise.add()
-    moved = {name for name, value in pipeline.transformer.state_dict().items() if not torch.equal(value, before[name])}
-    assert "single_transformer_blocks.0.attn.to_q.weight" in moved
-    assert not any("norm" in name or "embed" in name for name in moved)
-    noise.remove()
-    assert all(torch.equal(value, before[name]) for name, value in pipeline.transformer.state_dict().items())
-
-    training = Training(steps=2, batch=4, lr=1e-3, seed=0, averaging=0.9)
-    result = flow_matching.rectify(pipeline, training, pairs=4, heldout=torch.tensor([0]), device=torch.device("cpu"))
-    # On its own pairs a model is nearly right before it learns; on the world's it would be off by about 2.
-    assert 0 < result["loss"] < 0.05
-    assert not torch.equal(pipeline.transformer.proj_out.weight, before["proj_out.weight"])

@@ -1,17 +1,50 @@
-"""Trains the testbed's autoencoder and its reward on the procedural world."""
+"""The testbed's networks, untrained, with the shipped settings and tokenizers; training of autoencoder and reward."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, FluxPipeline
+from testbed_assets.captions import draw, meaning, neighbours, token_ids
+from torch import nn
 from torch.nn import functional
-from transformers import CLIPModel
+from transformers import CLIPModel, CLIPProcessor, PreTrainedModel
 
-from solrl_ray.testbed.captions import TokenTable, draw, meaning, neighbours
+from solrl_ray.testbed import world
 from solrl_ray.testbed.world import JITTERS, render
+
+ASSETS = Path(world.__file__).parent / "assets"
+
+
+def flux_pipeline(seed: int) -> FluxPipeline:
+    """An untrained pipeline in float32, evaluation mode, on the CPU; its weights depend on `seed` alone."""
+    shipped = FluxPipeline.from_pretrained(ASSETS / "pipeline", torch_dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        fresh = {name: _untrained(part) for name, part in shipped.components.items() if isinstance(part, nn.Module)}
+    fresh["vae"].register_to_config(shift_factor=0.0, scaling_factor=1.0)  # computed when it is trained
+    return FluxPipeline(**shipped.components | fresh)
+
+
+def reward_model(seed: int) -> tuple[CLIPModel, CLIPProcessor]:
+    """An untrained CLIP for 32 × 32 pictures and its processor; float32, evaluation mode, on the CPU."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = _untrained(CLIPModel.from_pretrained(ASSETS / "reward"))
+    return model, CLIPProcessor.from_pretrained(ASSETS / "reward")
+
+
+def _untrained(trained: Any) -> Any:
+    """A network of the same class and settings."""
+    kind, config = type(trained), trained.config
+    if isinstance(trained, PreTrainedModel):
+        return kind(config).float().eval()
+    settings = {key: value for key, value in config.items() if key != "_name_or_path"}
+    return kind.from_config(settings).eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +92,14 @@ def train_autoencoder(vae: AutoencoderKL, training: Training, device: torch.devi
     }
 
 
-def train_reward(model: CLIPModel, training: Training, heldout: torch.Tensor, device: torch.device) -> dict[str, float]:
+def train_reward(
+    model: CLIPModel, tokenizer: Any, training: Training, heldout: torch.Tensor, device: torch.device
+) -> dict[str, float]:
     """Trains `model` in place with in-batch contrast; every scene comes with a near miss.
 
     Scenes that mean one of `heldout` (int64 [B], see `captions.meaning`) are never shown.
     """
     generator = torch.Generator(device).manual_seed(training.seed)
-    table = TokenTable(device)
     model.to(device).train()
     heldout = heldout.to(device)
     with torch.no_grad():
@@ -83,7 +117,7 @@ def train_reward(model: CLIPModel, training: Training, heldout: torch.Tensor, de
         doubles = torch.lerp(pictures[:half], pictures[-half:].flip(0), weight)
         with bfloat16(device):
             images = image_features(model, _weathered(torch.cat([pictures, doubles]), generator))
-            texts = text_features(model, table.clip(scenes))
+            texts = text_features(model, token_ids(tokenizer, scenes))
         logits = 16.0 * texts @ images.T
         codes = meaning(scenes)
         same = codes[:, None] == codes[None, :]
@@ -95,7 +129,7 @@ def train_reward(model: CLIPModel, training: Training, heldout: torch.Tensor, de
         (by_text + by_image).backward()
         optimizer.step()
     model.eval()
-    return _judge_reward(model, table, generator)
+    return _judge_reward(model, tokenizer, generator)
 
 
 def image_features(model: CLIPModel, pictures: torch.Tensor) -> torch.Tensor:
@@ -104,15 +138,15 @@ def image_features(model: CLIPModel, pictures: torch.Tensor) -> torch.Tensor:
 
 
 def text_features(model: CLIPModel, ids: torch.Tensor) -> torch.Tensor:
-    """Unit-length text features [B, 64] of token ids [B, CLIP_TOKENS]."""
+    """Unit-length text features [B, 64] of token ids [B, 16]."""
     return functional.normalize(model.get_text_features(input_ids=ids).pooler_output.float(), dim=-1)
 
 
-def _judge_reward(model: CLIPModel, table: TokenTable, generator: torch.Generator) -> dict[str, float]:
+def _judge_reward(model: CLIPModel, tokenizer: Any, generator: torch.Generator) -> dict[str, float]:
     """Cosine of real pictures, of near misses, of unrelated pictures; and how often the right one wins."""
     scenes = draw(2048, generator)
     with torch.no_grad():
-        texts = text_features(model, table.clip(scenes))
+        texts = text_features(model, token_ids(tokenizer, scenes))
         right = (texts * image_features(model, draw_pictures(scenes, generator))).sum(1)
         near = (texts * image_features(model, draw_pictures(neighbours(scenes, generator), generator))).sum(1)
         far = (texts * image_features(model, draw_pictures(draw(2048, generator), generator))).sum(1)

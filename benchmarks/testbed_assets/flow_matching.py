@@ -6,9 +6,8 @@ x_t = (1 - t) x0 + t noise; the velocity's target is noise - x0; the timestep is
 1. *Flow matching* on the world's pictures. Deliberately imperfect: words of the captions are replaced at random, so the
    model draws recognisable scenes that often differ from the prompt, which leaves room for reinforcement learning.
 2. *Rectification* (rectified flow, arXiv 2209.03003): the model's own pairs of noise and picture are learned again,
-   with
-   weights disturbed as NVFP4 rounding would. Then this narrow network behaves as wide production models do: a picture
-   depends on the seed far more than on steps and precision.
+   with weights disturbed as NVFP4 rounding would. Then this narrow network behaves as wide production models do: a
+   picture depends on the seed far more than on steps and precision.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 
 import torch
 from diffusers import FluxPipeline
+from testbed_assets.captions import corrupt, draw, token_ids
+from testbed_assets.networks import Optimizer, Training, bfloat16, draw_pictures, without_meanings
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.quantization.formats import frozen_amax, quantize_weight
 from solrl_ray.sampling import schedules, solvers
-from solrl_ray.testbed.captions import TokenTable, corrupt, draw
-from solrl_ray.testbed.pretraining import Optimizer, Training, bfloat16, draw_pictures, without_meanings
 from solrl_ray.testbed.world import RESOLUTION
 
 IMAGE_TOKENS = 64
@@ -132,7 +131,6 @@ def _fit(
     disturbance: _RoundingNoise | None,
     device: torch.device,
 ) -> dict[str, float]:
-    table = TokenTable(device)
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     for module in modules:
         module.to(device).train()
@@ -146,7 +144,7 @@ def _fit(
         if disturbance is not None:
             disturbance.add()
         with bfloat16(device):
-            velocity = _velocity(pipeline, x_t, now.t, *_encode_captions(pipeline, table, now.captions))
+            velocity = _velocity(pipeline, x_t, now.t, *_encode_captions(pipeline, now.captions))
         loss = (velocity - (now.noise - now.x0)).square().mean()
         loss.backward()
         if disturbance is not None:
@@ -164,10 +162,10 @@ def _fit(
     return {"loss": smoothed.item(), "steps": training.steps}
 
 
-def _encode_captions(pipeline: FluxPipeline, table: TokenTable, scenes: Tensor) -> tuple[Tensor, Tensor]:
-    """The result of `FluxPipeline.encode_prompt` for the captions: [B, T5_TOKENS, width] and [B, width]."""
-    sequence = pipeline.text_encoder_2(table.t5(scenes))[0]
-    return sequence, pipeline.text_encoder(table.clip(scenes)).pooler_output
+def _encode_captions(pipeline: FluxPipeline, scenes: Tensor) -> tuple[Tensor, Tensor]:
+    """The result of `FluxPipeline.encode_prompt` for the captions: [B, 16, width] and [B, width]."""
+    sequence = pipeline.text_encoder_2(token_ids(pipeline.tokenizer_2, scenes))[0]
+    return sequence, pipeline.text_encoder(token_ids(pipeline.tokenizer, scenes)).pooler_output
 
 
 def _velocity(pipeline: FluxPipeline, x_t: Tensor, t: Tensor, sequence: Tensor, pooled: Tensor) -> Tensor:
@@ -187,12 +185,11 @@ def _velocity(pipeline: FluxPipeline, x_t: Tensor, t: Tensor, sequence: Tensor, 
 
 @torch.no_grad()
 def _sample(pipeline: FluxPipeline, scenes: Tensor, noise: Tensor, device: torch.device) -> Tensor:
-    table = TokenTable(device)
     grid = schedules.sigmas(SCHEDULE, PAIR_STEPS, IMAGE_TOKENS)
     latents = []
     for chunk, start in zip(scenes.split(8192), noise.split(8192), strict=True):
         with bfloat16(device):
-            sequence, pooled = _encode_captions(pipeline, table, chunk)
+            sequence, pooled = _encode_captions(pipeline, chunk)
 
         def velocity(x: Tensor, sigma: float, sequence: Tensor = sequence, pooled: Tensor = pooled) -> Tensor:
             with bfloat16(device):

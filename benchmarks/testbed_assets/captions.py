@@ -1,15 +1,15 @@
-"""Batches of scenes as integer tensors: drawing them, changing them, and their token ids, without any text.
+"""Batches of scenes as integer tensors: drawing them, changing them, and what they mean.
 
-A batch is int64 [B, 9], rows as `world.Scene.fields`. Pre-training draws millions of captions; tensors on the device
-avoid the tokenizers (a test compares the ids with theirs).
+A batch is int64 [B, 9], rows as `solrl_ray.testbed.world.Scene.fields`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from solrl_ray.testbed.wordpieces import CLIP_TOKENS, T5_TOKENS, clip_tokenizer, t5_tokenizer, words
-from solrl_ray.testbed.world import FIELD_VALUES, RELATIONS
+from solrl_ray.testbed.world import FIELD_VALUES, Scene
 
 _COUNTS = torch.tensor([len(values) for values in FIELD_VALUES])
 _FIRST, _RELATION, _SECOND = slice(1, 4), 4, slice(5, 8)
@@ -58,47 +58,11 @@ def meaning(fields: torch.Tensor) -> torch.Tensor:
     return torch.where(fields[:, 0] == 2, torch.minimum(code, mirrored_code), code)
 
 
-class TokenTable:
-    """Token ids of captions, exactly as the testbed's two tokenizers write them."""
-
-    def __init__(self, device: torch.device) -> None:
-        number = {word: index for index, word in enumerate(words())}
-        width = max(len(phrase.split()) for phrase in RELATIONS)
-        self._fields = []
-        for values in FIELD_VALUES:
-            rows = [[number[word] for word in phrase.split()] for phrase in values]
-            columns = width if values == tuple(RELATIONS) else 1
-            self._fields.append(torch.tensor([row + [-1] * (columns - len(row)) for row in rows], device=device))
-        self._a, self._on = number["a"], number["on"]
-        self._clip, self._t5 = clip_tokenizer(), t5_tokenizer()
-        self._clip_ids = torch.tensor([self._clip(word).input_ids[1] for word in number], device=device)
-        self._t5_ids = torch.tensor([self._t5(word).input_ids[0] for word in number], device=device)
-
-    def t5(self, fields: torch.Tensor) -> torch.Tensor:
-        """Ids of the T5 tokenizer, padded to `T5_TOKENS`: int64 [B, T5_TOKENS]."""
-        sentence = self._sentence(fields)
-        ids = torch.full((len(fields), T5_TOKENS), self._t5.pad_token_id, device=fields.device)
-        ids[:, : sentence.shape[1]] = torch.where(sentence >= 0, self._t5_ids[sentence], self._t5.pad_token_id)
-        ids[torch.arange(len(fields)), (sentence >= 0).sum(dim=1)] = self._t5.eos_token_id
-        return ids
-
-    def clip(self, fields: torch.Tensor) -> torch.Tensor:
-        """Ids of the CLIP tokenizer, padded to `CLIP_TOKENS`: int64 [B, CLIP_TOKENS]."""
-        sentence, end = self._sentence(fields), self._clip.eos_token_id
-        ids = torch.full((len(fields), CLIP_TOKENS), end, device=fields.device)
-        ids[:, 0] = self._clip.bos_token_id
-        ids[:, 1 : 1 + sentence.shape[1]] = torch.where(sentence >= 0, self._clip_ids[sentence], end)
-        return ids
-
-    def _sentence(self, fields: torch.Tensor) -> torch.Tensor:
-        """Word numbers of the captions, left-aligned, -1 after the last word."""
-        a, on = (torch.full((len(fields), 1), word, device=fields.device) for word in (self._a, self._on))
-        columns = [table[fields[:, 1 + i]] for i, table in enumerate(self._fields)]
-        second = torch.cat([columns[3], a, *columns[4:7]], dim=1)
-        second = torch.where((fields[:, 0] == 2)[:, None], second, -1)
-        sentence = torch.cat([a, *columns[:3], second, on, columns[7]], dim=1)
-        order = torch.argsort((sentence < 0).long(), dim=1, stable=True)
-        return sentence.gather(1, order)
+def token_ids(tokenizer: Any, scenes: torch.Tensor) -> torch.Tensor:
+    """Ids of the captions, padded: int64 [B, 16], on the scenes' device."""
+    texts = [Scene(tuple(row)).caption for row in scenes.tolist()]
+    ids: torch.Tensor = tokenizer(texts, padding="max_length", return_tensors="pt").input_ids
+    return ids.to(scenes.device)
 
 
 def _uniform_fields(count: int, generator: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,79 @@
+"""What scripts of published sizes share: places, checkpoints, command line options, clocks, and a watch on the GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+CONFIGS = HERE.parent / "configs"
+RESULTS = HERE / "results"
+MODELS = {
+    "flux": "flux1_dev.yaml",
+    "sd3": "sd35_large.yaml",
+    "sd3_medium": "sd35_medium.yaml",
+    "sana": "sana_1600m.yaml",
+    "qwen_image": "qwen_image.yaml",
+    "z_image": "z_image.yaml",
+}
+"""Name in `full_size.py` → file in configs/models."""
+PROMPTS = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
+STOP_SECONDS = 60.0
+"""For a run that is told to stop."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for solrl train")
+    parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments, with an absolute `--work`."""
+    arguments = parser.parse_args(argv)
+    arguments.work = arguments.work.absolute()
+    return arguments
+
+
+def make(model: str, work: Path, layers: int | None) -> None:
+    """Write the checkpoints of a model and of CLIPScore that are not there."""
+    for name in (model, "clip"):
+        if not (work / name).exists():
+            depth = ["--layers", str(layers)] if layers and name != "clip" else []
+            subprocess.run([sys.executable, HERE / "full_size.py", name, work / name, *depth], check=True)
+
+
+def checkpoints(model: str, work: Path) -> list[str]:
+    """Settings with which a run reads what `make` wrote."""
+    return [f"model.path='{work / model}'", f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]", PROMPTS]
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def run_until(command: Sequence[str | Path], seconds: float) -> int | None:
+    """Its exit status; None if it took longer and was stopped."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return None

@@ -1,0 +1,85 @@
+"""The map of shapes of an iteration: every shape can be run, what is searched next, and what is made of the runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapes
+from shapes import REFERENCE, SEEDS, Key, Shape
+
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
+
+
+def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
+    return {"iterations": [10 * n for n in range(len(reward))], "reward": list(reward), "ended": ended}
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 4, 0, 1), Shape(2, 8, 48, 3), Shape(4, 24, 48, 1), Shape(12, 24, 96, 6)])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_shape_is_a_valid_run_of_equal_optimiser_steps(shape: Shape, gpu: bool) -> None:
+    given = argparse.Namespace(root=Path("runs"), gpu=gpu, tiny=False, limit=7500.0)
+    config = Key(shape.name, 5e-4, 43).job(given).config
+    assert (config.run.seed, config.learner.optimizer.lr) == (43, 5e-4)
+    assert config.rollout.prompts == config.learner.updates * shape.prompts
+    assert shape.prompts * shape.chosen % config.learner.micro_batch == 0
+    assert (config.rollout.keep, config.rollout.pool) == (shape.chosen, shape.pool or shape.chosen)
+    assert is_one_stage(config) == (not shape.pool)
+    pool = pool_sampling(config)
+    assert bool(pool.pruning) == bool(shape.pool)
+    assert pool.pruning is None or shape.chosen <= pool.pruning.keep < shape.pool
+
+
+def test_more_samples_and_steps_are_charged_more_and_blackwell_less() -> None:
+    least, more, most = (Shape(*each).charged("flux1_dev") for each in ((2, 8, 0, 1), (2, 8, 48, 1), (2, 8, 48, 3)))
+    assert least < more < most < 3.5 * more
+    assert Shape(2, 8, 48, 1).charged("flux1_dev_b200") < more
+
+
+def test_time_to_a_share_of_the_way_is_read_between_evaluations() -> None:
+    half, never = run(0.45, 0.65, 0.95), run(0.45, 0.5)
+    assert shapes.iterations_to(half, 0.9) == pytest.approx(10 + 10 * 0.25 / 0.3)
+    assert shapes.iterations_to(never, 0.75) == math.inf
+
+
+def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
+    fast, slow, one = "4x1_8of48", "4x1_8of96", "4x1_8of8"
+    names = (fast, slow, one, REFERENCE)
+    first, second, third = (f"{rate:g}" for rate in shapes.RATES)
+    assert shapes.wanted("screen", {}, names) == [Key(name, shapes.RATES[0], SEEDS[0]) for name in names]
+    runs: shapes.Runs = {
+        fast: {first: {"42": run(0.45, 0.95)}},
+        slow: {first: {"42": run(0.45, 0.5, 0.55, 0.6, 0.95)}},  # four times as long
+        one: {first: {"42": run(0.45, 0.6, 0.95)}},
+        REFERENCE: {first: {"42": run(0.45, 0.5)}},
+    }
+    rates = {(key.shape, key.rate) for key in shapes.wanted("rates", runs, names)}
+    assert rates == {(name, rate) for name in (fast, one, REFERENCE) for rate in shapes.RATES[1:]}
+    runs[fast][second] = {"42": run(0.45, 0.5, 0.95)}
+    runs[one][third] = {"42": run(0.45, 0.95)}
+    seeds = shapes.wanted("seeds", runs, names)
+    assert {key.seed for key in seeds} == set(SEEDS)
+    best = {(fast, first), (slow, first), (one, third), (REFERENCE, first)}
+    assert {(key.shape, f"{key.rate:g}") for key in seeds} == best
+    assert {key.shape for key in shapes.wanted("long", runs, names) if key.long} == {fast, one}
+
+
+def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 50.0 if self.pool else 100.0)
+    two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9), "44": run(0.4, 0.9, ended="")}
+    one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
+    runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
+    long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87)}}}
+    found = shapes.summary({"runs": runs, "long": long})
+    assert found["best"] == {"two_stage": "4x1_8of48", "one_stage": "4x1_8of8"}
+    assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
+    middle, low, high = found["two_stage_over_one_stage"]
+    assert (middle, low, high) == pytest.approx((1000 / 750, 1.0, 2.0))
+    assert found["over_24_of_24"][0] is None  # one of its seeds never came so far
+    assert found["worst_fall"] == pytest.approx(0.03)
