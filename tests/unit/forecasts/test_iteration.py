@@ -196,7 +196,7 @@ def test_a_simulation_of_the_dispatcher_took_as_long(
     assert found.seconds == pytest.approx(simulated, rel=0.08)
 
 
-WHOLE = [row for row in json.loads((many_gpus.HERE / "results" / "many_gpus.json").read_text()) if not row["layers"]]
+WHOLE = [row for row in json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text()) if not row["layers"]]
 
 
 @pytest.mark.parametrize("row", WHOLE, ids=lambda row: row["variant"])
