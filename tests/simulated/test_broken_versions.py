@@ -6,13 +6,14 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.dispatch import selector_client
 from actors.dispatch.open_iteration import OpenIteration
 from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
@@ -103,16 +104,18 @@ def rebuilds_learners_from_revision_0(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_a_dead_selector_had_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
-    repeat = SelectorClient._repeat
+    repeat, acknowledge = SelectorClient._repeat, selector_client._acknowledge
 
     async def repeated(self: SelectorClient, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
         before = self._actor
         answer, large = await repeat(self, method, *arguments, what=what, parts=parts)
-        if method == "accept" and self._actor is not before:
-            return [Ack() for _ in answer], large
-        return answer, large
+        return ([] if method == "accept" and self._actor is not before else answer), large
+
+    def acknowledged(pending: Sequence[Any], acks: Sequence[Ack]) -> None:
+        acknowledge(pending if acks else [], acks)
 
     patch.setattr(SelectorClient, "_repeat", repeated)
+    patch.setattr(selector_client, "_acknowledge", acknowledged)
 
 
 def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
@@ -211,7 +214,7 @@ BROKEN: dict[Break, str] = {
     gives_units_to_workers_with_another_revision: "",
     waits_for_a_unit_without_a_deadline: "has not ended",
     rebuilds_learners_from_revision_0: "",
-    forgets_what_a_dead_selector_had_not_acknowledged: "",
+    forgets_what_a_dead_selector_had_not_acknowledged: "has not ended",
     counts_an_iteration_before_its_checkpoint: "",
     does_not_ask_for_a_lost_group_again: "has not ended",
     learns_from_groups_in_the_order_in_which_they_came: "digests",
