@@ -211,7 +211,7 @@ class Refusal:
 
     worker: str
     reason: str
-    """In words: a delta against another state, a damaged payload, weights that came out differently here."""
+    """In words: a damaged payload, or factors that the learner of its card does not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,8 @@ def _tensors(header: dict[str, Any], data: memoryview, what: str) -> dict[str, t
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+        if any(type(side) is not int for side in shape):
+            raise ValueError(f"{name} has shape {shape}")
         begin, size = end, math.prod(shape) * dtype.itemsize
         end += size
         if entry["data_offsets"] != [begin, end]:

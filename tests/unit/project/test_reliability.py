@@ -128,7 +128,7 @@ def test_continuous_integration_runs_both_commands() -> None:
 
 def test_levels_are_read_from_marks_of_files_functions_and_parameters() -> None:
     assert declared("chaos/test_memory.py") == {"test_memory_does_not_grow_over_200_iterations": frozenset({"slow"})}
-    assert levels("system/test_publishing.py", "…is_sent_whole…") == {"test", "faults"}
+    assert levels("system/test_publishing.py", "…is_sent_again…") == {"test", "faults"}
     assert levels("system/test_fallback.py", "test_each_low…resume") == {"slow"}
     assert levels("unit/scheduling/test_hedging.py", "test_a_unit_is_late…") == {"test"}
     assert levels("chaos/test_messages.py", "test_lost…") == {"faults"}
