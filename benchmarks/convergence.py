@@ -37,10 +37,10 @@ from variants import TABLES, VARIANTS
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
+from solrl_ray.forecasts.forecast import Forecast, forecast
+from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import read_run
-from solrl_ray.simulator.forecast import Forecast, forecast
-from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 from solrl_ray.storage.run_folder import RunFolder
 
 CONFIGS = REPOSITORY / "configs"
@@ -137,7 +137,7 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
 def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts) -> Forecast:
     config = load(files, settings)
     arithmetic = describe(config, facts)
-    return forecast(config, arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
+    return forecast(arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
 
 
 def released(arguments: argparse.Namespace) -> dict[str, float]:

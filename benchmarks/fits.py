@@ -10,49 +10,42 @@ from __future__ import annotations
 
 from solrl_ray.cli.models_on_cards import Verdict, published, verdicts
 from solrl_ray.errors import UserError
-from solrl_ray.simulator.forecast import moving_weights
-from solrl_ray.simulator.price_list import PriceList
-from solrl_ray.simulator.prices import Cluster, price_list, priced
+from solrl_ray.forecasts.forecast import forecast
+from solrl_ray.forecasts.price_list import PriceList
+from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 
 CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""
 
 
-def seconds(verdict: Verdict, prices: PriceList) -> float | None:
-    """Estimated seconds of an iteration: its stages in sequence, and frozen weights that come back. None if no similar
-    model was priced.
-    """
-    arithmetic = verdict.arithmetic
-    try:
-        stages = priced(arithmetic.config, arithmetic, prices, Cluster(gpu=prices.gpu)).stages
-    except UserError:
-        return None
-    work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
-    return work + stages.update + stages.merge + moving_weights(arithmetic, prices)
-
-
 def cell(verdict: Verdict, prices: PriceList) -> str:
     if not verdict.fits:
         return "–"
-    took = seconds(verdict, prices)
-    return ("fits" if took is None else f"{took / 60:.0f} min") + ", offload" * verdict.offloads
+    try:
+        made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration(), advise=False)
+        said = f"{made.seconds / 60:.0f} min"
+    except UserError:  # no similar model was priced
+        said = "fits"
+    return said + ", offload" * verdict.offloads
 
 
-def row(model: str, columns: dict[str, dict[str, str]]) -> str:
-    return f"| `{model}` | {' | '.join(columns[card][model] for card in CARDS)} |"
-
-
-def column(card: str) -> dict[str, str]:
-    """Model → cell."""
-    prices = price_list(card)
-    assert prices.card is not None
-    return {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.card, prices.fastest)}
+def minutes(prices: PriceList) -> str:
+    """Where a column's times are from."""
+    if not prices.like:
+        return "measured steps"
+    return "iterations compared" if prices.compared else "from the data sheet"
 
 
 def table() -> list[str]:
-    columns = {card: column(card) for card in CARDS}
-    head = [f"| `--gpu` | {' | '.join(CARDS)} |", "|---" * (len(CARDS) + 1) + "|"]
-    return head + [row(model, columns) for model in published()]
+    lists = {card: price_list(card) for card in CARDS}
+    columns = {}
+    for card, prices in lists.items():
+        assert prices.card is not None
+        found = {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.card, prices.fastest)}
+        columns[card] = [minutes(prices), *(found[model] for model in published())]
+    names = ["minutes are", *(f"`{model}`" for model in published())]
+    rows = [f"| {' | '.join(cells)} |" for cells in zip(names, *columns.values(), strict=True)]
+    return [f"| `--gpu` | {' | '.join(CARDS)} |", "|---" * (len(CARDS) + 1) + "|", *rows]
 
 
 if __name__ == "__main__":

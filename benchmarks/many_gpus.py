@@ -57,11 +57,11 @@ from solrl_ray.config.card_memory import cards
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.forecasts.forecast import forecast
+from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.learning.engine import free_port
 from solrl_ray.models.shapes import shipped
 from solrl_ray.report.trace import Span
-from solrl_ray.simulator.forecast import forecast
-from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
 SMALLER = 100.0
@@ -273,7 +273,7 @@ def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict
     prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
     assert prices.card is not None
     arithmetic = fitting.check(describe(fitting.settled(config, facts, prices.card), facts), prices.card)
-    made = forecast(arithmetic.config, arithmetic, prices, cluster, orchestration(), advise=False)
+    made = forecast(arithmetic, prices, cluster, orchestration(), advise=False)
     peaks = [round(card.peak / 1e9, 1) for card in cards(arithmetic)]
     offload = bool(arithmetic.config.fleet.offload)
     return {"prices": card, "seconds": made.seconds, "parts": made.parts, "offload": offload, "peak_gb": peaks}

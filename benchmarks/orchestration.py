@@ -51,7 +51,6 @@ from solrl_ray.records import (
     WorkUnit,
 )
 from solrl_ray.sampling.noise import uniform
-from solrl_ray.simulator.scenario import Orchestration, Scenario, Stages
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import read
@@ -261,20 +260,6 @@ def sleeping_classes(explorer: type = SleepingExplorer) -> ActorClasses:
         explorer=explorer,
         regenerator=SleepingRegenerator,
         learner=SleepingLearner,
-    )
-
-
-def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SHORT) -> Scenario:
-    """What `measure` runs, to be simulated."""
-    return Scenario(
-        prompts=work.prompts,
-        pool=work.units * MICRO_BATCH,
-        keep=KEEP,
-        unit=MICRO_BATCH,
-        explorers=explorers,
-        regenerators=explorers,
-        stages=Stages(explore=stage, regenerate=stage, update=stage),
-        orchestration=costs,
     )
 
 

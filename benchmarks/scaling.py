@@ -1,27 +1,25 @@
-"""What would fleets cost that nobody has at hand? The live run's dispatcher, iteration state and worker states in
-virtual time.
+"""What do fleets cost that nobody has at hand, and how far is a plan from real iterations?
 
-    python benchmarks/scaling.py                 # all questions below, simulated: CPU alone, minutes
-    python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray and a real selector
-    python benchmarks/scaling.py --validate      # simulated beside real runs with stages that sleep
+    python benchmarks/scaling.py                 # plans of FLUX.1-dev on up to 10,000 cards, candidates a second
+    python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray: for controller.yaml
+    python benchmarks/scaling.py --validate      # a plan beside real runs with stages that sleep
 
 FLUX.1-dev at 512 px by the published method, which finishes all previews, with the stage times of
-`price_lists/h200.yaml`. Its steps, decoding and rewards are measured; the learner's passes, revisions, checkpoints, the
-network and restarts are estimates. Questions: weak scaling (a prompt an explorer), stragglers, failures, fan-out of a
-revision, the best split of a number of GPUs, the controller's share, and candidates a second through the selector.
+`price_lists/h200.yaml`. Its steps, decoding and rewards are measured; the learner's passes, revisions, checkpoints and
+the network are estimates.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import math
+import os
 import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,13 @@ from actors.workers.selector import Selector
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.records import Address, UnitResult
+from solrl_ray.forecasts.forecast import Forecast, forecast
+from solrl_ray.forecasts.iteration import Orchestration, Stages, iteration
+from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
+from solrl_ray.records import Address, UnitResult, WorkUnit
 from solrl_ray.sampling.noise import uniform
+from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
-from solrl_ray.simulator.forecast import scenario
-from solrl_ray.simulator.prices import Cluster, orchestration, price_list, priced
-from solrl_ray.simulator.scenario import Disturbances, Orchestration, Scenario
-from solrl_ray.simulator.simulation import Simulation
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,11 +45,12 @@ FLUX = ModelFacts(
     packed_bytes=1_008_599_040,
     touched_parameters=1_793_064_960,
 )
-CLUSTER = Cluster(gpu="h200", spread=0.05)
-EXPLORERS = (1, 4, 16, 64, 256, 1024, 4096, 10_000)
-HEDGES = (0.0, 3.0, 2.0)
-"""Medians of a unit's stage after which an idle worker does it as well, where a straggler needs three; 0: never."""
-LEARNERS = (8, 16, 32, 64, 128, 256, 512, 1024)
+CLUSTER = Cluster(gpu="h200")
+CARDS = (1, 8, 64, 256, 1024, 4096, 10_000)
+TOGETHER, ROUNDS = 32, 60
+"""Messages that are sent together, and how often."""
+SECONDS, ITERATIONS = 0.1, 12
+"""Of the stages of the real runs of `--calibrate`, and of which the first is not counted."""
 Rows = list[dict[str, Any]]
 
 
@@ -68,131 +67,34 @@ def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48, pl
     return load(files, overrides)
 
 
-def made(explorers: int, regenerators: int, learners: int, prompts: int = 48, placement: str = "split") -> Scenario:
-    config = flux(explorers, regenerators, learners, prompts, placement)
-    cost = priced(config, describe(config, FLUX), price_list(CLUSTER.gpu), CLUSTER)
-    return scenario(config, cost, CLUSTER, orchestration())
-
-
-def mean_seconds(simulated: Scenario, iterations: int = 1) -> float:
-    return statistics.fmean(iteration.seconds for iteration in Simulation(simulated).run(iterations))
-
-
-def overhead(simulated: Scenario) -> float:
-    """Share of an iteration that a controller without costs would save."""
-    seconds = mean_seconds(simulated)
-    return 1 - mean_seconds(replace(simulated, orchestration=Orchestration())) / seconds
+def planned(*fleet: Any) -> Forecast:
+    config = flux(*fleet)
+    return forecast(describe(config, FLUX), price_list(CLUSTER.gpu), CLUSTER, orchestration(), advise=False)
 
 
 def weak_scaling() -> Rows:
+    """A prompt a card."""
     rows = []
-    for explorers in EXPLORERS:
-        began = time.process_time()
-        simulated = made(explorers, explorers, min(1024, max(8, explorers)), prompts=explorers)
-        iteration = Simulation(simulated).iterate()
-        free = Simulation(replace(simulated, orchestration=Orchestration())).iterate()
-        cpu = time.process_time() - began
-        rows.append(
-            {
-                "explorers": explorers,
-                "rollout": iteration.rollout,
-                "without_controller": free.rollout,
-                "controller_busy": iteration.busy["controller"] / iteration.rollout,
-                "cpu_seconds": cpu / 2,
-            }
-        )
-    return [row | {"efficiency": rows[0]["rollout"] / row["rollout"]} for row in rows]
-
-
-def stragglers() -> Rows:
-    """Without and with late units that an idle worker does as well."""
-    base, rows = made(64, 32, 64), []
-    for share in (0.0, 0.01, 0.05, 0.1, 0.2):
-        disturbed = replace(base, disturbances=Disturbances(spread=0.05, slow_share=share, slow_factor=3.0))
-        row = {"slow_share": share, "factor": 3.0}
-        for hedge in HEDGES:
-            runs = [Simulation(replace(disturbed, seed=seed, hedge=hedge)).iterate() for seed in range(10)]
-            name = f"rollout_hedge_{hedge:g}" if hedge else "rollout"
-            row[name] = statistics.fmean(run.rollout for run in runs)
-        rows.append(row)
+    for cards in CARDS:
+        made = planned(cards, cards, cards, cards, "colocated")
+        parts = {name: seconds for name, seconds in made.parts.items() if name != "checkpoint"}
+        rows.append({"cards": cards, "seconds": made.seconds, **parts, "controller_busy": made.busy["controller"]})
     return rows
 
 
-def failures() -> Rows:
-    base, rows = made(256, 48, 64, prompts=256), []
-    for hours in (math.inf, 1000.0, 100.0, 10.0):
-        disturbed = replace(base, disturbances=Disturbances(spread=0.05, mtbf=hours * 3600, restart=60.0))
-        iterations = list(Simulation(disturbed).run(8))
-        rows.append(
-            {
-                "mtbf_hours": hours if math.isfinite(hours) else None,
-                "seconds": statistics.fmean(i.seconds for i in iterations),
-                "lost_an_iteration": statistics.fmean(i.lost for i in iterations),
-            }
-        )
-    return rows
-
-
-def fan_out() -> Rows:
-    """Until the last of the nodes has a revision of the size of FLUX.1-dev's mean one."""
-    network = made(8, 8, 8).network
-    assert network is not None
-    return [
-        {"nodes": nodes, "fanout": fanout, "seconds": replace(network, fanout=fanout).arrival(nodes - 1, nodes)}
-        for nodes in (8, 128, 1250)
-        for fanout in (1, 2, 4, 8, nodes)
-    ]
-
-
-def best_split() -> Rows:
-    """The fastest of the tried splits, none with more than a regenerator a prompt; and one process a GPU."""
+def splits() -> Rows:
+    """48 prompts: the fastest split tried, none with more than a regenerator a prompt; and one process a GPU."""
     rows = []
-    for gpus in LEARNERS:
+    for gpus in (8, 16, 32, 64, 128, 256):
         tried = []
         for learners in sorted({max(1, round(gpus * share)) for share in (0.25, 0.375, 0.5, 0.625, 0.75)}):
             for part in (0.1, 0.2, 0.35, 0.5):
                 regenerators = min(48, max(1, round((gpus - learners) * part)))
-                explorers = gpus - learners - regenerators
-                if explorers > 0:
-                    seconds = mean_seconds(made(explorers, regenerators, learners))
-                    tried.append((seconds, explorers, regenerators, learners))
-        seconds, explorers, regenerators, learners = min(tried)
-        shared = mean_seconds(made(gpus, gpus, gpus, placement="colocated"))
-        rows.append(
-            {
-                "gpus": gpus,
-                "split_seconds": seconds,
-                "explorers": explorers,
-                "regenerators": regenerators,
-                "learners": learners,
-                "colocated_seconds": shared,
-            }
-        )
+                if explorers := gpus - learners - regenerators:
+                    tried.append(planned(explorers, regenerators, learners).seconds)
+        one_process = planned(gpus, gpus, gpus, 48, "colocated").seconds
+        rows.append({"gpus": gpus, "split": min(tried), "one_process": one_process})
     return rows
-
-
-def controller_share() -> Rows:
-    """Stages of 1 s, two units a prompt, and with as many an explorer as the published run has on four of them; and
-    FLUX.1-dev's stages."""
-    rows = []
-    for explorers in (1, 4, 16, 64, 256, 1000):
-        stages = made(explorers, math.ceil(explorers / 2), max(8, explorers), prompts=max(8, explorers))
-        rows.append(
-            {
-                "explorers": explorers,
-                "stages_of_1_s": overhead(sleeping(explorers, max(8, 2 * explorers), 2)),
-                "published_size": overhead(sleeping(explorers, 12 * explorers, 4)),
-                "flux": overhead(stages),
-            }
-        )
-    return rows
-
-
-def sleeping(explorers: int, prompts: int, units: int, stage: float = 1.0) -> Scenario:
-    """Stages of one length, as `orchestration.py` has them."""
-    import orchestration as benchmark  # which sets up Ray
-
-    return benchmark.scenario(explorers, stage, orchestration().seconds(), benchmark.Work(prompts, units))
 
 
 def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[UnitResult]]:
@@ -243,62 +145,97 @@ def selector_throughput(prompts: int = 400) -> Rows:
 
 QUESTIONS: dict[str, Callable[[], Rows]] = {
     "weak_scaling": weak_scaling,
-    "stragglers": stragglers,
-    "failures": failures,
-    "fan_out": fan_out,
-    "best_split": best_split,
-    "controller_share": controller_share,
+    "splits": splits,
     "selector_throughput": selector_throughput,
 }
 
 
 def show(name: str, rows: Rows) -> None:
     print(f"\n{name}")
-    print("  ".join(f"{key:>18}" for key in rows[0]))
+    print("  ".join(f"{key[:18]:>18}" for key in rows[0]))
     for row in rows:
-        print("  ".join(f"{'-' if v is None else f'{v:.4g}' if isinstance(v, float) else v:>18}" for v in row.values()))
+        print("  ".join(f"{value:>18.4g}" for value in row.values()))
+
+
+def slept(explorers: int, stage: float, iterations: int, costs: Orchestration, work: Any) -> tuple[float, float]:
+    """Seconds of a real iteration with stages that sleep, and of its plan."""
+    import orchestration as benchmark
+
+    with tempfile.TemporaryDirectory() as root:
+        measured = benchmark.measure(explorers, stage, iterations, Path(root), work)["measured_seconds"]
+        config = benchmark.sleeping_config(explorers, stage, iterations, Path(root), work)
+    return measured, iteration(config, Stages(explore=stage, regenerate=stage, update=stage), costs).seconds
 
 
 def validate(seconds: list[float], explorers: list[int], iterations: int) -> None:
-    """Real runs with sleeping stages beside the same scenario, whose costs come from `--calibrate`."""
+    """Real runs with sleeping stages beside their plans, whose costs come from `--calibrate`."""
     import orchestration as benchmark
-    import ray
 
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
     rows = []
     for stage in seconds:
         for count in explorers:
-            with tempfile.TemporaryDirectory() as root:
-                measured = benchmark.measure(count, stage, iterations, Path(root))["measured_seconds"]
-            simulated = sleeping(count, benchmark.SHORT.prompts, benchmark.SHORT.units, stage)
-            predicted = mean_seconds(simulated, 2)
-            rows.append(
-                {
-                    "stage_seconds": stage,
-                    "explorers": count,
-                    "measured": measured,
-                    "simulated": predicted,
-                    "error": predicted / measured - 1,
-                }
-            )
+            measured, told = slept(count, stage, iterations, orchestration().seconds(), benchmark.SHORT)
+            row = {"stage_seconds": stage, "explorers": count, "measured": measured, "planned": told}
+            rows.append(row | {"error": told / measured - 1})
             show("validation", rows[-1:])
-    write("scaling_validation", {"validation": rows})
+    content = {"python": platform.python_version(), "cores": os.cpu_count(), "validation": rows}
+    (RESULTS / "scaling_validation.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def write(name: str, content: dict[str, Any]) -> None:
-    import os
+class Echo:
+    """Answers at once."""
 
-    RESULTS.mkdir(exist_ok=True)
-    conditions = {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "controller": orchestration().model_dump(),
-        "cluster": CLUSTER.model_dump(),
-        "stages": asdict(made(1, 1, 8).stages),
-    }
-    text = json.dumps({"conditions": conditions} | content, indent=1)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    def done(self, unit: WorkUnit) -> WorkUnit:
+        return unit
+
+
+async def message_seconds() -> float:
+    """Median CPU time of the controller's thread for choosing a worker for a unit, sending it and taking the answer.
+    Wall time would count who else wants this machine's cores.
+    """
+    import ray
+
+    actor, seconds = ray.remote(Echo).options(num_cpus=0).remote(), []
+    for number in range(ROUNDS):
+        dispatcher = Dispatcher(max_inflight=2, hedge=3.0, strikes=3)
+        for worker in range(TOGETHER):
+            dispatcher.ready(f"explorer-{worker}", "explorers", ("old", number))
+        units = [
+            WorkUnit(stage="explore", iteration=number, revision=number, prompt_id=f"{each:016x}", indices=(0,))
+            for each in range(TOGETHER)
+        ]
+        began = time.thread_time()
+        dispatcher.add(units, batch="", pool="explorers")
+        given = dispatcher.assign(0.0)
+        for answer in [actor.done.remote(each.unit) for each in given]:
+            await answer
+        for each in given:
+            dispatcher.answered(each.worker, each.unit, now=1.0, seconds=1.0)
+            dispatcher.done(each.unit)
+        seconds.append((time.thread_time() - began) / TOGETHER)
+    return statistics.median(seconds)
+
+
+def calibrate() -> None:
+    """Print the lines of ``price_lists/controller.yaml``, milliseconds: a message, and what it does not explain of real
+    iterations with one explorer and short stages, of each unit and of the whole."""
+    import orchestration as benchmark
+    import ray
+
+    costs = Orchestration(message=asyncio.run(message_seconds()))
+    units, unexplained = [], []
+    for work in (benchmark.SHORT, benchmark.Work(16, 3)):
+        measured, told = slept(1, SECONDS, ITERATIONS, costs, work)
+        units.append(work.prompts * work.units)
+        unexplained.append(measured - told)
+    gap = max(0.0, (unexplained[1] - unexplained[0]) / (units[1] - units[0]))
+    costs = costs.model_copy(update={"gap": gap, "iteration": max(0.0, unexplained[0] - units[0] * gap)})
+    print(
+        f'conditions: "median of {ROUNDS} x {TOGETHER} calls, Ray {ray.__version__}, Python '
+        f'{platform.python_version()}, {os.cpu_count()} cores; load average {os.getloadavg()[0]:.1f}"'
+    )
+    for name, seconds in costs.model_dump().items():
+        print(f"{name}: {1000 * seconds:.4f}")
 
 
 def main() -> None:
@@ -309,18 +246,18 @@ def main() -> None:
     parser.add_argument("--explorers", type=int, nargs="+", default=[1, 2, 4], help="for --validate")
     parser.add_argument("--iterations", type=int, default=4, help="for --validate; the first one is not counted")
     arguments = parser.parse_args()
-    if arguments.calibrate:
-        from controller_costs import calibrate
+    if arguments.calibrate or arguments.validate:
+        import orchestration as benchmark  # noqa: F401  (it sets up Ray)
+        import ray
 
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    if arguments.calibrate:
         calibrate()
     elif arguments.validate:
         validate(arguments.seconds, arguments.explorers, arguments.iterations)
     else:
-        results = {}
         for name, question in QUESTIONS.items():
-            results[name] = question()
-            show(name, results[name])
-        write("scaling", results)
+            show(name, question())
 
 
 if __name__ == "__main__":

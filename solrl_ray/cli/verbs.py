@@ -26,8 +26,8 @@ from solrl_ray.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from solrl_ray.config.arithmetic import Arithmetic
-    from solrl_ray.simulator.price_list import PriceList
-    from solrl_ray.simulator.prices import Cluster
+    from solrl_ray.forecasts.price_list import PriceList
+    from solrl_ray.forecasts.prices import Cluster
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -97,13 +97,13 @@ def _with_smaller_models(error: TooSmall, prices: PriceList | None) -> UserError
 def _prices(arguments: argparse.Namespace) -> tuple[Cluster, PriceList] | None:
     if not (arguments.gpu or arguments.machines):
         return None
-    from solrl_ray.simulator.prices import cluster_and_prices
+    from solrl_ray.forecasts.prices import cluster_and_prices
 
     return cluster_and_prices(arguments.machines, arguments.gpu)
 
 
 def _print_times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> None:
-    from solrl_ray.simulator.forecast import times
+    from solrl_ray.forecasts.forecast import times
 
     try:
         print(times(arithmetic, cluster, prices), flush=True)

@@ -12,6 +12,7 @@ Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,13 +93,7 @@ def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
     config, facts = arithmetic.config, arithmetic.facts
     if facts is None:
         return ()
-    filled: list[tuple[float, list[tuple[str, ...]]]] = []
-    for roles, share in _in_turn(config):
-        place = next((i for i, (used, _) in enumerate(filled) if used + share <= 1 + 1e-6), len(filled))
-        if place == len(filled):
-            filled.append((0.0, []))
-        filled[place] = (filled[place][0] + share, [*filled[place][1], roles])
-    kinds = dict.fromkeys(tuple(sorted(processes)) for _, processes in filled)
+    kinds = dict.fromkeys(tuple(sorted(processes)) for processes in _placed(config))
     found = [
         CardMemory(
             processes=tuple(_process(arithmetic, facts, roles) for roles in kind),
@@ -107,6 +102,27 @@ def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
         for kind in kinds
     ]
     return tuple(sorted(found, key=lambda card: -card.peak))
+
+
+def gpus(config: Config) -> int:
+    """GPUs of the whole fleet; an explorer, regenerator or learner rank without one counts as one, for forecasts."""
+    pools = [
+        (config.learner.world_size, config.fleet.learners),
+        *((pool.count, pool) for pool in apart(config).values()),
+    ]
+    beyond_one = sum(count * (max(1, math.ceil(worker.num_gpus)) - 1) for count, worker in pools)
+    return len(_placed(config)) + beyond_one + sum(count for count, worker in pools if not worker.num_gpus)
+
+
+def _placed(config: Config) -> list[list[tuple[str, ...]]]:
+    """The roles of the processes on each card."""
+    filled: list[tuple[float, list[tuple[str, ...]]]] = []
+    for roles, share in _in_turn(config):
+        place = next((i for i, (used, _) in enumerate(filled) if used + share <= 1 + 1e-6), len(filled))
+        if place == len(filled):
+            filled.append((0.0, []))
+        filled[place] = (filled[place][0] + share, [*filled[place][1], roles])
+    return [processes for _, processes in filled]
 
 
 def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:

@@ -11,13 +11,13 @@ import many_gpus
 import pytest
 from results_page import BLOCKS
 
+from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
-from solrl_ray.simulator.forecast import gpus
 
 
 def configured(**changes: Any) -> Config:

@@ -15,7 +15,7 @@ from results_page import BLOCK, BLOCKS, PAGE, render
 from time_to_target import comparisons
 from variants import TABLES
 
-from solrl_ray.simulator.prices import price_list
+from solrl_ray.forecasts.prices import price_list
 
 FIGURE = re.compile(r"\d+\.\d+|\d+ ?%|\d ?×")
 

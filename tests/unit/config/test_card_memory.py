@@ -21,6 +21,7 @@ from solrl_ray.config.card_memory import (
     REGENERATE,
     Process,
     cards,
+    gpus,
 )
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
@@ -87,6 +88,15 @@ LEARNS = 1.1 * 3 * (0.1 + 0.5 * 0.9)
 STAGED = 1.1 * 0.1
 ENCODES = 2 * 0.3
 SPLIT = "fleet={placement: split, explorers: {num_gpus: 0.5}, regenerators: {num_gpus: 0.5}, learners: {num_gpus: 1}}"
+
+COLOCATED = (
+    "fleet={{placement: colocated, explorers: {{count: {0}, num_gpus: 1}}, regenerators: {{count: {0}, num_gpus: 1}}, "
+    "learners: {{num_gpus: 1}}}}"
+)
+SHARING = (
+    "fleet={{explorers: {{count: 2, num_gpus: {0}}}, regenerators: {{count: 2, num_gpus: {0}}}, "
+    "learners: {{num_gpus: 1}}}}"
+)
 
 
 def gigabytes(process: Process) -> dict[str, float]:
@@ -213,3 +223,21 @@ def test_flux_fits_a_card_of_80_gb_with_nothing_moved() -> None:
 @pytest.mark.parametrize("row", list(card_peaks.compared()), ids=lambda row: f"{row.kind} {row.run}")
 def test_measured_peaks_are_foretold(row: card_peaks.Compared) -> None:
     assert abs(row.off) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (("fleet={explorers: {count: 3}, regenerators: {count: 2}}", "learner.world_size=4"), 9),  # no share: one each
+        ((COLOCATED.format(8), "learner.world_size=8"), 8),
+        ((COLOCATED.format(8), "learner.world_size=16"), 16),
+        ((COLOCATED.format(16), "learner.world_size=8"), 8 + 2 * 8),  # who is beyond the ranks has another
+        ((SHARING.format(0.5), "learner.world_size=4"), 2 + 4),
+        ((SHARING.format(0.6), "learner.world_size=4"), 4 + 4),
+        ((SHARING.format(2), "learner.world_size=4"), 2 * 4 + 4),
+        ((SHARING.format(1), "learner.world_size=4", "fleet.encoders={count: 2, num_gpus: 1}"), 4 + 4 + 2),
+    ],
+)
+def test_the_gpus_of_a_fleet_are_counted(settings: tuple[str, ...], count: int) -> None:
+    config = planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", *settings, facts=FACTS).config
+    assert gpus(config) == count

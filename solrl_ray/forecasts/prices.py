@@ -10,22 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 
-from solrl_ray.config import problems, yaml_text
+from solrl_ray.config import fitting, problems, yaml_text
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
-from solrl_ray.config.pools import is_colocated, needs_packed
+from solrl_ray.config.pools import REGENERATORS, explorers_in_all, is_colocated, needs_packed, on_cards
 from solrl_ray.config.schema import Config
-from solrl_ray.config.section import AboveZero, Positive, Section, Share
+from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
-from solrl_ray.simulator.other_cards import scaled_from
-from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, PriceList
-from solrl_ray.simulator.scenario import Network, Orchestration, Stages
+from solrl_ray.forecasts.iteration import Orchestration, Stages
+from solrl_ray.forecasts.price_list import Figure, ModelCosts, PriceList, scaled_from
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
@@ -34,9 +33,10 @@ SAME_SHARE = 0.02
 """Shares of quantised weights that differ by at most this count as the same."""
 SCALABLE = 8.0
 """Largest factor of work for scaling a figure to another model."""
-MERGE_SECONDS, MERGED = 1.0, 1.79e9
-"""Estimate until measured: seconds in which a card that learns merges, quantises and proves a revision that touches so
-many weights, which are FLUX.1-dev's.
+ON_ITS_CARD, TOUCHED = 1.0, 1.79e9
+"""Seconds beside rollout and update in which a card that learns makes a revision its own, and weights that LoRA
+touches, of FLUX.1-dev: 0.8 to 1.3 s an iteration on an H100 (``rehearsal_flux.json``), controller included. A third of
+it is merging, quantising and proving; most of the rest is the learner's state on its way to the store.
 """
 DELTA_SHARE = 0.07
 """Assumed size of a compressed delta between packed revisions, relative to the whole."""
@@ -54,12 +54,6 @@ class Cluster(Section):
     """Bandwidth of a node through the object store."""
     fanout: Positive = 2
     """Nodes to which a holder of a revision sends it at a time."""
-    spread: Share | None = None
-    """Standard deviation of the logarithm of a unit's time; null: none."""
-    mtbf_hours: AboveZero | None = None
-    """Mean hours between failures of one worker; null: no failures."""
-    restart_seconds: AboveZero = 60.0
-    """From a worker's loss to its replacement's first revision."""
 
 
 class OrchestrationCosts(Orchestration):
@@ -77,9 +71,10 @@ class Priced:
     """A configuration's stages, and the figures used."""
 
     stages: Stages
-    network: Network
     figures: dict[str, Figure]
     """Purpose → the figure, scaled if needed."""
+    from_data_sheet: bool
+    """Whether nothing was measured on such a card."""
 
 
 def shipped_lists() -> list[str]:
@@ -148,13 +143,14 @@ def read_part(path: Path, kind: type[P]) -> P:
         raise UserError(f"{path}: {key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}.") from None
 
 
-def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
+def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
     """Seconds of each stage. Raises UserError if the list lacks the model or tier.
 
     The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
     times its bytes), and before them the transfer of samples to its node.
     """
     assert arithmetic.facts is not None
+    config = arithmetic.config
     costs = _model_costs(config, arithmetic.facts, prices)
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
@@ -176,12 +172,12 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         "forward without gradient": forward,
         "writing a checkpoint": costs.checkpoint,
     }
-    merge = costs.merge or _merge(arithmetic.facts)
+    merge = costs.merge or _on_its_card(arithmetic.facts)
     packed = needs_packed(config, config.fleet.explorers.count)
     if packed:
         figures |= {"making a revision": costs.publication, "loading it on a worker": costs.load}
     if is_colocated(config.fleet):
-        figures["merging and proving a revision on its own card"] = merge
+        figures["a revision on its own card"] = merge
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
     stages = Stages(
@@ -190,22 +186,17 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,
         publication=costs.publication.ms / 1000 * packed,
-        load=costs.load.ms / 1000,
+        load=costs.load.ms / 1000 + _way(config, arithmetic, cluster),
         merge=merge.ms / 1000,
+        onload=fitting.seconds(arithmetic, prices.card.host_link) if prices.card else 0.0,
     )
-    network = Network(
-        payload=_payload(config, arithmetic),
-        bandwidth=cluster.gigabytes_per_second * 1e9,
-        workers_per_node=cluster.gpus_per_node,
-        fanout=cluster.fanout,
-    )
-    return Priced(stages=stages, network=network, figures=figures)
+    return Priced(stages=stages, figures=figures, from_data_sheet=costs.from_data_sheet)
 
 
-def _merge(facts: ModelFacts) -> Figure:
-    seconds = MERGE_SECONDS * max(1, facts.touched_parameters) / MERGED
-    source = f"assumed: {MERGE_SECONDS:g} s of FLUX.1-dev, by the weights that LoRA touches"
-    return Figure(ms=1000 * seconds, measured=False, source=source)
+def _on_its_card(facts: ModelFacts) -> Figure:
+    touched = max(1, facts.touched_parameters)
+    source = f"{ON_ITS_CARD:g} s measured of FLUX.1-dev on an H100, by the weights that LoRA touches"
+    return Figure(ms=1000 * ON_ITS_CARD * touched / TOUCHED, measured=False, source=source)
 
 
 def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
@@ -247,22 +238,15 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
             "with --gpu FILE."
         )
     listed = work[nearest]
+    weights = facts.parameters / listed.parameters
 
-    def scaled(figure: Figure, factor: float = nearest, ratio: str = "parameters x image tokens") -> Figure:
-        source = f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}"
-        return figure.model_copy(update={"ms": figure.ms * factor, "measured": False, "source": source})
+    def scaled(name: str, figure: Figure) -> Figure:
+        by_weights = name in ("publication", "load", "merge", "checkpoint")
+        factor, ratio = (weights, "parameters") if by_weights else (nearest, "parameters x image tokens")
+        return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
-    by_work = ("decode_and_reward", "forward", "backward", "backward_checkpointed")
-    figures: dict[str, Any] = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
-    if listed.compiled:
-        figures["compiled"] = CompiledPasses(**{name: scaled(figure) for name, figure in listed.compiled})
-    for name in ("publication", "load", "merge", "checkpoint"):
-        if figure := getattr(listed, name):
-            figures[name] = scaled(figure, facts.parameters / listed.parameters, "parameters")
-    figures["steps"] = {tier: scaled(figure) for tier, figure in listed.steps.items()}
-    figures["scopes"] = {tier: tuple(map(scaled, steps)) for tier, steps in listed.scopes.items()}
     size = {"parameters": facts.parameters, "resolution": model.resolution}
-    return listed.model_copy(update={**figures, **size})
+    return listed.each(scaled).model_copy(update=size)
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:
@@ -293,6 +277,24 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
     nodes = math.ceil(ranks / cluster.gpus_per_node)
     gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.updates
     return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
+
+
+def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
+    """Seconds until the last node of working explorers has a revision; those on cards need none.
+
+    A holder sends it to `fanout` others at a time: a round multiplies the holders by fanout + 1 and takes as long as
+    one node needs to send `fanout` copies. Regenerators' nodes are served last.
+    """
+    units = config.rollout.prompts * pool_sampling(config).units
+    alone = explorers_in_all(config.fleet) - on_cards(config, "explorers")
+    regenerators = config.fleet.regenerators.count - on_cards(config, REGENERATORS)
+    nodes = sum(math.ceil(count / cluster.gpus_per_node) for count in (alone, regenerators))
+    working = math.ceil(min(alone, units) / cluster.gpus_per_node)
+    if not working:
+        return 0.0
+    fanout = min(cluster.fanout, nodes)
+    rounds = math.ceil(math.log(working + 1, fanout + 1) - 1e-9)
+    return rounds * fanout * _payload(config, arithmetic) / (cluster.gigabytes_per_second * 1e9)
 
 
 def _payload(config: Config, arithmetic: Arithmetic) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.simulator.prices import price_list, shipped_lists
+from solrl_ray.forecasts.prices import price_list, shipped_lists
 
 
 def test_what_multiplies_is_scaled_by_tflops_and_what_moves_memory_by_bandwidth() -> None:

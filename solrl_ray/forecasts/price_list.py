@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pydantic import Field
 
 from solrl_ray.config.fitting import HOST_LINK, Card
 from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
+
+MOVES = ("decode_and_reward", "publication", "load", "merge")
+"""Figures that memory bandwidth limits. A checkpoint is limited by neither card's speed; matrix products limit all
+others.
+"""
 
 
 class Figure(Section):
@@ -22,6 +30,10 @@ class Figure(Section):
         """In words, with three digits."""
         ms = float(f"{self.ms:.3g}")
         return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
+
+    def scaled(self, factor: float, source: str) -> Figure:
+        """An estimate by this one."""
+        return self.model_copy(update={"ms": self.ms * factor, "measured": False, "source": source})
 
 
 class CompiledPasses(Section):
@@ -72,8 +84,24 @@ class ModelCosts(Section):
     load: Figure
     """Verifying, swapping in and proving it on a worker that has received it."""
     merge: Figure | None = None
-    """Merging, quantising and proving it on a card that also learns; None: estimated (`prices.MERGE_SECONDS`)."""
+    """Making, merging, quantising and proving it on a card that also learns; None: by `prices.ON_ITS_CARD`."""
     checkpoint: Figure
+    from_data_sheet: bool = False
+    """Whether all of it is scaled from another card by data sheets (`scaled_from`), and no iteration was compared."""
+
+    def each(self, change: Callable[[str, Figure], Figure]) -> ModelCosts:
+        """With every figure changed; `change` is given the name of its field, and the figure."""
+
+        def changed(name: str, value: Any) -> Any:
+            if isinstance(value, Figure):
+                return change(name, value)
+            if isinstance(value, CompiledPasses):
+                return CompiledPasses(**{part: change(name, figure) for part, figure in value})
+            if isinstance(value, dict):
+                return {tier: changed(name, each) for tier, each in value.items()}
+            return tuple(change(name, each) for each in value) if isinstance(value, tuple) else value
+
+        return self.model_copy(update={name: changed(name, value) for name, value in self})
 
 
 class Speed(Section):
@@ -97,6 +125,8 @@ class PriceList(Section):
     speed: Speed | None = None
     like: str = ""
     """A shipped list, whose other models are scaled to this card by the speed of both cards."""
+    compared: str = ""
+    """Whole iterations that were measured on such a card, beside which its plans were held."""
     models: tuple[ModelCosts, ...] = ()
 
     @property
@@ -104,3 +134,34 @@ class PriceList(Section):
         if self.memory_gb is None:
             return None
         return Card(name=self.gpu, memory=self.memory_gb * 1e9, host_link=self.host_gb_per_second * 1e9)
+
+
+def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
+    """`prices` with the models of `measured` that it lacks.
+
+    Figures of matrix products are scaled by the ratio of dense BF16 TFLOP/s, in each tier; those of memory by the ratio
+    of bandwidths. ``nvfp4``, which `measured` lacks, is priced as its FP8. All of them are estimates.
+    """
+    assert prices.speed is not None
+    assert measured.speed is not None
+    speed, reference = prices.speed, measured.speed
+    compute = reference.bf16_tflops / speed.bf16_tflops
+    memory = reference.memory_tb_per_second / speed.memory_tb_per_second
+
+    def scaled(name: str, figure: Figure) -> Figure:
+        if name == "checkpoint":
+            return figure.scaled(1.0, f"as on {measured.gpu}")
+        factor, ratio = (memory, "memory bandwidths") if name in MOVES else (compute, "BF16 TFLOP/s")
+        return figure.scaled(factor, f"{figure.time} on {measured.gpu}, times {factor:.2g}, the ratio of {ratio}")
+
+    def of_tiers(known: dict[str, Any]) -> dict[str, Any]:
+        known = {**known, **({"nvfp4": known["fp8"]} if "fp8" in known else {})}
+        return {tier: known[tier] for tier in speed.tiers if tier in known}
+
+    own = {(model.family, model.parameters, model.resolution) for model in prices.models}
+    missing = [m for m in measured.models if (m.family, m.parameters, m.resolution) not in own]
+    models = []
+    for costs in (model.each(scaled) for model in missing):
+        tiers = {"steps": of_tiers(costs.steps), "scopes": of_tiers(costs.scopes)}
+        models.append(costs.model_copy(update={**tiers, "from_data_sheet": not prices.compared}))
+    return prices.model_copy(update={"models": (*prices.models, *models)})
