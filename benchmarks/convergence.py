@@ -13,7 +13,7 @@ that was cut short is in the file, but only whole ones are compared. `--judge` h
 testbed's own rules, which no policy was trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
-list and `solrl plan`'s simulation; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:
+list and `solrl plan`; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:
 a Hopper card has no FP4 unit. The baselines `direct` and `scaled` are charged compiled, as everything else; `released`
 is what `direct` takes in the released code's schedule (`iteration.py`), where nothing is compiled.
 

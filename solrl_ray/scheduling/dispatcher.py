@@ -1,6 +1,6 @@
 """Which unit goes to which worker. Pure: the clock and the names are given to it.
 
-Runs, evaluations and forecasts all use this one class.
+Runs and evaluations both use this one class.
 
 Life of a unit::
 
