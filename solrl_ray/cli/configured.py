@@ -12,7 +12,8 @@ from typing import Any
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
+from solrl_ray.config import checks, continuation, fitting, own_functions, strategies
+from solrl_ray.config.advice import advice
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
@@ -111,7 +112,7 @@ def print_plan(run: Run, *, timed: bool = False, card: Card | None = None) -> Ar
         print(paragraphs(on_gpus), flush=True)
     if card and (fits := fitting.sentence(arithmetic, card)):
         print(paragraphs([("fits", fits)]), flush=True)
-    for note in filter(None, (*run.notes, idle_explorers.advice(config), padded_samples.advice(config))):
+    for note in (*run.notes, *advice(config)):
         print(f"note: {note}", flush=True)
     for warning in strategies.warnings(config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)

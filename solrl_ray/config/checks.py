@@ -177,7 +177,7 @@ def _fleet(config: Config) -> Iterator[Problem]:
             "1: a rank has a whole GPU, on which with fleet.placement colocated (and num_gpus 1 of explorers and "
             "regenerators) its process also explores and regenerates",
         )
-    for role in ("explorers", "regenerators", "learners"):
+    for role in ("explorers", "regenerators", "encoders", "learners"):
         gpus = value_of(config, f"fleet.{role}.num_gpus")
         if gpus > 1 and not float(gpus).is_integer():
             yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -17,15 +17,16 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import can_be_packed, cannot_offload
 from solrl_ray.errors import UserError
 
-FILLED = 0.95
-"""Share of a card that a plan fills: the rest is for what the estimates miss."""
-CLOSE = 0.97
+MAX_FILL = 0.95
+"""Share of a card that a run may fill: the rest is for what the estimates miss."""
+WARN_FILL = 0.97
 """Share of what may be filled from which frozen weights leave the card: estimates were up to 4 % too low."""
-ROOMY = 0.85
+ACTIVATION_FILL = 0.85
 """Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
-BUSY = 1e12
+MIN_BLOCK_FLOPS = 1e12
 """Floating-point operations of a block's forward below which the CPU that launches its kernels is taken for the slower
-one. An estimate from SANA's updates on an H200: a pass took about as long with 2 samples as with 4."""
+one. An estimate from SANA's updates on an H200: a pass took about as long with 2 samples as with 4.
+"""
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
 
@@ -46,16 +47,12 @@ class Card:
 
     @property
     def usable(self) -> float:
-        return FILLED * self.memory
+        return MAX_FILL * self.memory
 
 
 def is_open(config: Config) -> bool:
     """Whether something is left to the card: which activations the learner keeps, or whether weights leave it."""
     return compiled_learner.is_open(config) or _may_offload(config)
-
-
-def _may_offload(config: Config) -> bool:
-    return config.fleet.offload is None and not cannot_offload(config)
 
 
 def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
@@ -64,20 +61,11 @@ def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Con
     """
     if not compiled_learner.is_open(config):
         return config
-    roomy = replace(card, memory=card.memory * ROOMY / FILLED)
-    tried = (compiled_learner.keeping(config, *each) for each in _passes(config.learner.micro_batch, facts))
-    kept = (each for each in tried if fitted(describe(each, facts), roomy))
-    return next(kept, compiled_learner.keeping(config, 0.0))
-
-
-def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
-    """Shares of the activations that are kept and micro-batches of the learner, from what costs least time. A smaller
-    micro-batch costs nothing while it keeps a GPU busy, and then more than computing activations again.
-    """
-    sizes = [largest, *_halves(largest)]
-    busy = [size for size in sizes if size * facts.block_flops >= BUSY] or sizes[:1]
-    for some in (busy, sizes[len(busy) :]):
-        yield from product((1.0, 0.5, 0.0), some)
+    for share, micro_batch in _passes(config.learner.micro_batch, facts):
+        kept = compiled_learner.keeping(config, share, micro_batch)
+        if min(map(_peak, _ways(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
+            return kept
+    return compiled_learner.keeping(config, 0.0)
 
 
 def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
@@ -100,77 +88,55 @@ def fitted(arithmetic: Arithmetic, card: Card) -> Arithmetic | None:
     """The run with what `fleet.offload` means on such cards: false unless the peak is then close to what may be filled.
     None if the run does not fit them.
     """
-    ways = [each for each in _ways(arithmetic) if _peak(each) <= card.usable]
-    roomy = (each for each in ways if _peak(each) <= CLOSE * card.usable)
+    ways = [way for way in _ways(arithmetic) if _peak(way) <= card.usable]
+    roomy = (way for way in ways if _peak(way) <= WARN_FILL * card.usable)
     return next(roomy, min(ways, key=_peak, default=None))
-
-
-def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
-    """Without and with offloading, where that is open."""
-    if not _may_offload(arithmetic.config):
-        return [arithmetic]
-    return [_changed(arithmetic, {"fleet.offload": offload}) for offload in (False, True)]
-
-
-def _peak(arithmetic: Arithmetic) -> int:
-    return max((card.peak for card in cards(arithmetic)), default=0)
 
 
 def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
     """`fitted`. Raises `UserError` with what would make the run fit, `TooSmall` if nothing would."""
-    found = fitted(arithmetic, card)
-    if found is not None:
+    if found := fitted(arithmetic, card):
         return found
-    least = min(_ways(arithmetic), key=_peak)
-    so = "estimated, with fleet.offload" if least.config.fleet.offload else "estimated"
-    fullest = cards(least)[0]
-    said = (
-        f"{listed(fullest.roles)} on one {card.name} need {_stage(fullest)} ({so}), and {size_in_words(card.usable)} "
-        f"of its {size_in_words(card.memory)} may be filled"
+    needs = (
+        f"{listed(cards(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), and "
+        f"{size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
     )
-    changes = fitting_changes(arithmetic, card)
-    if changes:
+    if changes := fitting_changes(arithmetic, card):
         words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
-        peak = min(_peak(each) for each in _ways(_changed(arithmetic, changes)))
-        raise UserError(f"{said}; it fits with {words} ({size_in_words(peak)}).")
-    candidates = dict(_candidates(arithmetic))
-    smallest = min(_ways(_changed(arithmetic, candidates)), key=_peak)
-    tried = ["micro-batches of 1", "learner.activation_memory 0"]
-    tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
-    tried += ["fleet.offload true"] * ("fleet.offload" in candidates)
-    fullest = cards(smallest)[0]
-    said += f"; with {listed(tried)} it is still {_stage(fullest)}"
-    if any(process.fullest == ENCODE and process.peak > card.usable for process in fullest.processes):
+        peak = min(map(_peak, _ways(_changed(arithmetic, changes))))
+        raise UserError(f"{needs}; it fits with {words} ({size_in_words(peak)}).")
+    smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=_peak)
+    said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
+    full = [process for process in cards(smallest)[0].processes if process.peak > card.usable]
+    if any(process.fullest == ENCODE for process in full):
         elsewhere = "fleet.encoders.num_gpus 0 encodes on CPUs"
         if encodes_on_cards(arithmetic.config.fleet):
             elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on GPUs of their own"
         raise TooSmall(f"{said}: take a card with more memory, or leave the text encoders out of it: {elsewhere}.")
-    if any(process.peak > card.usable for process in fullest.processes):
-        raise TooSmall(f"{said}: take a card with more memory or a smaller model.")
-    raise TooSmall(f"{said}: take a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
-
-
-def _stage(card: CardMemory) -> str:
-    """``47 GB to explore``."""
-    stages = listed(list(dict.fromkeys(process.fullest for process in card.processes)))
-    return f"{size_in_words(card.peak)} to {stages}"
+    alone = "" if full else ", or a card for each worker (num_gpus: 1)"
+    raise TooSmall(f"{said}: take a card with more memory or a smaller model{alone}.")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
     """Keys and values with which the run fits: the first of `_candidates` that are enough, each as little changed as
-    the others allow. None if all of them are not enough."""
+    the others allow. None if all of them are not enough.
+    """
+
+    def fits(changes: Mapping[str, Any]) -> bool:
+        return fitted(_changed(arithmetic, changes), card) is not None
+
     candidates = list(_candidates(arithmetic))
     changes: dict[str, Any] = {}
     for key, value in candidates:
         changes[key] = value
-        if _fits(arithmetic, changes, card):
+        if fits(changes):
             break
     else:
         return None
     for key in list(changes):
         others = {other: value for other, value in changes.items() if other != key}
         less = [others, *(others | {key: value} for name, value in candidates if name == key)]
-        changes = next(fewer for fewer in less if _fits(arithmetic, fewer, card))
+        changes = next(fewer for fewer in less if fits(fewer))
     return changes
 
 
@@ -187,14 +153,22 @@ def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
     for share in (0.5, 0):
         if share < kept and (share == 0 or compiled_learner.is_compiled(config)):
             yield "learner.activation_memory", share
-    yield from (("learner.micro_batch", size) for size in _halves(config.learner.micro_batch))
-    sampled = config.rollout.regenerate.micro_batch
-    decoded = config.model.decoding.micro_batch or sampled
-    yield from (("model.decoding.micro_batch", size) for size in _halves(decoded))
+    decoded = config.model.decoding.micro_batch or config.rollout.regenerate.micro_batch
+    for key, size in (("learner.micro_batch", config.learner.micro_batch), ("model.decoding.micro_batch", decoded)):
+        yield from ((key, smaller) for smaller in _halves(size))
     for stage in ("explore", "regenerate"):
         key = f"rollout.{stage}.micro_batch"
-        sizes = _halves(value_of(config, key))
-        yield from ((key, size) for size in sizes if config.rollout.pool % size == 0)
+        yield from ((key, size) for size in _halves(value_of(config, key)) if config.rollout.pool % size == 0)
+
+
+def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
+    """Shares of the activations that are kept and micro-batches of the learner, from what costs least time. A smaller
+    micro-batch costs nothing while it keeps a GPU busy, and then more than computing activations again.
+    """
+    sizes = [largest, *_halves(largest)]
+    busy = [size for size in sizes if size * facts.block_flops >= MIN_BLOCK_FLOPS] or sizes[:1]
+    for some in (busy, sizes[len(busy) :]):
+        yield from product((1.0, 0.5, 0.0), some)
 
 
 def _halves(size: int) -> Iterator[int]:
@@ -203,8 +177,27 @@ def _halves(size: int) -> Iterator[int]:
         yield size
 
 
-def _fits(arithmetic: Arithmetic, changes: Mapping[str, Any], card: Card) -> bool:
-    return fitted(_changed(arithmetic, changes), card) is not None
+def _may_offload(config: Config) -> bool:
+    return config.fleet.offload is None and not cannot_offload(config)
+
+
+def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
+    """Without and with offloading, where that is open."""
+    if not _may_offload(arithmetic.config):
+        return [arithmetic]
+    return [_changed(arithmetic, {"fleet.offload": offload}) for offload in (False, True)]
+
+
+def _peak(arithmetic: Arithmetic) -> int:
+    return max((card.peak for card in cards(arithmetic)), default=0)
+
+
+def _least(arithmetic: Arithmetic) -> str:
+    """``47 GB to explore``, ``42 GB to load with fleet.offload``."""
+    least = min(_ways(arithmetic), key=_peak)
+    fullest = cards(least)[0]
+    stages = listed(list(dict.fromkeys(process.fullest for process in fullest.processes)))
+    return f"{size_in_words(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
 
 
 def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
@@ -237,8 +230,15 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
         ("GPU peak", f"the most that one GPU holds, estimated: {_stages(found[0])}"),
     ]
     if not cannot_offload(arithmetic.config):
-        offloading = cards(_changed(arithmetic, {"fleet.offload": True}))[0]
-        shown.append(("offload", _offloading(offloading, card.host_link if card else HOST_LINK)))
+        offloading = _changed(arithmetic, {"fleet.offload": True})
+        away, link = cards(offloading)[0], card.host_link if card else HOST_LINK
+        said = (
+            f"with fleet.offload one GPU holds at most {_stages(away)}: {size_in_words(away.offloaded)} of frozen "
+            "weights leave it while it explores; they take as much pinned main memory for each GPU, and about "
+            f"{seconds(offloading, link):.2g} s an iteration at {link / 1e9:g} GB/s; all prompts of an iteration are "
+            "explored, then they are regenerated"
+        )
+        shown.append(("offload", said))
     return [*shown, ("store", _store(arithmetic))]
 
 
@@ -251,7 +251,12 @@ def sentence(arithmetic: Arithmetic, card: Card) -> str:
         "" if made.config == arithmetic.config else f"fleet.offload null is {str(made.config.fleet.offload).lower()}: "
     )
     peak, usable = size_in_words(_peak(made)), size_in_words(card.usable)
-    return f"{offload}{peak} of {usable}, which are {FILLED:.0%} of {card.name}"
+    return f"{offload}{peak} of {usable}, which are {MAX_FILL:.0%} of {card.name}"
+
+
+def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
+    """Of an iteration, for frozen weights that come back to a card."""
+    return max((card.offloaded for card in cards(arithmetic)), default=0) / link
 
 
 def _sizes(parts: Mapping[str, int]) -> str:
@@ -261,19 +266,9 @@ def _sizes(parts: Mapping[str, int]) -> str:
 def _stages(card: CardMemory) -> str:
     told = []
     for process in card.processes:
-        stages = ", ".join(f"{name} {size_in_words(process.at(name))}" for name in process.stages)
-        whose = f"{listed(process.roles)}: " if len(card.processes) > 1 else ""
-        told.append(f"{whose}{stages}")
+        stages = _sizes({name: process.at(name) for name in process.stages})
+        told.append(f"{listed(process.roles)}: {stages}" if len(card.processes) > 1 else stages)
     return f"{size_in_words(card.peak)} ({'; '.join(told)})"
-
-
-def _offloading(card: CardMemory, link: float) -> str:
-    return (
-        f"with fleet.offload one GPU holds at most {_stages(card)}: {size_in_words(card.offloaded)} of frozen weights "
-        f"leave it while it explores; they take as much pinned main memory for each GPU, and about "
-        f"{card.offloaded / link:.2g} s an iteration at {link / 1e9:g} GB/s; all prompts of an iteration are explored, "
-        "then they are regenerated"
-    )
 
 
 def _store(arithmetic: Arithmetic) -> str:
@@ -283,8 +278,3 @@ def _store(arithmetic: Arithmetic) -> str:
         store += arithmetic.facts.explorer_bytes
         held += f", the base pack of {size_in_words(arithmetic.facts.explorer_bytes)} that explorers start from"
     return f"{size_in_words(store)} in Ray's object store (/dev/shm: {held})"
-
-
-def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
-    """Of an iteration, for frozen weights that come back to a card."""
-    return max((card.offloaded for card in cards(arithmetic)), default=0) / link

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from solrl_ray.config.pools import is_colocated, needs_packed
+from solrl_ray.config.pools import is_colocated, needs_packed, reserved
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.records import Pruning
@@ -222,9 +222,7 @@ def warnings(config: Config) -> tuple[str, ...]:
             "Slower than unquantised: rollout.explore.precision is nvfp4-emulated, which has NVFP4's numerics and none "
             "of its speed; GPUs are faster in nvfp4 or fp8."
         )
-    workers = (fleet.explorers, *fleet.other_explorers, fleet.regenerators, fleet.learners)
-    gpus = sum(worker.num_gpus for worker in workers)
-    if gpus > 0 and not config.run.deterministic:
+    if reserved(config, "num_gpus") and not config.run.deterministic:
         said.append(
             "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run "
             "to run; with run.deterministic=true all give the same bits every time."

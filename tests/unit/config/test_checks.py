@@ -96,6 +96,7 @@ COLOCATED = (
             ["learner.activation_memory=0.5", "fleet.learners.num_gpus=1", "compile.learner=false"],
             "learner.activation_memory is 0.5 (--set); it must be 0 or 1, because compile.learner is false: a learner",
         ),
+        (["fleet.encoders.num_gpus=1.5"], "fleet.encoders.num_gpus is 1.5 (--set); it must be a share of one GPU"),
         (
             ["fleet.explorers.num_gpus=1.5"],
             "fleet.explorers.num_gpus is 1.5 (--set); it must be a share of one GPU, at most 1, or a whole number",

@@ -10,7 +10,7 @@ import pytest
 from solrl_ray.config import checks, compiled_learner, fitting, named
 from solrl_ray.config.arithmetic import Arithmetic, describe
 from solrl_ray.config.card_memory import cards
-from solrl_ray.config.fitting import CLOSE, FILLED, ROOMY, Card, TooSmall, fitting_changes
+from solrl_ray.config.fitting import ACTIVATION_FILL, MAX_FILL, WARN_FILL, Card, TooSmall, fitting_changes
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import can_be_packed
@@ -22,7 +22,7 @@ LEAST = "learner={micro_batch: 1, activation_memory: 0, updates: 1}"  # 6.71 GB 
 
 def card(gigabytes: float) -> Card:
     """One of which so much may be filled."""
-    return Card(name="a card", memory=gigabytes * 1e9 / FILLED)
+    return Card(name="a card", memory=gigabytes * 1e9 / MAX_FILL)
 
 
 def peak(*settings: str) -> float:
@@ -37,8 +37,8 @@ def offloads(gigabytes: float, *settings: str) -> bool | None:
 
 def test_weights_leave_a_card_that_is_too_small_or_close_to_it() -> None:
     kept, left = peak(LEAST), peak(LEAST, "fleet.offload=true")
-    assert left < CLOSE * kept
-    assert offloads(kept / CLOSE + 0.01, LEAST) is False
+    assert left < WARN_FILL * kept
+    assert offloads(kept / WARN_FILL + 0.01, LEAST) is False
     assert offloads(kept + 0.01, LEAST) is True  # it would fit, but estimates were up to 4 % too low
     assert offloads(kept - 0.01, LEAST) is True
     assert offloads(left - 0.01, LEAST) is None
@@ -88,8 +88,8 @@ def test_a_card_settles_what_is_open_and_else_says_how_to_try_it_anyway() -> Non
         assert not fitting.is_open(settled)
     with pytest.raises(UserError) as planned_so:
         fitting.check(arithmetic, card(5))
-    assert "try it anyway" not in str(planned_so.value)
-    with pytest.raises(UserError, match=r"a smaller model, or --set fleet\.offload=false to try it anyway\.$"):
+    assert "fleet.offload=false" not in str(planned_so.value)
+    with pytest.raises(UserError, match=r"--set fleet\.offload=false"):
         fitting.settled(arithmetic.config, arithmetic.facts, card(5))
     given = made_up(LEAST, "fleet.offload=false")
     assert not fitting.is_open(given.config)  # and is then not checked
@@ -101,7 +101,7 @@ def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> Non
     opened, given = made_up("learner={micro_batch: 12, activation_memory: null}"), made_up(*ACTIVE)
     assert fitting.is_open(opened.config)
     assert compiled_learner.is_open(opened.config)
-    least = {s: peak("learner.micro_batch=12", f"learner.activation_memory={s}") / ROOMY for s in (1, 0.5, 0)}
+    least = {s: peak("learner.micro_batch=12", f"learner.activation_memory={s}") / ACTIVATION_FILL for s in (1, 0.5, 0)}
     assert least[1] > least[0.5] > least[0]
 
     def settled(arithmetic: Arithmetic, gigabytes: float) -> Config:
@@ -114,7 +114,7 @@ def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> Non
         assert not fitting.is_open(found)
     assert settled(given, least[1] + 0.01).learner.activation_memory == 1
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0\.5"):
-        settled(given, 0.99 * least[1] * ROOMY / FILLED)  # what is given is not changed
+        settled(given, 0.99 * least[1] * ACTIVATION_FILL / MAX_FILL)  # what is given is not changed
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_micro_batches_become_smaller_only_while_they_keep_the_card_busy(
 ) -> None:
     opened = made_up("learner={micro_batch: 12, activation_memory: null}")
     assert opened.facts is not None
-    facts = replace(opened.facts, block_flops=int(fitting.BUSY / busy_with) + 1)
-    card = Card(name="a card", memory=gigabytes * 1e9 / ROOMY)
+    facts = replace(opened.facts, block_flops=int(fitting.MIN_BLOCK_FLOPS / busy_with) + 1)
+    card = Card(name="a card", memory=gigabytes * 1e9 / ACTIVATION_FILL)
     found = fitting.with_activation_memory(opened.config, facts, card).learner
     assert (found.activation_memory, found.micro_batch) == (share, micro_batch)
 
@@ -172,43 +172,40 @@ def test_what_costs_least_is_tried_first_and_no_more_than_needed(
 def test_the_sentence_names_who_how_much_and_the_settings() -> None:
     with pytest.raises(UserError) as caught:
         fitting.check(made_up(*ACTIVE), card(15.0))
-    assert str(caught.value) == (
-        "explorer, regenerator and learner rank on one a card need 18.9 GB to learn (estimated), "
-        "and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5 (12.9 GB)."
-    )
-    with pytest.raises(UserError, match=r"need 6\.71 GB to explore \(estimated\), .* --set fleet\.offload=true \("):
-        fitting.check(made_up(LEAST, "fleet.offload=false"), card(6.6))
+    said = str(caught.value)
+    for words in ("explorer, regenerator and learner rank", "18.9 GB to learn", "15 GB", "15.8 GB"):
+        assert words in said
+    assert "--set learner.activation_memory=0.5 (12.9 GB)" in said
 
 
 def test_text_encoders_that_do_not_fit_beside_a_model_are_said_to_belong_elsewhere() -> None:
     qwen = planned("qwen_image", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=bf16")
     beside = cards(qwen)[0].processes[0].held / 1e9 + 2 * 8.292  # Qwen2.5-VL, 8.292 · 10⁹ parameters in bfloat16
-    found = rf"it is still {beside:.1f} GB to encode: .* with fleet\.placement split, fleet\.encoders encode on CPUs"
+    found = rf"{beside:.1f} GB to encode.*fleet\.placement split"
     with pytest.raises(TooSmall, match=found):
         fitting.check(qwen, card(82))
     apart = made_up(SPLIT, "fleet.encoders.num_gpus=1")
     assert apart.facts is not None
     large = describe(apart.config, replace(apart.facts, text_parameters=10**10))
-    with pytest.raises(TooSmall, match=r"to encode: .* fleet\.encoders\.num_gpus 0 encodes on CPUs"):
+    with pytest.raises(TooSmall, match=r"to encode.*fleet\.encoders\.num_gpus 0"):
         fitting.check(large, card(20))
 
 
-def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
+def test_what_no_setting_makes_fit_is_said_with_the_least_that_is_needed() -> None:
     flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0 \("):
         fitting.check(flux, card(46))
-    tried = r"; with micro-batches of 1 and learner\.activation_memory 0 it is still 42\.4 GB to load: "
-    with pytest.raises(TooSmall, match=tried + "take a card with more memory or a smaller model"):
+    with pytest.raises(TooSmall, match=r"42\.4 GB to load"):
         fitting.check(flux, card(33))
-    with pytest.raises(TooSmall, match=r"learner\.activation_memory 0 and fleet\.offload true it is still "):
-        fitting.check(made_up("fleet.offload=false"), card(5))
 
 
-def test_a_card_for_each_worker_is_advised_only_where_none_of_them_alone_is_too_large() -> None:
-    with pytest.raises(TooSmall, match=r"explorer and regenerator on one a card .* each worker \(num_gpus: 1\)\.$"):
-        fitting.check(made_up(SPLIT, LEAST), card(8))
-    with pytest.raises(TooSmall, match=r"take a card with more memory or a smaller model\.$"):
-        fitting.check(made_up(SPLIT, LEAST), card(4))
+@pytest.mark.parametrize(("gigabytes", "advised"), [(8, True), (4, False)])
+def test_a_card_for_each_worker_is_advised_only_where_none_of_them_alone_is_too_large(
+    gigabytes: float, advised: bool
+) -> None:
+    with pytest.raises(TooSmall) as caught:
+        fitting.check(made_up(SPLIT, LEAST), card(gigabytes))
+    assert ("num_gpus: 1" in str(caught.value)) == advised
 
 
 NOT_PACKED = {

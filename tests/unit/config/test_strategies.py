@@ -1,13 +1,15 @@
-"""What follows from rewards that need not say the same twice."""
+"""What follows from rewards that need not say the same twice, and from GPUs."""
 
 from __future__ import annotations
 
 import pytest
 
+from solrl_ray.config.loading import load
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, unreproducible_rewards, warnings
 from tests.support import made_runs
+from tests.support.small import CONFIGS
 
 
 def configured(*rewards: RewardConfig) -> Config:
@@ -32,3 +34,12 @@ def test_a_reward_is_what_its_kind_is_unless_it_is_declared(
     assert hedge(config) == (0.0 if expected else config.fleet.hedge)
     assert any("digests of equal runs are not promised" in words for words in warnings(config)) == bool(expected)
     assert config.fleet.hedge > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [((), False), (("fleet.encoders.num_gpus=1",), True), (("fleet.explorers.num_gpus=1",), True)],
+)
+def test_who_computes_on_gpus_is_told_that_digests_may_differ(settings: tuple[str, ...], warned: bool) -> None:
+    config = load([CONFIGS / "demo.yaml"], settings)
+    assert any("run.deterministic=true" in words for words in warnings(config)) == warned

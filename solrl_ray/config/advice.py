@@ -1,0 +1,71 @@
+"""Advice of a plan: explorers without work, and regenerated images that are padding."""
+
+from __future__ import annotations
+
+import math
+
+from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
+from solrl_ray.config.preview_checks import units_and_pruning
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
+
+PADDING_WARN = 0.25
+"""Share of the regenerated images from which padding is worth a sentence."""
+
+
+def advice(config: Config) -> tuple[str, ...]:
+    """Sentences with the setting that is better. The configuration must have passed `checks.check`."""
+    return tuple(filter(None, (_idle_explorers(config), _padded_images(config))))
+
+
+def _idle_explorers(config: Config) -> str:
+    """If an iteration has fewer units than there are explorers."""
+    idle, sampling, rollout = _idle(config), pool_sampling(config), config.rollout
+    if not idle:
+        return ""
+    explorers = explorers_in_all(config.fleet)
+    cut = rollout.preview.unit is not None or sampling.prune
+    key = "rollout.preview.unit" if cut else "rollout.explore.micro_batch"
+    if is_one_stage(config):
+        key = "rollout.regenerate.micro_batch"
+    said = (
+        f"{idle} of {explorers} explorers have no work, because an iteration has {rollout.prompts * sampling.units} "
+        f"units ({key} is {sampling.unit}); "
+    )
+    better = _better_unit(config, idle)
+    if better is None:
+        return f"{said}{explorers - idle} explorers are as fast"
+    return f"{said}rollout.preview.unit={better} makes {rollout.prompts * rollout.pool // better}"
+
+
+def _idle(config: Config) -> int:
+    """Explorers beyond the units that an iteration has for their kind."""
+    units, prompts = pool_sampling(config).units, prompts_of(config)
+    return sum(max(0, pool.count - prompts[name] * units) for name, pool in explorer_pools(config.fleet).items())
+
+
+def _better_unit(config: Config, idle: int) -> int | None:
+    """The largest smaller unit with which no explorer is idle, or with which the fewest are; None if none is better."""
+    if is_one_stage(config):
+        return None
+    size, found = config.rollout.explore.micro_batch, {}
+    for unit in range(size, pool_sampling(config).unit, size):
+        preview = config.rollout.preview.model_copy(update={"unit": unit})
+        changed = config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+        if not any(units_and_pruning(changed)):
+            found[unit] = _idle(changed)
+    best = min(found, key=lambda unit: (found[unit], -unit), default=None)
+    return None if best is None or found[best] == idle else best
+
+
+def _padded_images(config: Config) -> str:
+    """If the kept seeds do not fill their micro-batches; the size that is named takes as many forwards."""
+    keep, size = config.rollout.keep, config.rollout.regenerate.micro_batch
+    forwards = math.ceil(keep / size)
+    if is_one_stage(config) or 1 - keep / (forwards * size) < PADDING_WARN:
+        return ""
+    return (
+        f"for each prompt {forwards * size} images are regenerated, and {forwards * size - keep} of them are padding, "
+        f"because rollout.keep is {keep} and rollout.regenerate.micro_batch {size}; "
+        f"rollout.regenerate.micro_batch={math.ceil(keep / forwards)} saves that time"
+    )
