@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from solrl_ray.config.fitting import HOST_LINK, Card
@@ -50,13 +51,11 @@ class CompiledPasses(Section):
 
     def at(self, activation_memory: float) -> Figure:
         """Forward and backward, interpolated linearly between the listed values."""
-        low, high, share = self.recomputed, self.half, 2 * activation_memory
-        if activation_memory > 0.5:
-            low, high, share = self.half, self.backward, share - 1
-        if share in (0, 1):
-            return high if share else low
-        source = f"between {low.ms:g} and {high.ms:g} ms, by learner.activation_memory {activation_memory:g}"
-        return Figure(ms=low.ms + share * (high.ms - low.ms), measured=False, source=source)
+        listed = {0.0: self.recomputed, 0.5: self.half, 1.0: self.backward}
+        if activation_memory in listed:
+            return listed[activation_memory]
+        ms = float(np.interp(activation_memory, list(listed), [figure.ms for figure in listed.values()]))
+        return Figure(ms=ms, measured=False, source="between those of learner.activation_memory 0, 0.5 and 1")
 
 
 class ModelCosts(Section):

@@ -15,9 +15,10 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from solrl_ray.config import fitting, problems, yaml_text
+from solrl_ray.config import fitting, problems
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
+from solrl_ray.config.loading import read_file
 from solrl_ray.config.pools import REGENERATORS, explorers_in_all, is_colocated, needs_packed, on_cards
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section
@@ -127,20 +128,11 @@ def orchestration() -> OrchestrationCosts:
 def read_part(path: Path, kind: type[P]) -> P:
     """A `kind` from a YAML file. Raises UserError: one sentence with file and key."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The file {path} cannot be read: {error}.") from None
-    try:
-        return kind.model_validate(yaml_text.parse(text, str(path)))
+        return kind.model_validate(read_file(path))
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in detail["loc"])
-        known = f"it is read as a {kind.__name__}, whose keys are {', '.join(kind.model_fields)}"
-        if detail["type"] == "missing":
-            raise UserError(f"{path} has no key {key}; {known}.") from None
-        if detail["type"] in ("extra_forbidden", "model_type"):
-            raise UserError(f"{path} has {f'the unknown key {key}' if key else 'no keys'}; {known}.") from None
-        raise UserError(f"{path}: {key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}.") from None
+        known = f"a {kind.__name__} has the keys {', '.join(kind.model_fields)}"
+        raise UserError(f"{path}: {problems.dotted(detail['loc'])}: {detail['msg']}; {known}.") from None
 
 
 def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
