@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from solrl_ray.config.pools import explorers_in_all, is_colocated, on_cards, shares
+from solrl_ray.config.pools import REGENERATORS, explorers_in_all, on_cards, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -119,9 +119,14 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
         return explored, explored
     if config.fleet.offload:
         return explored, explored + last * regenerate
-    if is_colocated(config.fleet) or shared(config):
-        together = _together if explorers == regenerators else _some_do_both
-        rollout = together(prompts, sampling.units, explorers, regenerators, explore, regenerate)
+    both = min(on_cards(config, "explorers"), on_cards(config, REGENERATORS))
+    if shared(config):
+        both = min(explorers, regenerators)
+    if both == explorers == regenerators:
+        rollout = _together(prompts, sampling.units, both, explore, regenerate)
+        return rollout - regenerate, rollout
+    if both:
+        rollout = _some_do_both(prompts, sampling.units, explorers, regenerators, both, explore, regenerate)
         return rollout - regenerate, rollout
     # An explorer begins with `max_inflight` units in a row, so the first prompts end together.
     first = min(sampling.units, config.fleet.max_inflight, rounds)
@@ -133,7 +138,7 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
     return explored, rollout
 
 
-def _together(prompts: int, units: int, cards: int, _: int, explore: float, regenerate: float) -> float:
+def _together(prompts: int, units: int, cards: int, explore: float, regenerate: float) -> float:
     """Each card does both: its share of all the work, or its full rounds."""
     rounds, last = _rounds(prompts * units, cards), _rounds(prompts, cards)
     work = prompts * (units * explore + regenerate) / cards
@@ -144,10 +149,9 @@ def _together(prompts: int, units: int, cards: int, _: int, explore: float, rege
 
 
 def _some_do_both(
-    prompts: int, units: int, explorers: int, regenerators: int, explore: float, regenerate: float
+    prompts: int, units: int, explorers: int, regenerators: int, both: int, explore: float, regenerate: float
 ) -> float:
     """The others explore or regenerate alone. One that does both takes what comes in turn."""
-    both = min(explorers, regenerators)
     in_turn = both / (explore + regenerate)
     rate = (explorers - both) / explore + in_turn
     keeps_up = explorers / (explore + both / regenerators * regenerate / units)
@@ -156,7 +160,7 @@ def _some_do_both(
     if rate > keeps_up:
         done = (explored - explore) * (in_turn + (regenerators - both) / regenerate)
         left = max(1.0, prompts - done)
-    work = prompts * (units * explore + regenerate) / max(explorers, regenerators)
+    work = prompts * (units * explore + regenerate) / (explorers + regenerators - both)
     return max(explored + _rounds(left, regenerators) * regenerate, work)
 
 
