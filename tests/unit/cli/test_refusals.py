@@ -29,7 +29,7 @@ from tests.support.command_line import begin, refusal, solrl
         ),
         (["--gpu", "nothere/h200"], "gpu is 'nothere/h200' (--gpu or the cluster's file), but there is no such file"),
         (["--gpu", "zzz"], "gpu is 'zzz' (--gpu or the cluster's file); it must be one of a100-80, b200, "),
-        (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
+        (["--cluster", "nothere.yaml"], "The configuration file nothere.yaml does not exist."),
     ],
 )
 def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
