@@ -68,22 +68,21 @@ class Iteration:
 
 def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration:
     """An iteration of a run in progress."""
-    fleet, prompts = config.fleet, config.rollout.prompts
-    explorers, regenerators = explorers_in_all(fleet), fleet.regenerators.count
-    units, one_stage = prompts * pool_sampling(config).units, is_one_stage(config)
-    groups = 0 if one_stage else prompts
-    explore, regenerate = stages.explore + costs.gap, stages.regenerate + costs.gap
-    explored, rollout = _rollout(config, explore, regenerate)
-    load = _load(config, stages, units)
+    explorers, regenerators = explorers_in_all(config.fleet), config.fleet.regenerators.count
+    units = config.rollout.prompts * pool_sampling(config).units
+    groups = 0 if is_one_stage(config) else config.rollout.prompts
+    regenerate = stages.regenerate + costs.gap
+    explored, rollout = _rollout(config, stages.explore + costs.gap, regenerate)
+    left, load = rollout - explored, _load(config, stages, units)
     messages = (units + groups + explorers + regenerators) * costs.message
     # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
     waiting = costs.iteration + (explorers + min(explorers, units)) * costs.message
     if config.rollout.max_staleness:
-        rollout, began = _rounds(groups, regenerators) * regenerate, costs.iteration + regenerators * costs.message
-        explored = max(0.0, explored + load + waiting - (began + stages.publication + load + rollout + stages.update))
-        waiting, left = began, rollout
-    else:
-        left = rollout - explored
+        # Explorers go from one iteration to the next. The others wait for them if they take longer.
+        exploring = waiting + load + explored
+        left = rollout = _rounds(groups, regenerators) * regenerate
+        waiting = costs.iteration + regenerators * costs.message
+        explored = max(0.0, exploring - (waiting + stages.publication + load + left + stages.update))
     parts = {
         "explore": explored,
         "regenerate after exploring": left,
@@ -151,13 +150,14 @@ def _together(prompts: int, units: int, cards: int, explore: float, regenerate: 
 def _some_do_both(
     prompts: int, units: int, explorers: int, regenerators: int, both: int, explore: float, regenerate: float
 ) -> float:
-    """The others explore or regenerate alone. One that does both takes what comes in turn."""
-    in_turn = both / (explore + regenerate)
-    rate = (explorers - both) / explore + in_turn
-    keeps_up = explorers / (explore + both / regenerators * regenerate / units)
-    explored = max(prompts * units / max(rate, keeps_up), _rounds(prompts * units, explorers) * explore)
+    """The others explore or regenerate alone."""
+    in_turn = both / (explore + regenerate)  # units a second, and groups, of those that do a unit, then a group
+    # Units a second, if groups pile up, so that they are done in turn; and if they are done as they come.
+    piling_up = (explorers - both) / explore + in_turn
+    keeping_up = explorers / (explore + both / regenerators * regenerate / units)
+    explored = max(prompts * units / max(piling_up, keeping_up), _rounds(prompts * units, explorers) * explore)
     left = 1.0
-    if rate > keeps_up:
+    if piling_up > keeping_up:
         done = (explored - explore) * (in_turn + (regenerators - both) / regenerate)
         left = max(1.0, prompts - done)
     work = prompts * (units * explore + regenerate) / (explorers + regenerators - both)
