@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from solrl_ray.config.pools import explorers_in_all, is_colocated, on_cards, shares
+from solrl_ray.config.pools import REGENERATORS, explorers_in_all, on_cards, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -68,22 +68,21 @@ class Iteration:
 
 def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration:
     """An iteration of a run in progress."""
-    fleet, prompts = config.fleet, config.rollout.prompts
-    explorers, regenerators = explorers_in_all(fleet), fleet.regenerators.count
-    units, one_stage = prompts * pool_sampling(config).units, is_one_stage(config)
-    groups = 0 if one_stage else prompts
-    explore, regenerate = stages.explore + costs.gap, stages.regenerate + costs.gap
-    explored, rollout = _rollout(config, explore, regenerate)
-    load = _load(config, stages, units)
+    explorers, regenerators = explorers_in_all(config.fleet), config.fleet.regenerators.count
+    units = config.rollout.prompts * pool_sampling(config).units
+    groups = 0 if is_one_stage(config) else config.rollout.prompts
+    regenerate = stages.regenerate + costs.gap
+    explored, rollout = _rollout(config, stages.explore + costs.gap, regenerate)
+    left, load = rollout - explored, _load(config, stages, units)
     messages = (units + groups + explorers + regenerators) * costs.message
     # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
     waiting = costs.iteration + (explorers + min(explorers, units)) * costs.message
     if config.rollout.max_staleness:
-        rollout, began = _rounds(groups, regenerators) * regenerate, costs.iteration + regenerators * costs.message
-        explored = max(0.0, explored + load + waiting - (began + stages.publication + load + rollout + stages.update))
-        waiting, left = began, rollout
-    else:
-        left = rollout - explored
+        # Explorers go from one iteration to the next. The others wait for them if they take longer.
+        exploring = waiting + load + explored
+        left = rollout = _rounds(groups, regenerators) * regenerate
+        waiting = costs.iteration + regenerators * costs.message
+        explored = max(0.0, exploring - (waiting + stages.publication + load + left + stages.update))
     parts = {
         "explore": explored,
         "regenerate after exploring": left,
@@ -119,9 +118,14 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
         return explored, explored
     if config.fleet.offload:
         return explored, explored + last * regenerate
-    if is_colocated(config.fleet) or shared(config):
-        together = _together if explorers == regenerators else _some_do_both
-        rollout = together(prompts, sampling.units, explorers, regenerators, explore, regenerate)
+    both = min(on_cards(config, "explorers"), on_cards(config, REGENERATORS))
+    if shared(config):
+        both = min(explorers, regenerators)
+    if both == explorers == regenerators:
+        rollout = _together(prompts, sampling.units, both, explore, regenerate)
+        return rollout - regenerate, rollout
+    if both:
+        rollout = _some_do_both(prompts, sampling.units, explorers, regenerators, both, explore, regenerate)
         return rollout - regenerate, rollout
     # An explorer begins with `max_inflight` units in a row, so the first prompts end together.
     first = min(sampling.units, config.fleet.max_inflight, rounds)
@@ -133,7 +137,7 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
     return explored, rollout
 
 
-def _together(prompts: int, units: int, cards: int, _: int, explore: float, regenerate: float) -> float:
+def _together(prompts: int, units: int, cards: int, explore: float, regenerate: float) -> float:
     """Each card does both: its share of all the work, or its full rounds."""
     rounds, last = _rounds(prompts * units, cards), _rounds(prompts, cards)
     work = prompts * (units * explore + regenerate) / cards
@@ -144,19 +148,19 @@ def _together(prompts: int, units: int, cards: int, _: int, explore: float, rege
 
 
 def _some_do_both(
-    prompts: int, units: int, explorers: int, regenerators: int, explore: float, regenerate: float
+    prompts: int, units: int, explorers: int, regenerators: int, both: int, explore: float, regenerate: float
 ) -> float:
-    """The others explore or regenerate alone. One that does both takes what comes in turn."""
-    both = min(explorers, regenerators)
-    in_turn = both / (explore + regenerate)
-    rate = (explorers - both) / explore + in_turn
-    keeps_up = explorers / (explore + both / regenerators * regenerate / units)
-    explored = max(prompts * units / max(rate, keeps_up), _rounds(prompts * units, explorers) * explore)
+    """The others explore or regenerate alone."""
+    in_turn = both / (explore + regenerate)  # units a second, and groups, of those that do a unit, then a group
+    # Units a second, if groups pile up, so that they are done in turn; and if they are done as they come.
+    piling_up = (explorers - both) / explore + in_turn
+    keeping_up = explorers / (explore + both / regenerators * regenerate / units)
+    explored = max(prompts * units / max(piling_up, keeping_up), _rounds(prompts * units, explorers) * explore)
     left = 1.0
-    if rate > keeps_up:
+    if piling_up > keeping_up:
         done = (explored - explore) * (in_turn + (regenerators - both) / regenerate)
         left = max(1.0, prompts - done)
-    work = prompts * (units * explore + regenerate) / max(explorers, regenerators)
+    work = prompts * (units * explore + regenerate) / (explorers + regenerators - both)
     return max(explored + _rounds(left, regenerators) * regenerate, work)
 
 
