@@ -85,7 +85,7 @@ class ChoosingRank(Rank):
         taken = {group.prompt_id for group in spread[: self._prompts]}
         chosen = [group for group in fetched if group.prompt_id in taken]
         self._joined.begin(iteration, [len(group.indices) for group in chosen])
-        self._joined.take(chosen, found)
+        self._joined.add_groups(chosen, found)
 
 
 class Nobody:
