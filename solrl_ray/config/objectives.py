@@ -60,6 +60,7 @@ class Anchor(Section):
 class ObjectiveSection(Section):
     """What a run asks of its objective. Each kind also has `advantage` and `old_decay`, as keys or as constants."""
 
+    kind: str
     implementation: ClassVar[str]
     """Module of `solrl_ray.objectives` and class, imported when used."""
     needs_trajectory: ClassVar[bool] = False
