@@ -342,9 +342,9 @@ def checked(record: dict[str, object]) -> str:
             r"line 1, is damaged: it has no checksum \(crc32\)",
         ),
         ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
-        ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), "is not a record of kind IterationMetrics"),
+        ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), r"IterationMetrics\.revision"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
-        ("attestations.json", "{}", "must hold a list"),
+        ("attestations.json", "{}", "attestations.json"),
         ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
     ],
 )
