@@ -182,7 +182,7 @@ class RunParts:
 
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
-        self.folder.lock.take(seconds=LOCK_SECONDS)
+        self.folder.lock.acquire(seconds=LOCK_SECONDS)
         prompts = check_prompts(self.folder, config)  # again: a file may have changed since the command
         self._train, self.heldout = prompts["train"], prompts["heldout"]
         point = resume_point(

@@ -120,7 +120,7 @@ class RunFolder:
             if reason := lacks_space(self.path, config.checkpoints.min_free_gb):
                 raise UserError(f"the run folder is {self.path}, but {reason}")
             make_folder(self.path)
-            self.lock.take(seconds=RESUME_PATIENCE if resume else 0.0)
+            self.lock.acquire(seconds=RESUME_PATIENCE if resume else 0.0)
             if resume:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
