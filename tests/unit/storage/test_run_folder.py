@@ -121,7 +121,7 @@ def test_a_stored_group_with_any_byte_altered_is_unreadable_or_another_group(tmp
 def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> None:
     hold = (
         "import sys, time; from pathlib import Path; from solrl_ray.storage.run_folder import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1])); folder.lock.acquire(seconds=0); print('held', flush=True); time.sleep(60)"
+        "lock = RunFolder(Path(sys.argv[1])).lock; lock.acquire(seconds=0); print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
