@@ -173,7 +173,7 @@ class RunComponents:
 
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
-        self.folder.lock.take(seconds=LOCK_SECONDS)
+        self.folder.lock.acquire(seconds=LOCK_SECONDS)
         prompts = check_prompts(self.folder, config)  # again: a file may have changed since the command
         self._train, self.heldout = prompts["train"], prompts["heldout"]
         point = resume_point(

@@ -234,7 +234,7 @@ def resumable(run: Run) -> None:
     folder = RunFolder.of(run.config)
     if folder.lock.held:
         print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
-        folder.lock.take(seconds=RESUME_PATIENCE)
+        folder.lock.acquire(seconds=RESUME_PATIENCE)
         folder.lock.release()
     in_time(lambda: check_readable(folder, run.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
 

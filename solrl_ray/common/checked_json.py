@@ -6,10 +6,12 @@ import json
 import zlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from solrl_ray.common.files import read_json
 from solrl_ray.errors import UserError
 
 T = TypeVar("T")
@@ -40,10 +42,15 @@ def parse(content: bytes) -> dict[str, Any]:
     return record
 
 
-def as_record(kind: type[T], values: Any, where: str) -> T:
-    """A dataclass of JSON values, whose types are checked; fields that it does not know are left out.
+def read_record(path: Path, kind: type[T], mend: str) -> T:
+    """A JSON file as `as_record`. Raises UserError if it is damaged, with its name and how to `mend` it."""
+    return as_record(kind, read_json(path, mend), f"{path} ({mend})")
 
-    Raises UserError, whose subject is `where`.
+
+def as_record(kind: type[T], values: Any, where: str) -> T:
+    """JSON values as a dataclass, or another type with items of one; fields that it does not know are left out.
+
+    Raises UserError, whose subject is `where`, for a missing value or one of another type.
     """
     try:
         adapter = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
@@ -51,8 +58,8 @@ def as_record(kind: type[T], values: Any, where: str) -> T:
         return found
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where} is not a record of kind {kind.__name__}: {place}: {first['msg']}.") from error
+        place = ".".join(["", *map(str, first["loc"])])
+        raise UserError(f"{where} has no valid {kind.__name__}{place}: {first['msg']}.") from error
 
 
 @cache

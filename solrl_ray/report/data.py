@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from solrl_ray.common.checked_json import as_record, parse
+from solrl_ray.common.checked_json import as_record, parse, read_record
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, read_json
+from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config.continuation import FILE, check_format
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
@@ -149,8 +149,4 @@ def read_attestations(path: Path) -> tuple[Attestation, ...]:
     """A run's attestations, by worker; none if the file is missing. Raises UserError if it is damaged."""
     if not path.is_file():
         return ()
-    values = read_json(path, "remove it")
-    if not isinstance(values, list):
-        raise UserError(f"{path} must hold a list of attestations.")
-    records = [as_record(Attestation, entry, str(path)) for entry in values]
-    return tuple(sorted(records, key=lambda record: record.worker))
+    return tuple(sorted(read_record(path, list[Attestation], "remove it"), key=lambda record: record.worker))

@@ -45,7 +45,7 @@ class Aesthetic(CheckpointReward):
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
         _, clip = _folders(config, keys)
         preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
-        check_size(preprocessing, clip, lambda _: keys("base"), resolution)
+        check_size(preprocessing, clip, keys("base"), resolution)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:

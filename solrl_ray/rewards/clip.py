@@ -50,7 +50,7 @@ class CLIPReward(CheckpointReward):
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
         folder, processor = _folders(config, keys)
-        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys, resolution)
+        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), resolution)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
@@ -129,16 +129,18 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
         raise UserError(paths.unreadable(folder, "its image processor", key, error)) from error
 
 
-def check_size(preprocessing: Preprocessing, folder: Path, keys: Keys, resolution: int) -> None:
-    """Raise `UserError` if preprocessed square images of `resolution` pixels do not fit the vision tower."""
-    side = image_size(folder, keys("path"))
+def check_size(preprocessing: Preprocessing, folder: Path, key: str, resolution: int) -> None:
+    """Raise `UserError` naming `key` if preprocessed square images of `resolution` pixels do not fit the vision
+    tower.
+    """
+    side = image_size(folder, key)
     try:
         made = tuple(preprocessing(torch.zeros(1, 3, resolution, resolution)).shape[2:])
     except ValueError as error:
-        raise UserError(f"{keys('path')} is a reward that cannot take the model's images: {error}.") from error
+        raise UserError(f"{key} is a reward that cannot take the model's images: {error}.") from error
     if made != (side, side):
         raise UserError(
-            f"{keys('path')} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
+            f"{key} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
             f"{resolution} x {resolution}, but its network takes {side} x {side}."
         )
 

@@ -23,7 +23,7 @@ class FolderLock:
         self._path = folder / "lock"
         self._file: FileIO | None = None
 
-    def take(self, *, seconds: float) -> None:
+    def acquire(self, *, seconds: float) -> None:
         """Claim the folder for this process, until the process ends.
 
         Waits up to `seconds`: a killed driver's cluster needs a moment to end. Raises UserError if the folder is in

@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solrl_ray.common.checked_json import as_record, parse, with_checksum
+from solrl_ray.common.checked_json import as_record, parse, read_record, with_checksum
 from solrl_ray.common.files import (
     lacks_space,
     located,
     make_folder,
-    read_json,
     remove,
     remove_partial,
     replace_file,
@@ -121,7 +120,7 @@ class RunFolder:
             if reason := lacks_space(self.path, config.checkpoints.min_free_gb):
                 raise UserError(f"the run folder is {self.path}, but {reason}")
             make_folder(self.path)
-            self.lock.take(seconds=RESUME_PATIENCE if resume else 0.0)
+            self.lock.acquire(seconds=RESUME_PATIENCE if resume else 0.0)
             if resume:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
@@ -183,12 +182,7 @@ class RunFolder:
     def starts(self) -> tuple[Start, ...]:
         """Oldest first. Raises UserError if the file is damaged."""
         path = self.path / STARTS
-        if not path.is_file():
-            return ()
-        try:
-            return tuple(Start(**each) for each in read_json(path, "remove it"))
-        except TypeError as error:
-            raise UserError(f"{path} does not say when the run was started: {error}; remove it.") from error
+        return read_record(path, tuple[Start, ...], "remove it") if path.is_file() else ()
 
     def note_sizes(self, sizes: Mapping[str, int]) -> None:
         """Record pool sizes that were requested during the run."""
@@ -203,8 +197,7 @@ class RunFolder:
     def sizes(self) -> dict[str, int]:
         """By `note_sizes`. Raises UserError if the file is damaged."""
         path = self.path / "pools.json"
-        sizes: dict[str, int] = read_json(path, "remove it") if path.is_file() else {}
-        return sizes
+        return read_record(path, dict[str, int], "remove it") if path.is_file() else {}
 
     @property
     def begun(self) -> bool:

@@ -63,7 +63,7 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
             assert not waits.done(), waits.result()
             time.sleep(0.05)
         with pytest.raises(UserError, match="is in use by process"):
-            RunFolder(folder(config)).lock.take(seconds=0.0)
+            RunFolder(folder(config)).lock.acquire(seconds=0.0)
         assert waits.result(timeout=60) == 2
     said = capsys.readouterr().err
     assert "error: the actors ask for 2 GPUs (fleet.explorers 2), but the cluster has 1;" in said

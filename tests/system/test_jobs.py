@@ -106,7 +106,7 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
         wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
         wait_until("its checkpoint", RunFolder(run).checkpoint(2).exists)
         assert second.status_of("/api/jobs/again/stop", second.token, "POST") == 200  # as `ray job stop` does
-        RunFolder(run).lock.take(seconds=PATIENCE)  # its processes have let go of the run
+        RunFolder(run).lock.acquire(seconds=PATIENCE)  # its processes have let go of the run
         RunFolder(run).lock.release()
         assert not (run / "summary.json").exists()
         finished = called(second, *submitting(forks, "once-more"), *train)

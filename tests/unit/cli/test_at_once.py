@@ -111,7 +111,7 @@ def test_a_run_that_is_live_is_told_before_the_plan(
     folder = tmp_path / "runs" / "small"
     begin(folder, config_file)
     holder = RunFolder(folder)
-    holder.lock.take(seconds=0)
+    holder.lock.acquire(seconds=0)
     assert solrl("train", "--resume", folder, "--dry-run") == 2
     captured = capsys.readouterr()
     assert captured.out == f"note: another process works in {folder}; waiting 0.3 s for its end\n"

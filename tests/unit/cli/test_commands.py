@@ -269,7 +269,7 @@ def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
     path = made_runs.write_run(tmp_path / "run")
     run = RunFolder(path)
     assert solrl("status", path) == 0
-    run.lock.take(seconds=0)
+    run.lock.acquire(seconds=0)
     capsys.readouterr()
     for command in (["status", path], ["eval", path]):
         assert solrl(*command) == 1

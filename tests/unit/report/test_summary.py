@@ -141,5 +141,5 @@ def test_a_missing_or_damaged_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"summary\.json"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(with_checksum({"run": "of another version"})))
-    with pytest.raises(UserError, match=r"summary\.json .*Summary: iterations"):
+    with pytest.raises(UserError, match=r"summary\.json .*Summary\.iterations"):
         read_summary(tmp_path)

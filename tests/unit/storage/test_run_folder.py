@@ -121,15 +121,15 @@ def test_a_stored_group_with_any_byte_altered_is_unreadable_or_another_group(tmp
 def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> None:
     hold = (
         "import sys, time; from pathlib import Path; from solrl_ray.storage.run_folder import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1])); folder.lock.take(seconds=0); print('held', flush=True); time.sleep(60)"
+        "lock = RunFolder(Path(sys.argv[1])).lock; lock.acquire(seconds=0); print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"in use by process {holder.pid} on {os.uname().nodename}"):
-        RunFolder(tmp_path).lock.take(seconds=0)
+        RunFolder(tmp_path).lock.acquire(seconds=0)
     holder.kill()
     holder.wait()
-    RunFolder(tmp_path).lock.take(seconds=5)
+    RunFolder(tmp_path).lock.acquire(seconds=5)
 
 
 def small(root: Path, *overrides: str) -> Config:
@@ -156,7 +156,7 @@ def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Pat
     with pytest.raises(UserError, match=r"run\.name is 'small'.* --resume"):
         RunFolder(path).create(small(tmp_path, "run.seed=5"), resume=False)
     assert (path / "config.yaml").read_bytes() == before
-    RunFolder(path).lock.take(seconds=0)  # the refused one holds no lock
+    RunFolder(path).lock.acquire(seconds=0)  # the refused one holds no lock
 
 
 def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Path) -> None:
