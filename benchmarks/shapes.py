@@ -335,7 +335,6 @@ def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Name
             list(jobs),
             at_once=arguments.at_once,
             seconds=arguments.seconds,
-            one_process=True,
             enough=lambda job: (run := found(job)) is not None and run["ended"] == "reached",
         )
     for job, key in jobs.items():
