@@ -16,16 +16,14 @@ from typing import Any
 
 import model_shapes
 import torch
-from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
-from full_size import random_embeddings
+from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
+from full_size import DECODERS, random_embeddings
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from solrl_ray import models
 
-DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage, "flux2_klein": AutoencoderKLFlux2}
-"""By family; others have `AutoencoderKL`."""
 SAMPLES = 2
 
 
@@ -89,9 +87,9 @@ def forward_values(name: str) -> float:
 def decoding(name: str) -> tuple[int, float]:
     """Parameters of the autoencoder, and the most bytes a pixel that decoding an image in bfloat16 holds at a time."""
     config, (_, settings) = model_shapes.configuration(name), model_shapes.PUBLISHED[name]
-    kind = DECODERS.get(config.family, AutoencoderKL)
-    if kind is AutoencoderKL:
-        settings = model_shapes.architectures.kl_autoencoder(1.0, 0.0)
+    kind: Any = (DECODERS | {"flux2_klein": AutoencoderKLFlux2}).get(config.family, AutoencoderKL)
+    if kind is AutoencoderKLFlux2:
+        settings = {"block_out_channels": settings["block_out_channels"]}
     with torch.device("meta"):
         decoder = kind(**{key: list(v) if isinstance(v, tuple) else v for key, v in settings.items()})
         decoder = decoder.to(torch.bfloat16).eval()

@@ -10,6 +10,7 @@ import yaml
 Settings = dict[str, Any]
 READ: dict[str, Settings] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 FLUX, SD3, SD3_MEDIUM, SANA = READ["FLUX"], READ["SD3"], READ["SD3_MEDIUM"], READ["SANA"]
+FLUX2_KLEIN_4B = READ["FLUX2_KLEIN_4B"]
 QWEN_IMAGE, Z_IMAGE, DC_AE, QWEN_IMAGE_VAE = (READ[n] for n in ("QWEN_IMAGE", "Z_IMAGE", "DC_AE", "QWEN_IMAGE_VAE"))
 CLIP_L, CLIP_H, CLIP_BIG_G, T5_XXL = READ["CLIP_L"], READ["CLIP_H"], READ["CLIP_BIG_G"], READ["T5_XXL"]
 GEMMA_2_2B, QWEN_3_4B, QWEN_2_5_VL_7B = READ["GEMMA_2_2B"], READ["QWEN_3_4B"], READ["QWEN_2_5_VL_7B"]

@@ -1,4 +1,4 @@
-"""Many runs of a benchmark side by side: each a `solrl train` on a Ray of its own, or one process (`one_process.py`).
+"""Many runs of a benchmark side by side, each one process (`one_process.py`).
 
 What still trains when the time is over is stopped. A run that is there is gone on with, so several short sessions add
 up.
@@ -58,7 +58,6 @@ def train_all(
     *,
     at_once: int,
     seconds: float,
-    one_process: bool = False,
     after: Callable[[Job], list[str] | None] = lambda job: None,
     enough: Callable[[Job], bool] = lambda job: False,
 ) -> None:
@@ -67,7 +66,6 @@ def train_all(
     Each writes a log beside its run, and how a run ended that failed is printed. What is stopped may be gone on with.
 
     Args:
-        one_process: train each without Ray.
         after: a command that follows a job that is done, in its place; None if there is none, or it was given.
         enough: whether a run that trains may be ended.
     """
@@ -78,7 +76,7 @@ def train_all(
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                if command := after(job) if job.done else _training(job, one_process):
+                if command := after(job) if job.done else _training(job):
                     running.append((job, *_start(job, command)))
             for each in [each for each in running if each[2].poll() is not None]:
                 running.remove(each)
@@ -109,12 +107,10 @@ def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]], why: str) -> 
         print(f"{log.stem} {why}", flush=True)
 
 
-def _training(job: Job, one_process: bool) -> list[str]:
+def _training(job: Job) -> list[str]:
     """A command that goes on with what is there and refuses to under other settings."""
-    passed = [*map(str, job.files), *(part for text in job.overrides for part in ("--set", text))]
-    if one_process:
-        return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *passed]
-    return [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"]
+    settings = (part for text in job.overrides for part in ("--set", text))
+    return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *map(str, job.files), *settings]
 
 
 def _start(job: Job, command: list[str]) -> tuple[Path, subprocess.Popen[bytes]]:

@@ -1,16 +1,16 @@
 """Does a variant reach a better model sooner? Held-out reward against iterations and charged time, variants × seeds.
 
     python benchmarks/convergence.py [--table pool] [--only direct two_stage_fp8 …] [--seeds 5] [--iterations 40]
-                                     [--at-once 8] [--seconds 480] [--gpu] [--one-process] [--judge]
+                                     [--at-once 8] [--seconds 480] [--gpu] [--judge]
                                      [--set KEY=VALUE …] [--root runs/convergence] [--results FILE]
 
-Every run is `solrl train` on the testbed, or with `--one-process` the same without Ray (`one_process.py`), which leaves
-a GPU less idle: 12 prompts an iteration, and what a variant of `variants.py` sets. `--table` names rows that are
-compared; `convergence`, the default, has strategies and methods. `--at-once` runs train side by side; after `--seconds`
-what still trains is stopped. A begun run goes on where it was, so the same command completes the campaign by
-(variant, seed), and rows that tables share are trained once. What the results file has needs no folder any more. A run
-that was cut short is in the file, but only whole ones are compared. `--judge` has each finished run evaluated by the
-testbed's own rules, which no policy was trained on.
+Every run is `solrl train` on the testbed without Ray (`one_process.py`), which leaves a GPU less idle: 12 prompts an
+iteration, and what a variant of `variants.py` sets. `--table` names rows that are compared; `convergence`, the default,
+has strategies and methods. `--at-once` runs train side by side; after `--seconds` what still trains is stopped. A begun
+run goes on where it was, so the same command completes the campaign by (variant, seed), and rows that tables share are
+trained once. What the results file has needs no folder any more. A run that was cut short is in the file, but only
+whole ones are compared. `--judge` has each finished run evaluated by the testbed's own rules, which no policy was
+trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
 list and `solrl plan`; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:
@@ -198,10 +198,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME", help="variants, instead of a table's")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side; each wants three cores")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--one-process", action="store_true", help="each run is one process, without Ray")
     parser.add_argument("--judge", action="store_true", help="evaluate finished runs by the testbed's rules")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every run of this call")
     parser.add_argument("--root", type=Path, default=Path("runs/convergence"))
@@ -226,7 +225,6 @@ def main() -> None:
         list(jobs.values()),
         at_once=arguments.at_once,
         seconds=arguments.seconds,
-        one_process=arguments.one_process,
         after=judge if arguments.judge else lambda job: None,
     )
     for (name, seed), each in jobs.items():

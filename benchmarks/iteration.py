@@ -12,7 +12,7 @@ Both sides of a ratio come from one process: rollouts from rollout.py (`--prune 
 learner.py, whose eager side is the released one (SD3.5-Large's base is bfloat16 here, float32 as released, which
 favours the released schedules). SD3.5-L's and SANA's rollouts are those of `--all-blocks`. With a small decoder they
 are those of `--preview-decoder` as well; the released schedules are then of the other process, on the same card. What
-a whole loop adds (revisions, checkpoints, waits) is in full_iteration.py's figures.
+a whole loop adds (revisions, checkpoints, waits) is in many_gpus.py's figures.
 """
 
 from __future__ import annotations

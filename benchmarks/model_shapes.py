@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import architectures
+import architectures as published
 import torch
+from common import CONFIGS, MODELS, PROMPTS
+from full_size import TRANSFORMERS
 from torch import nn
 from transformers import (
     CLIPTextModel,
@@ -31,46 +33,27 @@ from solrl_ray.models.blocks import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-FLUX2_KLEIN_4B: dict[str, Any] = {
-    "in_channels": 128,
-    "num_layers": 5,
-    "num_single_layers": 20,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 7680,
-    "guidance_embeds": False,
-}
-QWEN_TEXT = (Qwen2_5_VLForConditionalGeneration, architectures.QWEN_2_5_VL_7B)
-QWEN_3 = (Qwen3ForCausalLM, architectures.QWEN_3_4B)
-T5, GEMMA = (T5EncoderModel, architectures.T5_XXL), (Gemma2Model, architectures.GEMMA_2_2B)
-CLIP = (CLIPTextModelWithProjection, architectures.CLIP_L)
+T5, QWEN_3 = (T5EncoderModel, published.T5_XXL), (Qwen3ForCausalLM, published.QWEN_3_4B)
+SD3 = [(CLIPTextModelWithProjection, settings) for settings in (published.CLIP_L, published.CLIP_BIG_G)]
 TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
-    "flux1_dev": [(CLIPTextModel, architectures.CLIP_L), T5],
+    "flux1_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux2_klein_base_4b": [QWEN_3],
-    "qwen_image": [QWEN_TEXT],
-    "sana_1600m": [GEMMA],
-    "sd35_large": [CLIP, (CLIPTextModelWithProjection, architectures.CLIP_BIG_G), T5],
-    "sd35_medium": [CLIP, (CLIPTextModelWithProjection, architectures.CLIP_BIG_G), T5],
+    "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
+    "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
+    "sd35_large": [*SD3, T5],
+    "sd35_medium": [*SD3, T5],
     "z_image": [QWEN_3],
 }
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
-FOUR_LEVELS = {"block_out_channels": (128, 256, 512, 512)}
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "flux1_dev": (architectures.FLUX, FOUR_LEVELS),
-    "flux2_klein_base_4b": (FLUX2_KLEIN_4B, FOUR_LEVELS),
-    "qwen_image": (architectures.QWEN_IMAGE, architectures.QWEN_IMAGE_VAE),
-    "sana_1600m": (architectures.SANA, architectures.DC_AE),
-    "sd35_large": (architectures.SD3, FOUR_LEVELS),
-    "sd35_medium": (architectures.SD3_MEDIUM, FOUR_LEVELS),
-    "z_image": (architectures.Z_IMAGE, FOUR_LEVELS),
+    "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
+    **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""
 
 
 def configuration(name: str) -> Model:
-    prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
-    return load([CONFIGS / f"models/{name}.yaml", CONFIGS / "rewards/testbed_clip.yaml"], [prompts]).model
+    return load([CONFIGS / f"models/{name}.yaml", CONFIGS / "rewards/testbed_clip.yaml"], [PROMPTS]).model
 
 
 def made(name: str) -> ModelShapes:

@@ -14,7 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
 CAMPAIGN = "python benchmarks/convergence.py"
-ON_GPU = "--gpu --one-process --at-once 16"
+ON_GPU = "--gpu --at-once 16"
 COMMANDS = {
     "convergence": f"{CAMPAIGN} {ON_GPU} --judge",
     **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},

@@ -55,8 +55,6 @@ from convergence import CONFIGS, MODELS, curve, priced
 from time_to_target import ENDS, RESAMPLES
 from variants import NFT
 
-from solrl_ray.storage.run_folder import RunFolder
-
 RESULTS = REPOSITORY / "benchmarks" / "results" / "shapes.json"
 BASE, REAL = 0.45, 0.95
 """Held-out rewards of the untrained model and of the world's own pictures: no way and all of the way."""
@@ -172,16 +170,20 @@ class Key:
         limit = arguments.limit * (2 if self.shape == REFERENCE else 1)
         return min(MOST_ITERATIONS, max(2, math.ceil(limit / SHAPES[self.shape].charged(HEADLINE))))
 
+    def folder(self, arguments: argparse.Namespace) -> Path:
+        root: Path = arguments.root.absolute()
+        return root / f"{self.shape}_{self.rate:g}_{self.seed}{'_long' * self.long}"
+
     def job(self, arguments: argparse.Namespace) -> Job:
-        shape, root = SHAPES[self.shape], arguments.root.absolute()
+        shape, folder = SHAPES[self.shape], self.folder(arguments)
         every = 2 if arguments.tiny else max(1, round(EVALUATE_SECONDS / shape.charged(HEADLINE)))
-        name = f"{self.shape}_{self.rate:g}_{self.seed}{'_long' * self.long}"
         held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4"
         settings = (
             *shape.settings,
             f"learner.optimizer.lr={self.rate:g}",
             f"evaluation={{every: {every}, {held_out}, steps: 10, pictures: 0, reference: ''}}",
-            f"run={{name: {name}, root: '{root}', seed: {self.seed}, iterations: {self.iterations(arguments)}}}",
+            f"run={{name: {folder.name}, root: '{folder.parent}', seed: {self.seed}}}",
+            f"run.iterations={self.iterations(arguments)}",
             *(ON_ONE_GPU if arguments.gpu else EMULATED if shape.pool else ()),
         )
         return Job((CONFIGS / "demo.yaml", CONFIGS / "methods" / "diffusion_nft.yaml"), settings)
@@ -325,17 +327,15 @@ def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Name
     """Train runs and put them into the results; the shortest first, so that a short session ends some."""
     last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: key.iterations(arguments))}
     jobs = {key.job(arguments): key for key in last}
-    folders = {job: RunFolder.of(job.config).path for job in jobs}
 
     def found(job: Job) -> dict[str, Any] | None:
-        return run_of(jobs[job], folders[job], last[jobs[job]])
+        return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]])
 
     with mps(arguments.mps):
         train_all(
             list(jobs),
             at_once=arguments.at_once,
             seconds=arguments.seconds,
-            one_process=True,
             enough=lambda job: (run := found(job)) is not None and run["ended"] == "reached",
         )
     for job, key in jobs.items():
@@ -385,11 +385,15 @@ def main() -> None:
         stage, keys = next((found for found in missing if found[1]), ("all stages", []))
         print(f"{stage}: {len(keys)} runs to train", flush=True)
         train(keys, results, arguments)
+        save(results, arguments.results)  # before prices are worked out, which takes a while
     results |= summary(results)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=1)
-    arguments.results.write_text(LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n")
+    save(results, arguments.results)
     show(results)
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(results, indent=1)) + "\n")
 
 
 if __name__ == "__main__":

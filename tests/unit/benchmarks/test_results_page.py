@@ -70,7 +70,7 @@ def test_each_table_has_its_command() -> None:
 def test_a_table_says_what_is_not_measured_yet(tmp_path: Path) -> None:
     unmeasured = BLOCKS["pool"](tmp_path)
     assert unmeasured.endswith(
-        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --one-process --at-once 16 --seeds 3`"
+        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --at-once 16 --seeds 3`"
     )
     (tmp_path / "convergence.json").write_text(json.dumps(campaign(TABLES["pool"])))
     assert BLOCKS["pool"](tmp_path).endswith(unmeasured.replace("Not measured yet:", "Measured by").splitlines()[-1])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
+import campaign
 import pytest
 import shapes
 from shapes import REFERENCE, SEEDS, Key, Shape
@@ -83,3 +85,11 @@ def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_doe
     assert (middle, low, high) == pytest.approx((1000 / 750, 1.0, 2.0))
     assert found["over_24_of_24"][0] is None  # one of its seeds never came so far
     assert found["worst_fall"] == pytest.approx(0.03)
+
+
+def test_a_run_that_came_far_enough_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "_training", lambda job: [sys.executable, "-c", "import time; time.sleep(600)"])
+    job = campaign.Job((shapes.CONFIGS / "demo.yaml",), (f"run.root='{tmp_path}'",))
+    asked = []
+    campaign.train_all([job], at_once=1, seconds=500.0, enough=lambda each: asked.append(each) or True)
+    assert asked == [job]
