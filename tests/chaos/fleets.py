@@ -18,7 +18,8 @@ from actors.world import Tasks
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publication import Publication
-from tests.chaos.pools import spawn, until, world
+from tests.chaos.pools import spawn, world
+from tests.support.patience import until
 from tests.support.small import small_config
 
 

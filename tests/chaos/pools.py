@@ -33,18 +33,15 @@ from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.publish import assemble
 from tests.support import weight_sync
+from tests.support.patience import SECONDS, until
 
 Failure = Callable[[], Exception]
 """Makes the error: Ray takes one of its own errors among an actor's arguments for a lost argument."""
 _NUMBERS = itertools.count()
-SECONDS = 60.0
-"""The longest that a test waits for anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """An answer to a unit."""
-
     unit: WorkUnit
     worker: str
     seconds: float = 0.0
@@ -110,11 +107,9 @@ def spawn(
     failure: Failure | None = None,
     kind: type[Worker] = Worker,
     resources: dict[str, float] | None = None,
-    card: str = "",
 ) -> Actor:
-    """`card`: the name of the process, if it is a card's."""
     made = ray.remote(kind).options(num_cpus=0, resources=resources).remote(name, score_class, failure)
-    return Actor(made, role_of(name), process=Process(card))
+    return Actor(made, role_of(name))
 
 
 class Encoder(Callee):
@@ -148,10 +143,9 @@ def units(count: int) -> list[WorkUnit]:
     return [WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(count)]
 
 
-def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publication:
-    """A snapshot, or without `pack` factors alone."""
+def revision(number: int, policy: Policy = "old") -> Publication:
     factors = weight_sync.factors(scale=0.1 + number)
-    shard = weight_sync.publisher().shard(number, factors, policy=policy, pack=pack)
+    shard = weight_sync.publisher().shard(number, factors, policy=policy)
     return weight_sync.publication(assemble([shard], weight_sync.LORA, factors))
 
 
@@ -235,14 +229,11 @@ class Stage:
         """What was told of that, without the word."""
         return [tuple(rest) for first, *rest in self.events if first == word]
 
-    async def until(self, reached: Callable[[], Any]) -> None:
-        await until(reached)
-
     async def holding(self, count: int, number: int = 0) -> None:
         """Have `count` workers, and return when all of them hold a revision."""
         self.pool.resize(count)
         self.publish(revision(number))
-        await self.until(lambda: self.ready() == count)
+        await until(lambda: self.ready() == count)
 
     def publish(self, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""
@@ -262,21 +253,13 @@ class Stage:
         return batch
 
 
-async def until(reached: Callable[[], Any]) -> None:
-    """Return once it is so."""
-    deadline = time.monotonic() + SECONDS
-    while not reached():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
 @asynccontextmanager
 async def opened(
     spawned: type[Worker] | Callable[[str], Actor],
     *,
     max_inflight: int = 1,
     replacements: int = 0,
-    unit_seconds: float = 60.0,
+    unit_seconds: float = SECONDS,
     deadlines: Deadlines | None = None,
 ) -> AsyncIterator[Stage]:
     """An empty pool of explorers of this kind, or of what the function starts. What ends a run is raised."""

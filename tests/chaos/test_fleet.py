@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.deadlines import Deadlines
-from solrl_ray.config.schema import Config
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 from tests.chaos.fleets import opened
-from tests.chaos.pools import Batch, Explored, Worker, revision, run, spawn, units, until
+from tests.chaos.pools import Batch, Explored, Worker, revision, run, spawn, units
+from tests.support.patience import until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -55,20 +54,6 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
 
     refused = r"^explore \(iteration 1, prompt p3, .*\) was refused from explorer-0\.1 and from explorer-0\.2: NaN in "
     with pytest.raises(RunError, match=refused):
-        run(test)
-
-
-def test_nonsense_of_a_worker_that_is_alone_and_was_never_right_ends_the_run(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path, lambda name: spawn(name, kind=Broken)) as scene:
-            await scene.publish(EXPLORER, revision(0))
-            batch = Batch(scene.fleet.hand_out)
-            scene.fleet.hand_out.add(batch, units(2)[1:], "explorers")
-            await until(lambda: False)
-
-    with pytest.raises(
-        RunError, match=r"^explore \(iteration 1, prompt p1, .*\) was refused from explorer-0, which is alone"
-    ):
         run(test)
 
 
@@ -114,17 +99,6 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             await scene.fleet.scale({"explorers": 1})
             await scene.says("explorer-5 leaves after its present units")
             await until(lambda: scene.ready() == ["explorer-0"] == list(scene.explorers.workers))
-
-    run(test)
-
-
-def test_sizes_out_of_bounds_change_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path, spawn) as scene:
-            with pytest.raises(UserError, match=r"--explorers 7: it must be between 1 and 6, the 6 units"):
-                await scene.fleet.scale({"regenerators": 2, "explorers": 7})
-            assert list(scene.explorers.workers) == ["explorer-0"]
-            assert list(scene.fleet.regenerators.workers) == ["regenerator-0"]
 
     run(test)
 
@@ -194,51 +168,3 @@ def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) 
     for words in ("explorer-0", "explorer-1", "device A", "device B"):
         assert words in str(caught.value)
     assert "regenerator" not in str(caught.value)
-
-
-def test_a_fleet_that_does_not_explore_has_regenerators_alone(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path, mixed, "fleet.explorers.count=2", explores=False) as scene:
-            await scene.publish(REGENERATOR, revision(0))
-            await until(lambda: scene.ready(scene.fleet.regenerators) == ["regenerator-0"])
-            assert not scene.explorers.workers
-
-    run(test)
-
-
-def test_the_score_class_is_there_once_a_worker_of_each_pool_has_started_and_another_tier_makes_another(
-    tmp_path: Path,
-) -> None:
-    tier = ["A"]
-
-    async def test() -> None:
-        async with opened(tmp_path, lambda name: spawn(name, tier[0])) as scene:
-            explored_with: list[Config] = []
-            scene.world.explore_with = explored_with.append  # type: ignore[method-assign]
-            scene.fleet.explore_as(scene.config)  # the first tier: whoever was made before is made anew
-            assert await scene.fleet.score_class() == "A/C"
-            await scene.publish(EXPLORER, revision(0))
-            await until(scene.ready)
-            before = list(scene.explorers.workers)
-            more_steps = with_preview(scene.config, steps=5)
-            scene.fleet.explore_as(more_steps)
-            await asyncio.sleep(0.3)
-            assert list(scene.explorers.workers) == before
-            tier[0] = "B"
-            scene.fleet.explore_as(with_preview(scene.config, precision="bf16"))
-            assert await scene.fleet.score_class() == "B/C"
-            assert set(scene.explorers.workers).isdisjoint(before)
-            assert [c.rollout.explore.precision for c in explored_with] == ["nvfp4-emulated", "bf16"]
-            assert not scene.ready(), "before it is sent a revision"
-            await scene.publish(EXPLORER, revision(1))
-            await until(scene.ready)
-            assert scene.fleet.replacements.left == scene.config.fleet.max_replacements
-            assert not any("was lost" in message for message in scene.said)
-
-    run(test)
-
-
-def with_preview(config: Config, **settings: Any) -> Config:
-    """Another fallback level of exploring."""
-    preview = config.rollout.explore.model_copy(update=settings)
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
