@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-ci · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,14 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-ci test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
-	@echo "make test     tests: unit, simulated, system, chaos; about ten minutes on two cores"
-	@echo "make test-faults  the rest of the failure table (docs/reference/failures.md), about ten more"
-	@echo "make test-ci  both in one go, as continuous integration does"
+	@echo "make test     unit tests, simulated runs, runs and kills on a real Ray: about a quarter of an hour on two cores"
 	@echo "make test-all everything, with the slow ones"
 	@echo "make quick    tests of configuration and decisions, under a minute; while working"
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/concepts/reliability.md)"
@@ -82,15 +80,11 @@ demo: $(READY)
 # Two processes each. Each of those with system and chaos tests has a local Ray of its own; the undisturbed run that the
 # others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone; where
 # there is no device file of one, tests/gpu would only be skipped.
+test: CHOSEN := not slow
 test-all: CHOSEN := slow or not slow
-test: CHOSEN := not slow and not faults
-test-faults: CHOSEN := faults and not slow
-test-ci: CHOSEN := not slow
 GPU := $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),"tests/gpu")
-SYSTEM := "-n 2 --dist loadfile tests/system tests/chaos"
-test test-ci test-all: PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" $(SYSTEM) $(GPU)
-test-faults: PARTS := $(SYSTEM)
-test test-faults test-ci test-all: $(READY)
+PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" "-n 2 --dist loadfile tests/system tests/chaos" $(GPU)
+test test-all: $(READY)
 	@set -e; \
 	for part in $(PARTS); do \
 	  echo "== $$part"; began=$$(date +%s); \

@@ -76,7 +76,8 @@ class Driver:
         return status
 
     def kill(self) -> None:
-        assert (process := self.process) is not None
+        process = self.process
+        assert process is not None
         wait_until("the driver", lambda: (self.root / PID).exists() or process.poll() is not None)
         with suppress(ProcessLookupError, FileNotFoundError):  # it has ended
             os.kill(int((self.root / PID).read_text()), signal.SIGKILL)
