@@ -49,7 +49,7 @@ $(BIN)/uv:
 	"$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
-# The lock also pins what source distributions are built with.
+# The lock also pins what source distributions are built with. A file that has none of its hashes is refused.
 $(READY): $(BIN)/uv requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --build-constraints requirements.lock requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --build-constraints requirements.lock --editable .
@@ -62,7 +62,7 @@ GPU_READY := $(VENV)/.ready-gpu
 SITE = $(abspath $(VENV))/lib/$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages
 install-gpu: $(GPU_READY)
 $(GPU_READY): $(READY) $(GPU_LOCK)
-	grep -v '^transformer-engine-torch' $(GPU_LOCK) | $(BIN)/uv pip install --python $(BIN)/python --no-deps --requirements -
+	sed '/^transformer-engine-torch/,/[^\\]$$/d' $(GPU_LOCK) | $(BIN)/uv pip install --python $(BIN)/python --no-deps --requirements -
 	CPATH="$(SITE)/nvidia/cu13/include/cccl:$(SITE)/include" NVTE_FRAMEWORK=pytorch NVTE_BUILD_USE_NVIDIA_WHEELS=1 \
 	  $(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --requirements $(GPU_LOCK)
 	@touch $@
@@ -155,7 +155,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 COMPILE := pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-emit-index-url \
-	--no-emit-find-links --custom-compile-command "make lock" --quiet
+	--no-emit-find-links --generate-hashes --custom-compile-command "make lock" --quiet
 
 # The GPU lock has the versions of the other one, and what NVFP4 needs beside them.
 lock upgrade: $(BIN)/uv
