@@ -26,8 +26,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError, RewardNonsense, RunError
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.storage.run_folder import RunFolder
-from tests.chaos.fleets import Scene, opened
-from tests.chaos.pools import Worker, revision, run, spawn
+from tests.chaos.fleets import Scene, Worker, opened, revision, run, spawn
 from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
