@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
@@ -21,28 +20,24 @@ from actors.ray_world import RayWorld
 from actors.workers.selector import Ack, Opened, Selector
 from actors.world import Tasks
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
+from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.patience import SECONDS
+from tests.support.selecting import PLAN, group_of, ids, result
 from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 AHEAD = replace(PLAN, iteration=5, revision=5, staleness=1)
-REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
-"""Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
 
 
 class Line:
     """A client, and what the controller would know by it."""
 
-    def __init__(
-        self, folder: Path, tasks: Tasks, player: type[Selector] = Selector, *settings: str, replacements: int = 4
-    ) -> None:
-        config = small_config(folder, "run", *settings)
+    def __init__(self, folder: Path, tasks: Tasks, player: type[Selector], replacements: int = 4) -> None:
+        config = small_config(folder, "run")
         self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
         self.said: list[str] = []
         self.reopened: list[tuple[int, Opened]] = []
@@ -55,9 +50,9 @@ class Line:
             reopened=lambda iteration, opened: self.reopened.append((iteration, opened)),
         )
 
-    def bring(self, result: UnitResult) -> asyncio.Future[Ack]:
+    def bring(self, brought: UnitResult) -> asyncio.Future[Ack]:
         acknowledged: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        self.client.accept(result, acknowledged.set_result)  # a second time it would raise
+        self.client.accept(brought, acknowledged.set_result)  # a second time it would raise
         return acknowledged
 
     def bring_group(self, group: Any, iteration: int = 4) -> asyncio.Future[Ack | str]:
@@ -65,31 +60,6 @@ class Line:
         told: asyncio.Future[Ack | str] = asyncio.get_running_loop().create_future()
         self.client.accept_group(iteration, group, told.set_result, told.set_result)
         return told
-
-    async def wanted(self, iteration: int = 4) -> list[str]:
-        """What the selector wants now, by itself."""
-        sent = self.world.send(self.client._actor, "wanted", iteration)
-        return ids(await self.world.answer(sent, what="what is wanted", seconds=SECONDS))
-
-
-def ids(units: Sequence[WorkUnit]) -> list[str]:
-    return [unit.id for unit in units]
-
-
-def result_of(unit: WorkUnit) -> UnitResult:
-    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-    return UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
-
-
-def group_of(unit: WorkUnit) -> SampleGroup:
-    return SampleGroup(
-        iteration=4,
-        revision=4,
-        prompt_id=unit.prompt_id,
-        indices=unit.indices,
-        rewards=(0.9, 0.1),
-        latents=torch.tensor([[1.0], [float(len(unit.prompt_id))]]),
-    )
 
 
 def lost_object() -> Any:
@@ -153,11 +123,11 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             assert opened.candidates == 0
             ahead = (await line.client.open(AHEAD)).units
             assert ids(ahead) == ids(AHEAD.pool_units())
-            assert await line.bring(result_of(opened.units[0])) == Ack()
+            assert await line.bring(result(opened.units[0])) == Ack()
             assert ids(line.reopened[0][1].units) == ids(opened.units[1:])  # it was journaled, and not acknowledged
             regenerate: list[WorkUnit] = []
             for unit in opened.units[1:]:
-                regenerate += (await line.bring(result_of(unit))).units
+                regenerate += (await line.bring(result(unit))).units
             assert [(unit.prompt_id, unit.indices) for unit in regenerate] == [("beef", (1, 0)), ("cafe", (3, 1))]
             groups = [ray.put(group_of(unit)) for unit in regenerate]
             assert await line.bring_group(groups[0]) == Ack()
@@ -205,7 +175,7 @@ def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path:
             line.client._tell = tell
             first, second, *_ = (await line.client.open(PLAN)).units
             line.client._seconds = 1.0  # it has started: a start takes longer
-            acknowledged = [line.bring(result_of(each)) for each in (second, first)]
+            acknowledged = [line.bring(result(each)) for each in (second, first)]
             assert ids((await acknowledged[1]).units) == ["regenerate/4/beef/1-0"]
             assert await acknowledged[0] == Ack()
             late = "the selector's answer to accept failed: no answer within its deadline of 1 s"
@@ -227,7 +197,7 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
         async with Tasks() as tasks:
             line = Line(tmp_path, tasks, Unwritten)
             units = (await line.client.open(PLAN)).units
-            acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
+            acks = await asyncio.gather(*[line.bring(result(unit)) for unit in units])
             of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
             for unit in (of_beef, of_cafe):
                 assert await line.bring_group(ray.put(group_of(unit))) == Ack()

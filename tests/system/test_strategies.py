@@ -70,18 +70,6 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
         assert torch.equal(group.latents, again.latents)
 
 
-@pytest.mark.slow
-def test_a_strategy_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
-    found, data = summary(scaled), read_run(folder(scaled))
-    assert (found["strategy"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
-    assert (found["candidates"], found["samples"], found["warnings"]) == (2 * 3 * 8, 2 * 3 * 4, [])
-    assert {record.spearman for record in data.iterations} == {None}
-    assert {a.tier for a in data.attestations} == {"float32"}
-    page = (folder(scaled) / "report.html").read_text()
-    assert "Not measured: rollout strategy scaled has no previews." in page
-    assert "warning</span>" not in page
-
-
 def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_one_explorer_and_with_two(
     tmp_path: Path,
 ) -> None:
