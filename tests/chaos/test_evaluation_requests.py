@@ -226,7 +226,7 @@ class Busy:
 
     async def poll(self, name: str) -> str:
         self._late -= 1
-        await asyncio.sleep(60.0 if self._late >= 0 else 0.0)
+        await asyncio.sleep(3600.0 if self._late >= 0 else 0.0)
         return f"progress of {name}"
 
 
@@ -236,12 +236,12 @@ def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_en
 ) -> None:
     controller = ray.remote(Busy).options(num_cpus=0).remote(late)  # type: ignore[attr-defined]
     ray.get(controller.__ray_ready__.remote(), timeout=patience())
-    monkeypatch.setattr(live_run, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(live_run, "ANSWER_SECONDS", patience(2.0))
     asking = evaluate_live._ask(controller.poll, "mine")
     if late < UNANSWERED:
         assert asyncio.run(asking) == "progress of mine"
     else:
-        with pytest.raises(RunError, match=r"^the run's controller.* of 2 s, 3 times: its machine is very busy"):
+        with pytest.raises(RunError, match=r"^the run's controller.*, 3 times: "):
             asyncio.run(asking)
     ray.kill(controller)
 

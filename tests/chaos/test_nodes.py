@@ -156,6 +156,7 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
         drain(address, old)
         await learners.leave(draining())
         assert learners._nodes == {old}
+        assert "find no room elsewhere yet" in said[-1]
         (folder / "stayed").touch()
         while learners._nodes == {old}:
             await learners.leave(draining())
