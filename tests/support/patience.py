@@ -7,6 +7,7 @@ which the machine has a core for it, by the number of processes that want one.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ def slowness() -> float:
 
 
 def patience(seconds: float = SECONDS) -> float:
-    """So many seconds of a quiet machine: for deadlines that are fixed before something begins."""
-    return seconds * slowness()
+    """So many seconds of a quiet machine, whole ones: for deadlines that are fixed before something begins."""
+    return float(math.ceil(seconds * slowness()))
 
 
 def _turns(what: str, reached: Callable[[], Any], seconds: float) -> Iterator[None]:
