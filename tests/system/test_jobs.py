@@ -79,6 +79,7 @@ def test_a_submitted_run_loses_its_cluster_and_is_resubmitted_to_the_same_bytes(
             assert "Traceback" not in refused
             second = coming.result(patience(300.0))
             wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
+            wait_until("a checkpoint", RunFolder(run).checkpoint(1).exists)
         assert not (run / "summary.json").exists()
 
         resume = ("--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
