@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-ci · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,14 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-ci test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
-	@echo "make test     tests: unit, simulated, system, chaos; about ten minutes on two cores"
-	@echo "make test-faults  the rest of the failure table (docs/reference/failures.md), about ten more"
-	@echo "make test-ci  both in one go, as continuous integration does"
+	@echo "make test     unit tests, simulated runs, runs and kills on a real Ray: about a quarter of an hour on two cores"
 	@echo "make test-all everything, with the slow ones"
 	@echo "make quick    tests of configuration and decisions, under a minute; while working"
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/concepts/reliability.md)"
@@ -51,7 +49,7 @@ $(BIN)/uv:
 	"$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
-# The lock also pins what source distributions are built with.
+# The lock also pins what source distributions are built with. A file that has none of its hashes is refused.
 $(READY): $(BIN)/uv requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --build-constraints requirements.lock requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --build-constraints requirements.lock --editable .
@@ -64,7 +62,7 @@ GPU_READY := $(VENV)/.ready-gpu
 SITE = $(abspath $(VENV))/lib/$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages
 install-gpu: $(GPU_READY)
 $(GPU_READY): $(READY) $(GPU_LOCK)
-	grep -v '^transformer-engine-torch' $(GPU_LOCK) | $(BIN)/uv pip install --python $(BIN)/python --no-deps --requirements -
+	sed '/^transformer-engine-torch/,/[^\\]$$/d' $(GPU_LOCK) | $(BIN)/uv pip install --python $(BIN)/python --no-deps --requirements -
 	CPATH="$(SITE)/nvidia/cu13/include/cccl:$(SITE)/include" NVTE_FRAMEWORK=pytorch NVTE_BUILD_USE_NVIDIA_WHEELS=1 \
 	  $(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --requirements $(GPU_LOCK)
 	@touch $@
@@ -82,15 +80,11 @@ demo: $(READY)
 # Two processes each. Each of those with system and chaos tests has a local Ray of its own; the undisturbed run that the
 # others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone; where
 # there is no device file of one, tests/gpu would only be skipped.
+test: CHOSEN := not slow
 test-all: CHOSEN := slow or not slow
-test: CHOSEN := not slow and not faults
-test-faults: CHOSEN := faults and not slow
-test-ci: CHOSEN := not slow
 GPU := $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),"tests/gpu")
-SYSTEM := "-n 2 --dist loadfile tests/system tests/chaos"
-test test-ci test-all: PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" $(SYSTEM) $(GPU)
-test-faults: PARTS := $(SYSTEM)
-test test-faults test-ci test-all: $(READY)
+PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" "-n 2 --dist loadfile tests/system tests/chaos" $(GPU)
+test test-all: $(READY)
 	@set -e; \
 	for part in $(PARTS); do \
 	  echo "== $$part"; began=$$(date +%s); \
@@ -161,7 +155,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 COMPILE := pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-emit-index-url \
-	--no-emit-find-links --custom-compile-command "make lock" --quiet
+	--no-emit-find-links --generate-hashes --custom-compile-command "make lock" --quiet
 
 # The GPU lock has the versions of the other one, and what NVFP4 needs beside them.
 lock upgrade: $(BIN)/uv

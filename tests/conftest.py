@@ -77,11 +77,10 @@ def local_ray(forks: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def forked_workers(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_workers(forks: str) -> Iterator[None]:
     """Nodes and drivers that this test starts have forks as well; else they start as users' do."""
-    monkeypatch.setattr(forkserver.SETUP_WORKER, forkserver.set_up_by(forks))
-    for name, value in forkserver.environment(forks).items():
-        monkeypatch.setenv(name, value)
+    with forkserver.forked(forks):
+        yield
 
 
 @pytest.fixture(scope="session")

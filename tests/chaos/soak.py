@@ -2,12 +2,12 @@
 
     python -m tests.chaos.soak --seconds 900 --seed 1
 
-Real workers on a Ray cluster of several raylets on this machine. Every few seconds somebody is chosen by the seed and
-killed in a state that is chosen, too; the driver is resumed whenever it has ended. After `--seconds` the run is left in
-peace for two more iterations, and then its twin makes the same number of iterations undisturbed. Prints what was
-survived and how long each kind took to be whole again, and writes ``benchmarks/results/chaos.json``; ends with status 1
-if the digests differ, a result that came twice differed, a stopped process is still there, or the run ended in a
-way that is not documented or for which nobody was killed.
+Real workers on a Ray cluster of several raylets on this machine; they are forks, so that a replacement is there soon.
+Every few seconds somebody is chosen by the seed and killed in a state that is chosen, too; the driver is resumed
+whenever it has ended. After `--seconds` the run is left in peace for two more iterations, and then its twin makes the
+same number of iterations undisturbed. Prints what was survived and writes it to `--out`; ends with status 1 if the
+digests differ, a result that came twice differed, a stopped process is still there, or the run ended in a way that is
+not documented or for which nobody was killed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import os
 import platform
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,32 +34,20 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
-from actors.client import launch
 from actors.client.live_run import scale
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
 from solrl_ray.storage.run_folder import RunFolder
+from tests.chaos.driver import PEACE, SIZES, Driver, peace
 from tests.chaos.notes import Note, Reader, alive
-from tests.chaos.noting import CLASSES
-from tests.chaos.recovered import Disturbance, End, problems, summarized, unexplained
+from tests.chaos.noting import UNHURRIED
+from tests.chaos.verdict import Disturbance, problems, unexplained
+from tests.support import forkserver
 from tests.support.small import digests, folder, small_config, summary
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "chaos.json"
 NODES, CPUS = 2, 4
-FOREVER = 1_000_000
-"""Iterations of a run that is stopped by other means."""
-SIZES = (
-    "fleet={explorers: {count: 3, num_cpus: 1}, regenerators: {count: 1, num_cpus: 1}}",
-    "fleet.learners={num_cpus: 1, threads: 1}",
-    f"fleet.max_replacements={FOREVER}",
-    "learner.world_size=2",
-    "fleet.deadlines={resources: 120, explore: 20, regenerate: 40, update: 60, collective: 60, publish: 40}",
-    "fleet.deadlines.selector=40",
-    "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 0, reference: ''}",
-)
 SIZES_OF_POOL = (2, 3, 4, 5)
-PEACE = 600.0
-"""Longest that the run may take from the last kill to its end, seconds."""
 IMPATIENCE = 5.0
 """How long somebody is waited for in the state in which they are to be killed, seconds."""
 
@@ -94,69 +82,13 @@ KINDS = (
 )
 
 
-@dataclass
-class Driver:
-    """The process that a user would have started, started again whenever it has ended."""
-
-    root: Path
-    address: str
-    ends: list[End] = field(default_factory=list)
-    """Of those that ended by themselves."""
-    process: subprocess.Popen[bytes] | None = None
-    began: int = 0
-    since: float = 0.0
-    """When it was started last."""
-
-    @property
-    def log(self) -> Path:
-        return self.root / f"driver-{self.began}.log"
-
-    def start(self, *, iterations: int = FOREVER, name: str = "run") -> None:
-        """Begin the run, or go on with it."""
-        self.began, self.since = self.began + 1, time.monotonic()
-        command = [sys.executable, "-m", "tests.chaos.soak", "--drive", str(self.root), name, self.address]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, str(iterations)], stdout=log, stderr=log, start_new_session=True)
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    def ended(self) -> int | None:
-        """Its exit status, once it has ended; notes why if it was not killed."""
-        assert self.process is not None
-        status = self.process.poll()
-        if status is not None and status > 0:
-            said = [line for line in self.log.read_text().splitlines() if line.startswith("error: ")]
-            sentence = said[-1].removeprefix("error: ") if said else f"status {status}, see {self.log}"
-            self.ends.append(End(sentence, self.since))
-        return status
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-
-def drive(root: Path, name: str, address: str, iterations: int) -> int:
-    """What the driver's process does: as ``solrl train``, with players that note what they do."""
-    config = small_config(root, name, *SIZES, f"run.iterations={iterations}")
-    resume = (folder(config) / "config.yaml").exists()
-    try:
-        return launch.train(config, resume=resume, address=address, live=False, classes=CLASSES)
-    except (UserError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-
-
 class Chaos:
     """Who is killed when."""
 
-    def __init__(self, root: Path, cluster: Cluster, seed: int) -> None:
+    def __init__(self, root: Path, cluster: Cluster, forks: str, seed: int) -> None:
         self.cluster = cluster
         self.random = random.Random(seed)
-        self.driver = Driver(root, cluster.address)
+        self.driver = Driver(root, cluster.address, forks)
         self.reader = Reader(root / "notes.jsonl")
         self.run = root / "run"
         self.done: list[Disturbance] = []
@@ -211,7 +143,7 @@ class Chaos:
         elif kind.who == "pool":
             self.scale(kind)
         elif kind.who == "driver":
-            self.note(kind, Note(time.monotonic(), "driver", self.driver.pid, "", ""))
+            self.note(kind, Note(time.monotonic(), "driver", 0, "", ""))
             self.driver.kill()
         elif (found := self.find(kind)) is None:
             self.missed += 1
@@ -251,11 +183,9 @@ class Chaos:
     def remove_node(self) -> None:
         """Kill a node without grace, and have a new one join."""
         node = self.random.choice(self.cluster.worker_nodes_in_order())
-        found = Note(time.monotonic(), "node", 0, node.node_id, "")
-        victims = [note for note in self.reader.living() if note.node == node.node_id]
         self.gone.add(node.node_id)
+        self.done.append(Disturbance("node", Note(time.monotonic(), "node", 0, node.node_id, "")))
         self.cluster.remove_node(node, allow_graceful=False)
-        self.done.append(Disturbance("node", found, tuple(note.slot for note in victims)))
         self.cluster.join(wait=False)
 
     def scale(self, kind: Kind) -> None:
@@ -267,10 +197,10 @@ class Chaos:
             self.missed += 1
             self.deck.insert(0, kind)
             return
-        self.done.append(Disturbance(kind.name, Note(at, "pool", 0, "", ""), ()))
+        self.done.append(Disturbance(kind.name, Note(at, "pool", 0, "", "")))
 
     def note(self, kind: Kind, found: Note) -> None:
-        self.done.append(Disturbance(kind.name, replace(found, at=time.monotonic()), (found.slot,)))
+        self.done.append(Disturbance(kind.name, replace(found, at=time.monotonic())))
 
     def finish(self) -> int:
         """Let the run end in peace, two iterations after the last checkpoint; returns its iterations."""
@@ -279,17 +209,6 @@ class Chaos:
         iterations = max((n for n, _ in RunFolder(self.run).checkpoints()), default=0) + 2
         peace(self.driver, iterations, "run")
         return iterations
-
-
-def peace(driver: Driver, iterations: int, name: str, seconds: float = PEACE) -> float:
-    """Run to the end without any disturbance; returns the seconds from its start."""
-    began = time.monotonic()
-    driver.start(iterations=iterations, name=name)
-    while (status := driver.ended()) is None:
-        assert time.monotonic() - began < seconds, f"{name} did not end in {seconds:g} s; see {driver.log}"
-        time.sleep(0.1)
-    assert status == 0, f"{name} ended with {status}: {driver.log.read_text()}"
-    return time.monotonic() - began
 
 
 class Machines(Cluster):  # type: ignore[misc]
@@ -310,15 +229,23 @@ class Machines(Cluster):  # type: ignore[misc]
         return sorted(self.worker_nodes, key=lambda node: node.node_id)
 
 
-def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
+def soak(seconds: float, seed: int, every: float, root: Path, forks: str, *, hurry: bool = True) -> dict[str, Any]:
+    """
+    Args:
+        forks: as `tests.support.forkserver.shared` yields it; this process's nodes start workers by it.
+        hurry: if not, the disturbed run makes few iterations, so that its twin takes little time.
+    """
     cluster = Machines()
     try:
-        chaos = Chaos(root, cluster, seed)
+        chaos = Chaos(root, cluster, forks, seed)
         began = time.monotonic()
+        if not hurry:
+            (root / UNHURRIED).touch()
         chaos.rage(seconds, every)
+        (root / UNHURRIED).unlink(missing_ok=True)
         iterations = chaos.finish()
         disturbed = time.monotonic() - began
-        twin = Driver(root, cluster.address, began=chaos.driver.began)
+        twin = Driver(root, cluster.address, forks, began=chaos.driver.began)
         undisturbed = peace(twin, iterations, "twin", seconds=max(PEACE, seconds))
         chaos.reader.read()
         left_behind = chaos.left_behind()
@@ -332,7 +259,7 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
         "same_digests": digests(run) == digests(calm),
         "digests": dict(zip(("selection", "lora"), digests(run), strict=True)),
         "first_difference": first_difference(folder(run), folder(calm), iterations),
-        "kinds": summarized(chaos.done, chaos.reader.notes),
+        "kinds": dict(sorted(Counter(each.kind for each in chaos.done).items())),
         "disturbances": len(chaos.done),
         "nobody_in_that_state": chaos.missed,
         "drivers": chaos.driver.began,
@@ -355,10 +282,9 @@ def first_difference(run: Path, twin: Path, iterations: int) -> int | None:
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"{'killed':<40} {'times':>5} {'whole again':>12} {'median s':>9} {'max s':>7}")
-    for name, row in found["kinds"].items():
-        median, longest = (f"{row[key]:.1f}" if row[key] is not None else "-" for key in ("median", "max"))
-        print(f"{name:<40} {row['times']:>5} {row['recovered']:>12} {median:>9} {longest:>7}")
+    print(f"{'killed':<40} {'times':>5}")
+    for name, times in found["kinds"].items():
+        print(f"{name:<40} {times:>5}")
     seconds = found["seconds"]
     print(
         f"{found['disturbances']} disturbances, {found['drivers']} drivers, {found['iterations']} iterations in "
@@ -375,13 +301,13 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=8.0, help="mean seconds between two disturbances")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--drive", nargs=4, metavar=("ROOT", "NAME", "ADDRESS", "ITERATIONS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.drive:
-        root, name, address, iterations = arguments.drive
-        return drive(Path(root), name, address, int(iterations))
-    with tempfile.TemporaryDirectory(prefix="solrl-chaos-", ignore_cleanup_errors=True) as root:
-        found = soak(arguments.seconds, arguments.seed, arguments.every, Path(root))
+    with (
+        tempfile.TemporaryDirectory(prefix="solrl-chaos-", ignore_cleanup_errors=True) as root,
+        forkserver.shared(Path(root)) as forks,
+        forkserver.forked(forks),
+    ):
+        found = soak(arguments.seconds, arguments.seed, arguments.every, Path(root), forks)
     show(found)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if problems(found) else 0

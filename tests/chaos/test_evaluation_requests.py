@@ -26,9 +26,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError, RewardNonsense, RunError
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.storage.run_folder import RunFolder
-from tests.chaos.fleets import Scene, opened
-from tests.chaos.pools import Worker, revision, run, spawn, until
-from tests.support.small import small_config
+from tests.chaos.fleets import Scene, Worker, opened, revision, run, spawn
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -107,7 +106,7 @@ class Live:
         if not self.requests._debt:
             await until(lambda: all(self.poll(name).found or self.poll(name).error for name in self.requests._open))
         ended.set()
-        await asyncio.wait_for(window, 60.0)
+        await asyncio.wait_for(window, patience())
 
     async def regenerates(self) -> None:
         """Return once the regenerators hold the run's own revision again."""
@@ -182,7 +181,7 @@ def test_an_update_that_ends_waits_for_units_at_work_alone_and_the_next_one_take
             assert not window.done()
             clock[0] += 8.0  # for which the run waits
             gate.touch()
-            await asyncio.wait_for(window, 60.0)
+            await asyncio.wait_for(window, patience())
             assert this.poll("mine").done == 1
             await this.regenerates()
             clock[0] += 7.0  # all 15 earned 7.5 of them
@@ -206,7 +205,7 @@ def test_where_there_is_no_time_that_nobody_needs_all_of_it_is_a_debt(tmp_path: 
             await until(Path(f"{gate}.begun").exists)
             clock[0] += 10.0
             gate.touch()
-            await asyncio.wait_for(window, 60.0)
+            await asyncio.wait_for(window, patience())
             assert this.poll("mine").found
             this.submit("yours", [FINE], "ema")
             clock[0] += 9.0
@@ -227,7 +226,7 @@ class Busy:
 
     async def poll(self, name: str) -> str:
         self._late -= 1
-        await asyncio.sleep(60.0 if self._late >= 0 else 0.0)
+        await asyncio.sleep(3600.0 if self._late >= 0 else 0.0)
         return f"progress of {name}"
 
 
@@ -236,13 +235,13 @@ def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_en
     late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = ray.remote(Busy).options(num_cpus=0).remote(late)  # type: ignore[attr-defined]
-    ray.get(controller.__ray_ready__.remote(), timeout=60.0)
-    monkeypatch.setattr(live_run, "ANSWER_SECONDS", 2.0)
+    ray.get(controller.__ray_ready__.remote(), timeout=patience())
+    monkeypatch.setattr(live_run, "ANSWER_SECONDS", patience(2.0))
     asking = evaluate_live._ask(controller.poll, "mine")
     if late < UNANSWERED:
         assert asyncio.run(asking) == "progress of mine"
     else:
-        with pytest.raises(RunError, match=r"^the run's controller.* of 2 s, 3 times: its machine is very busy"):
+        with pytest.raises(RunError, match=r"^the run's controller.*, 3 times: "):
             asyncio.run(asking)
     ray.kill(controller)
 
@@ -318,43 +317,6 @@ def test_an_evaluation_under_which_three_workers_died_ends(tmp_path: Path) -> No
     run(test)
 
 
-def test_a_worker_that_dies_after_the_update_holds_the_run_up_no_longer(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with live(tmp_path) as this:
-            gate = tmp_path / "gate"
-            this.submit("mine", [f"waits {gate}"], "ema")
-            ended, window = await this.window()
-            await until(Path(f"{gate}.begun").exists)
-            ended.set()
-            this.scene.world.kill(this.scene.fleet.regenerators.workers["regenerator-0"].actor)
-            await asyncio.wait_for(window, 60.0)
-            assert this.poll("mine").done == 0
-            assert not this.scene.ready(this.scene.fleet.regenerators), "its replacement is not waited for"
-
-    run(test)
-
-
-@pytest.mark.parametrize("text", ["waits", "waits-raises"])
-def test_what_an_evaluation_that_was_given_up_still_computes_means_nothing(text: str, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with live(tmp_path) as this:
-            gate = tmp_path / "gate"
-            this.submit("mine", [f"{text} {gate}", FINE], "ema")
-            ended, window = await this.window()
-            await until(Path(f"{gate}.begun").exists)
-            this.requests.forget("mine")
-            this.submit("yours", [FINE, FINE], "ema")  # the same units, asked for by somebody else meanwhile
-            await asyncio.sleep(0.3)
-            gate.touch()
-            await until(lambda: this.poll("yours").found)
-            ended.set()
-            await asyncio.wait_for(window, 60.0)
-            assert scores(this.poll("yours")) == {"ema": {"p0": 3.0, "p1": 3.0}}
-            assert list(this.scene.fleet.regenerators.workers) == ["regenerator-0"]
-
-    run(test)
-
-
 def test_an_update_that_needs_regenerators_has_them_after_what_is_evaluated_and_before_what_is_next(
     tmp_path: Path,
 ) -> None:
@@ -377,30 +339,10 @@ def test_an_update_that_needs_regenerators_has_them_after_what_is_evaluated_and_
             await asyncio.sleep(0.3)
             assert not seen
             gate.touch()
-            await asyncio.wait_for(supplied, 60.0)
+            await asyncio.wait_for(supplied, patience())
             assert seen == [(("old", 5), 1)]
             await until(lambda: this.poll("mine").found)
             ended.set()
-            await asyncio.wait_for(window, 60.0)
-
-    run(test)
-
-
-def test_a_request_has_its_own_prompts_and_its_own_number_of_samples(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with live(tmp_path) as this:
-            wanted = small_config(tmp_path, "asked", "evaluation={prompts: 1, samples: 3, steps: 2, pictures: 1}")
-            request = EvaluationRequest(
-                name="mine",
-                config=wanted,
-                prompts=(Prompt(id="another", text=FINE),),
-                updates=3,
-                publications={"ema": revision(3, "ema")},
-            )
-            this.requests.submit(request)
-            await this.update()
-            found = this.poll("mine").found
-            assert found is not None
-            assert found["ema"]["another"].unit.indices == (0, 1, 2)
+            await asyncio.wait_for(window, patience())
 
     run(test)

@@ -1,24 +1,28 @@
-"""Fleets of small real actors: who may work together, and who is replaced for what it answers."""
+"""Fleets of small real actors: how a failure arrives, who is replaced, who leaves, and who may work together."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import ObjectLostError
 
+from actors.cluster import termination
+from actors.fleet import worker
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.deadlines import Deadlines
-from solrl_ray.config.schema import Config
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
-from tests.chaos.fleets import opened
-from tests.chaos.pools import Batch, Explored, Worker, revision, run, spawn, units, until
+from tests.chaos.fleets import Explored, Slow, Worker, opened, revision, run, spawn, units
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -37,11 +41,10 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
 ) -> None:
     async def test() -> None:
         strict = ("fleet.strikes=2", "fleet.max_replacements=2", "fleet.max_inflight=1")
-        async with opened(tmp_path, lambda name: spawn(name, kind=Broken), *strict) as scene:
+        async with opened(tmp_path, Broken, *strict) as scene:
             await scene.publish(EXPLORER, revision(0))
             fine, first, second, never = units(4)
-            batch = Batch()
-            scene.fleet.router.request(batch, [fine], "explorers")
+            batch = scene.ask([fine])
             await until(lambda: batch.answers)
             scene.fleet.router.request(batch, [first, second], "explorers")
             await until(lambda: len(batch.answers) == 3)
@@ -55,20 +58,6 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
 
     refused = r"^explore \(iteration 1, prompt p3, .*\) was refused from explorer-0\.1 and from explorer-0\.2: NaN in "
     with pytest.raises(RunError, match=refused):
-        run(test)
-
-
-def test_nonsense_of_a_worker_that_is_alone_and_was_never_right_ends_the_run(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path, lambda name: spawn(name, kind=Broken)) as scene:
-            await scene.publish(EXPLORER, revision(0))
-            batch = Batch()
-            scene.fleet.router.request(batch, units(2)[1:], "explorers")
-            await until(lambda: False)
-
-    with pytest.raises(
-        RunError, match=r"^explore \(iteration 1, prompt p1, .*\) was refused from explorer-0, which is alone"
-    ):
         run(test)
 
 
@@ -118,17 +107,6 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     run(test)
 
 
-def test_sizes_out_of_bounds_change_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path, spawn) as scene:
-            with pytest.raises(UserError, match=r"--explorers 7: it must be between 1 and 6, the 6 units"):
-                await scene.fleet.scale({"regenerators": 2, "explorers": 7})
-            assert list(scene.explorers.workers) == ["explorer-0"]
-            assert list(scene.fleet.regenerators.workers) == ["regenerator-0"]
-
-    run(test)
-
-
 class Claims(Worker):
     """Says that it holds other weights than revision 1, that it bound nothing of revision 2, and the truth of 3."""
 
@@ -154,7 +132,7 @@ def test_a_receipt_of_other_weights_than_were_published_ends_the_run(
     number: int, sentence: str, tmp_path: Path
 ) -> None:
     async def test() -> None:
-        async with opened(tmp_path, lambda name: spawn(name, kind=Claims)) as scene:
+        async with opened(tmp_path, Claims) as scene:
             await scene.publish(EXPLORER, revision(number))
             await until(scene.ready)
 
@@ -196,49 +174,175 @@ def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) 
     assert "regenerator" not in str(caught.value)
 
 
-def test_a_fleet_that_does_not_explore_has_regenerators_alone(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_get_its_inputs_is_replaced(tmp_path: Path) -> None:
+    def spawned(name: str) -> Actor:
+        return spawn(name, failure=lambda: ObjectLostError("ab12", None, ""))
+
     async def test() -> None:
-        async with opened(tmp_path, mixed, "fleet.explorers.count=2", explores=False) as scene:
-            await scene.publish(REGENERATOR, revision(0))
-            await until(lambda: scene.ready(scene.fleet.regenerators) == ["regenerator-0"])
-            assert not scene.explorers.workers
+        async with opened(tmp_path, spawned, "fleet.max_replacements=1") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(lambda: scene.ready() == ["explorer-0.1"])
+            (lost,) = [message for message in scene.said if message.startswith("explorer-0 was lost (")]
+            assert "ab12" in lost
 
     run(test)
 
 
-def test_the_score_class_is_there_once_a_worker_of_each_pool_has_started_and_another_tier_makes_another(
-    tmp_path: Path,
-) -> None:
-    tier = ["A"]
+class Crashes(Worker):
+    """The first one dies at its first unit."""
+
+    def explore(self, unit: WorkUnit) -> Explored:
+        if self._name == "explorer-0":
+            os._exit(1)
+        return super().explore(unit)
+
+
+class Hangs(Worker):
+    """The first one hangs at its first unit."""
+
+    def explore(self, unit: WorkUnit) -> Explored:
+        if self._name == "explorer-0":
+            time.sleep(3600.0)
+        return super().explore(unit)
+
+
+@pytest.mark.parametrize("kind", [Crashes, Hangs])
+def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind: type[Worker], tmp_path: Path) -> None:
+    seconds = patience(3.0)
+    settings = ("fleet={explorers: {count: 2}, max_inflight: 2, max_replacements: 1, hedge: 0}",)
 
     async def test() -> None:
-        async with opened(tmp_path, lambda name: spawn(name, tier[0])) as scene:
-            explored_with: list[Config] = []
-            scene.world.explore_with = explored_with.append  # type: ignore[method-assign]
-            scene.fleet.explore_as(scene.config)  # the first tier: whoever was made before is made anew
-            assert await scene.fleet.score_class() == "A/C"
+        async with opened(tmp_path, kind, *settings, f"fleet.deadlines.explore={seconds}") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(lambda: len(scene.ready()) == 2)
+            asked = units(6)
+            batch = scene.ask(asked)
+            await until(lambda: len(batch.answers) == 6)
+            assert set(batch.answers) == {unit.id for unit in asked}
+            assert "explorer-0" not in batch.answers.values()
+            assert scene.fleet.hand_out.requeued(batch) == 2
+            assert "2 units of explorer-0 go to others" in scene.said
+            reason = "its worker is gone: " if kind is Crashes else f"{asked[0].in_words} passed its deadline of "
+            assert any(message.startswith(f"explorer-0 was lost ({reason}") for message in scene.said)
+            await until(lambda: scene.ready() == ["explorer-1", "explorer-0.1"])
+            assert scene.fleet.replacements.left == 0
+
+    run(test)
+
+
+def test_a_death_is_noticed_while_nobody_has_work_and_one_without_a_replacement_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with opened(tmp_path, spawn, "fleet.max_replacements=1") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            for name in ("explorer-0", "explorer-0.1"):
+                await until(lambda name=name: scene.ready() == [name])
+                scene.world.kill(scene.explorers.workers[name].actor)
+            await until(lambda: False)
+
+    with pytest.raises(RunError, match=r"^explorer-0\.1 was lost \(.*\), and all 1 replacements"):
+        run(test)
+
+
+class Told(Worker):
+    """The first one is told to end in the middle of its first unit, as by a batch system that takes its node back."""
+
+    def start(self) -> Attestation:
+        termination.listen()
+        return super().start()
+
+    def explore(self, unit: WorkUnit) -> Explored:
+        termination.check(self._name)
+        if "." not in self._name:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().explore(unit)
+
+
+def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with opened(tmp_path, Told, "fleet.max_inflight=2", "fleet.max_replacements=0") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            first, second = units(2)
+            batch = scene.ask([first, second])
+            await until(lambda: len(batch.answers) == 2)
+            assert batch.answers == {first.id: "explorer-0", second.id: "explorer-0.1"}
+            told = "{0} was lost ({0} was told to end by SIGTERM); {1} takes its place"
+            assert told.format("explorer-0", "explorer-0.1") in scene.said
+            idle = scene.explorers.workers["explorer-0.1"].actor.handle
+            await idle.__ray_call__.remote(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+            await until(lambda: scene.ready() == ["explorer-0.2"])
+            assert told.format("explorer-0.1", "explorer-0.2") in scene.said
+
+    run(test)
+
+
+def placed(name: str) -> Actor:
+    """Only the first finds a place."""
+    return spawn(name, kind=Slow, resources={} if name == "explorer-0" else {"nowhere": 1})
+
+
+def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_ends_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, placed, "fleet.max_inflight=2") as scene:
+            pool = scene.explorers
             await scene.publish(EXPLORER, revision(0))
             await until(scene.ready)
-            before = list(scene.explorers.workers)
-            more_steps = with_preview(scene.config, steps=5)
-            scene.fleet.explore_as(more_steps)
-            await asyncio.sleep(0.3)
-            assert list(scene.explorers.workers) == before
-            tier[0] = "B"
-            scene.fleet.explore_as(with_preview(scene.config, precision="bf16"))
-            assert await scene.fleet.score_class() == "B/C"
-            assert set(scene.explorers.workers).isdisjoint(before)
-            assert [c.rollout.explore.precision for c in explored_with] == ["nvfp4-emulated", "bf16"]
-            assert not scene.ready(), "before it is sent a revision"
-            await scene.publish(EXPLORER, revision(1))
-            await until(scene.ready)
-            assert scene.fleet.replacements.left == scene.config.fleet.max_replacements
-            assert not any("was lost" in message for message in scene.said)
+            pool._deadlines = Deadlines(start=1.0)  # of those who have no place yet
+            (unit, other) = units(2)
+            batch = scene.ask([unit], tmp_path / "gate")
+            pool.resize(3)
+            for name in ("explorer-1", "explorer-2"):
+                await scene.says(f"{name} has found no place for 1 s, and waits; at work: 1")
+            assert scene.words()["explorer-1"] == "waiting for a place"
+            assert pool.resize(2) == ["explorer-2"]
+            await scene.says("explorer-2 has left")
+            assert pool.leave_nodes([pool.workers["explorer-0"].node]) == [("explorer-0", "explorer-0.1")]
+            assert scene.words()["explorer-0"] == "explore p0, then leaves"
+            more = scene.ask([other], tmp_path / "gate")  # not for who leaves
+            await asyncio.sleep(0.2)
+            (tmp_path / "gate").touch()
+            await scene.says("explorer-0 has left")
+            assert batch.answers == {unit.id: "explorer-0"}
+            assert not more.answers
+            await until(lambda: False)
+
+    said = r"^explorer-1, explorer-0\.1 found no room in the cluster within 1 s .* no other worker of the pool is left"
+    with pytest.raises(RunError, match=said):
+        run(test)
+
+
+class Warms(Worker):
+    """Compiles for two shapes, the second time when the file is there."""
+
+    def start(self) -> Attestation:
+        return replace(super().start(), warm_ups=2)
+
+    def warm_up(self, shape: int, probe: str) -> None:
+        while shape == 1 and not Path(probe).exists():
+            time.sleep(0.02)
+
+
+def test_who_compiles_shows_how_far_it_is_loads_a_revision_after_that_and_has_a_deadline(tmp_path: Path) -> None:
+    settings = ("fleet.max_replacements=1", f"fleet.deadlines.warm_up={patience(3.0)}")
+
+    async def test() -> None:
+        async with opened(tmp_path, Warms, *settings) as scene:
+            await until(lambda: scene.explorers.warmed() == (0, 2))
+            await scene.publish(EXPLORER, revision(0), probe=str(tmp_path / "go"))
+            await until(lambda: scene.explorers.warmed() == (1, 2))
+            assert scene.words() == {"explorer-0": "warming up 2 of 2 shapes"}
+            assert scene.explorers.census()["starting"] == 1
+            await scene.says("explorer-0 was lost (warm-up passed its deadline of ")
+            assert not scene.ready()
+            (tmp_path / "go").touch()
+            await until(lambda: scene.ready() == ["explorer-0.1"])
+            assert scene.explorers.warmed() == (2, 2)
 
     run(test)
-
-
-def with_preview(config: Config, **settings: Any) -> Config:
-    """Another fallback level of exploring."""
-    preview = config.rollout.explore.model_copy(update=settings)
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})

@@ -190,7 +190,6 @@ def undisturbed(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -
 FROM_CHECKPOINT = "the learner group is rebuilt from the last checkpoint ("
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("zero_stage", "role", "sentences"),
     [
@@ -213,7 +212,6 @@ def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
     assert [sentence[: sentence.index("(") + 1] for sentence in said] == sentences
 
 
-@pytest.mark.faults
 def test_what_is_published_after_a_loss_is_what_will_be_saved(tiny_pipeline: Path, tmp_path: Path) -> None:
     settings = config(tiny_pipeline, run={"seed": 7, "root": str(tmp_path)}, fleet={"learners": {"threads": 1}})
     said: list[str] = []

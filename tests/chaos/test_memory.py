@@ -21,7 +21,6 @@ ALLOWED_SHARE = 0.05
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_memory_does_not_grow_over_200_iterations(tmp_path: Path, staleness: int) -> None:
     out = tmp_path / "memory.json"

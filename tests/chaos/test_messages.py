@@ -16,6 +16,7 @@ import pytest
 
 from solrl_ray.config.schema import Config
 from tests.support.forkserver import solrl
+from tests.support.patience import patience
 from tests.support.small import digests, folder, small_config
 
 ATTEMPTS = 6
@@ -54,7 +55,6 @@ def place() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.faults
 @pytest.mark.usefixtures("forked_workers")
 def test_lost_messages_cost_time_and_no_bytes(calm: Config, forks: str, tmp_path: Path, place: Path) -> None:
     stored = str(folder(calm) / "config.yaml")
@@ -64,7 +64,7 @@ def test_lost_messages_cost_time_and_no_bytes(calm: Config, forks: str, tmp_path
     said = []
     for _ in range(ATTEMPTS):
         done = subprocess.run(
-            command, env=os.environ | faults, capture_output=True, text=True, timeout=250, check=False
+            command, env=os.environ | faults, capture_output=True, text=True, timeout=patience(250.0), check=False
         )
         if done.returncode == 0:
             break

@@ -27,9 +27,9 @@ from tests.support import gated
 from tests.support.forkserver import calling
 from tests.support.heads import BIN, end
 from tests.support.learning import config as learner_config
+from tests.support.patience import patience, wait_until
 from tests.support.small import digests, folder, small_config
 
-PATIENCE = 240.0
 PLACE = {"role": "explorer"}
 
 
@@ -60,11 +60,11 @@ def node_for_two(address: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(process: subprocess.Popen[str], said: Path, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
+    def told() -> bool:
         assert process.poll() is None, said.read_text()
-        assert time.monotonic() < deadline, said.read_text()
-        time.sleep(0.1)
+        return reached()
+
+    wait_until("the wanted state", told, 240.0)
 
 
 def drain(address: str, node: str) -> None:
@@ -84,7 +84,6 @@ def old(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
         yield node
 
 
-@pytest.mark.faults
 def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_the_run_folders_node_is_told(
     calm: Config, forks: str, cluster: Cluster, old: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -94,7 +93,7 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
         # No node is their first choice.
         "fleet.explorers={count: 2, num_cpus: 1, labels: {role: spare}, fallback_labels: [{role: explorer}]}",
         "fleet.max_replacements=0",  # who leaves in time is no failure
-        "fleet.deadlines={explore: 600, resources: 120}",  # the explorers' node is still joining
+        "fleet.deadlines={explore: 1800, resources: 1800}",  # the explorers' node is still joining
     )
     run, file, said = folder(config), tmp_path / "config.yaml", tmp_path / "said"
     file.write_text(to_yaml(config))
@@ -122,7 +121,7 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
     going += "go on with --resume"
     wait_for(process, said, lambda: going in said.read_text())
     (tmp_path / "gate-2").touch()
-    process.wait(PATIENCE)
+    process.wait(patience(240.0))
     assert process.returncode == 0, said.read_text()
     assert digests(config) == digests(calm)
     assert "the node of explorer-0 is leaving: explorer-0.1 replaces it" in said.read_text()
@@ -136,14 +135,14 @@ def elsewhere(forks: str, function: Callable[..., None], *arguments: str) -> Ite
     command = calling(forks, function, *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield
-        said, _ = process.communicate(timeout=PATIENCE)
+        said, _ = process.communicate(timeout=patience(240.0))
     assert process.returncode == 0, said
 
 
 def leave_for_a_node_that_joins(address: str, root: str) -> None:
     """Touches `stayed` when there was no room elsewhere."""
     folder = Path(root)
-    fleet = {"learners": {"num_cpus": 1, "labels": PLACE}, "deadlines": {"start": 120.0}}
+    fleet = {"learners": {"num_cpus": 1, "labels": PLACE}, "deadlines": {"start": 600.0}}
     settings = learner_config(folder, learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
     said: list[str] = []
@@ -157,10 +156,9 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
         drain(address, old)
         await learners.leave(draining())
         assert learners._nodes == {old}
+        assert "find no room elsewhere yet" in said[-1]
         (folder / "stayed").touch()
-        deadline = time.monotonic() + PATIENCE
         while learners._nodes == {old}:
-            assert time.monotonic() < deadline
             await learners.leave(draining())
         assert await learners.state() == ("learner-0.1", "the checkpoint", 2)
 
@@ -168,15 +166,12 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
     assert said[-1] == "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
 
 
-@pytest.mark.faults
 def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(
     cluster: Cluster, forks: str, tmp_path: Path
 ) -> None:
-    deadline = time.monotonic() + PATIENCE
     with elsewhere(forks, leave_for_a_node_that_joins, cluster.address, str(tmp_path)):
         cluster.add_node(num_cpus=2, labels=PLACE)
-        while not (tmp_path / "stayed").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until("who stays", (tmp_path / "stayed").exists)
         cluster.add_node(num_cpus=2, labels=PLACE)
 
 
@@ -196,17 +191,13 @@ def three_roles_on_each_card(address: str, root: str) -> None:
     for explorer, regenerator, learner in zip(*kinds, strict=False):
         assert explorer.handle is regenerator.handle is learner.handle
     cards = [explorer.handle.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for explorer in kinds[0]]
-    assert sorted(ray.get(cards[:2], timeout=PATIENCE)) == [[0], [1]]
+    assert sorted(ray.get(cards[:2], timeout=patience(240.0))) == [[0], [1]]
     assert ray.wait(cards[2:], timeout=1.0) == ([], cards[2:])
     for worker in chain(*kinds):  # they would outlive the cluster's nodes
         ray.kill(worker.handle)
 
 
-@pytest.mark.slow
-def test_each_card_has_a_gpu_and_one_process_for_its_roles(forks: str, tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
-    try:
-        with elsewhere(forks, three_roles_on_each_card, cluster.address, str(tmp_path)):
-            pass
-    finally:
-        cluster.shutdown()
+def test_each_card_has_a_gpu_and_one_process_for_its_roles(cluster: Cluster, forks: str, tmp_path: Path) -> None:
+    cluster.add_node(num_cpus=1, num_gpus=2)
+    with elsewhere(forks, three_roles_on_each_card, cluster.address, str(tmp_path)):
+        pass

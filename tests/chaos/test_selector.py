@@ -13,75 +13,49 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.ray_world import RayWorld
 from actors.workers.selector import Ack, Selector
 from actors.world import Tasks
-from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
+from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.storage.run_folder import RunFolder
+from tests.support.patience import SECONDS
+from tests.support.selecting import PLAN, group_of, ids, result
 from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 AHEAD = replace(PLAN, iteration=5, revision=5, staleness=1)
-ONE_STAGE = replace(PLAN, one_stage=True)
-REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
-"""Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
 
 
 class Line:
     """A client, and what the controller would know by it."""
 
-    def __init__(
-        self, folder: Path, tasks: Tasks, player: type[Selector] = Selector, *settings: str, replacements: int = 4
-    ) -> None:
-        config = small_config(folder, "run", *settings)
+    def __init__(self, folder: Path, tasks: Tasks, player: type[Selector], replacements: int = 4) -> None:
+        config = small_config(folder, "run")
         self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
         self.said: list[str] = []
         self.client = SelectorClient(
             self.world,
             tasks,
-            seconds=60.0,
+            seconds=SECONDS,
             replacements=Replacements(replacements),
             tell=self.said.append,
         )
 
-    def bring(self, result: UnitResult) -> asyncio.Future[Ack]:
-        return asyncio.ensure_future(self.client.accept(result))
+    def bring(self, brought: UnitResult) -> asyncio.Future[Ack]:
+        return asyncio.ensure_future(self.client.accept(brought))
 
     def bring_group(self, group: Any, iteration: int = 4) -> asyncio.Future[Ack]:
         return asyncio.ensure_future(self.client.accept_group(iteration, group))
 
     async def wanted(self, iteration: int = 4) -> list[str]:
         return ids(await self.client.wanted(iteration))
-
-
-def ids(units: Sequence[WorkUnit]) -> list[str]:
-    return [unit.id for unit in units]
-
-
-def result_of(unit: WorkUnit) -> UnitResult:
-    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-    return UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
-
-
-def group_of(unit: WorkUnit) -> SampleGroup:
-    return SampleGroup(
-        iteration=4,
-        revision=4,
-        prompt_id=unit.prompt_id,
-        indices=unit.indices,
-        rewards=(0.9, 0.1),
-        latents=torch.tensor([[1.0], [float(len(unit.prompt_id))]]),
-    )
 
 
 def lost_object() -> Any:
@@ -145,11 +119,11 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             assert opened.candidates == 0
             ahead = (await line.client.open(AHEAD)).units
             assert ids(ahead) == ids(AHEAD.pool_units())
-            assert await line.bring(result_of(opened.units[0])) == Ack()
+            assert await line.bring(result(opened.units[0])) == Ack()
             assert await line.wanted() == ids(opened.units[1:])  # it was journaled, and not acknowledged
             regenerate: list[WorkUnit] = []
             for unit in opened.units[1:]:
-                regenerate += (await line.bring(result_of(unit))).units
+                regenerate += (await line.bring(result(unit))).units
             assert [(unit.prompt_id, unit.indices) for unit in regenerate] == [("beef", (1, 0)), ("cafe", (3, 1))]
             groups = [ray.put(group_of(unit)) for unit in regenerate]
             assert await line.bring_group(groups[0]) == Ack()
@@ -188,62 +162,16 @@ def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path:
 
             def tell(sentence: str) -> None:
                 line.said.append(sentence)
-                line.client._seconds = 60.0
+                line.client._seconds = SECONDS
 
             line.client._tell = tell
             first, second, *_ = (await line.client.open(PLAN)).units
             line.client._seconds = 1.0  # it has started: a start takes longer
-            acknowledged = [line.bring(result_of(each)) for each in (second, first)]
+            acknowledged = [line.bring(result(each)) for each in (second, first)]
             assert ids((await acknowledged[1]).units) == ["regenerate/4/beef/1-0"]
             assert await acknowledged[0] == Ack()
             late = "the selector's answer to accept failed: no answer within its deadline of 1 s"
             assert line.said == [f"the selector is restarted and replays its journal ({late})"]
-
-    asyncio.run(scenario())
-
-
-class Slow(Selector):
-    """Notes how many results it was brought at a time."""
-
-    def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
-        with (self._folder.path / "together").open("a") as notes:
-            notes.write(f"{len(results)}\n")
-        time.sleep(0.5)
-        return super().accept(results)
-
-
-def test_what_comes_while_the_selector_answers_is_brought_in_one_call(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks, Slow)
-            units = (await line.client.open(PLAN)).units
-            first = line.bring(result_of(units[0]))
-            while not (tmp_path / "together").exists():
-                await asyncio.sleep(0.01)
-            others = [line.bring(result_of(unit)) for unit in units[1:]]
-            acks = await asyncio.gather(first, *others)
-            assert [ids(ack.units) for ack in acks] == [[], ["regenerate/4/beef/1-0"], [], ["regenerate/4/cafe/3-1"]]
-
-    asyncio.run(scenario())
-    assert (tmp_path / "together").read_text().split() == ["1", "3"]
-
-
-def test_a_group_that_is_lost_on_its_way_is_told_and_those_beside_it_count(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks)
-            units = (await line.client.open(PLAN)).units
-            acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
-            of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
-            told = [line.bring_group(lost_object()), line.bring_group(ray.put(group_of(of_cafe)))]
-            lost, taken = await asyncio.gather(*told, return_exceptions=True)
-            assert taken == Ack()
-            assert isinstance(lost, InputGone)
-            assert lost.reason.startswith("an object it needs is lost: ")
-            assert await line.wanted() == [of_beef.id]
-            assert await line.bring_group(ray.put(group_of(of_beef))) == Ack()
-            assert (await line.client.close(4)).counts.groups == 2
-            assert line.said == []  # the selector itself is well
 
     asyncio.run(scenario())
 
@@ -261,7 +189,7 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
         async with Tasks() as tasks:
             line = Line(tmp_path, tasks, Unwritten)
             units = (await line.client.open(PLAN)).units
-            acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
+            acks = await asyncio.gather(*[line.bring(result(unit)) for unit in units])
             of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
             for unit in (of_beef, of_cafe):
                 assert await line.bring_group(ray.put(group_of(unit))) == Ack()
@@ -275,81 +203,3 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
             assert (await line.client.close(4)).counts.groups == 2
 
     asyncio.run(scenario())
-
-
-def test_kept_samples_that_are_lost_are_made_again_to_the_same_group(tmp_path: Path) -> None:
-    def sampled(unit: WorkUnit) -> SampleGroup:
-        latents = torch.tensor([[float(i)] for i in unit.indices])
-        return replace(group_of(unit), rewards=result_of(unit).rewards, latents=latents, worker="explorer-0")
-
-    def answer_of(unit: WorkUnit) -> UnitResult:
-        return replace(result_of(unit), samples_digest=group_digest(sampled(unit)))
-
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks)
-            units = (await line.client.open(ONE_STAGE)).units
-            assert {unit.stage for unit in units} == {"sample"}
-            acks = await asyncio.gather(*[line.bring(answer_of(unit)) for unit in units])
-            (unit,) = acks[3].units
-            assert (unit.prompt_id, unit.indices) == ("cafe", (3, 1))
-            with pytest.raises(InputGone):
-                await line.client.assemble(unit, ray.put(sampled(units[2])), lost_object())
-            again = units[2:]  # both hold a chosen one
-            assert [ack.differs for ack in await asyncio.gather(*[line.bring(answer_of(each)) for each in again])] == [
-                "",
-                "",
-            ]
-            rewards, group = await line.client.assemble(unit, *[ray.put(sampled(each)) for each in again])
-            assert rewards == (1.0, 0.25)
-            assert (await group).latents.tolist() == [[3.0], [1.0]]
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_to_an_iteration_that_is_over_means_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks)
-            late, unit, *_ = (await line.client.open(PLAN)).units
-            await line.client.open(AHEAD)
-            await line.client.drop(4)
-            said: list[Any] = [line.bring(result_of(late)), line.bring_group(ray.put(group_of(unit)))]
-            ahead = replace(unit, iteration=5)
-            assert await line.bring(result_of(ahead)) == Ack()
-            assert all(each.cancelled() for each in said)
-
-    asyncio.run(scenario())
-
-
-def test_a_strict_run_ends_with_a_result_that_comes_again_with_other_bytes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks, Selector, "fleet.strict=true", replacements=0)
-            unit, *_ = (await line.client.open(PLAN)).units
-            for _ in range(2):
-                assert await line.bring(result_of(unit)) == Ack()  # the same again is none
-            line.bring(replace(result_of(unit), rewards=(0.5, 0.5), worker="explorer-1"))
-            await asyncio.sleep(60.0)
-
-    unit = "explore (iteration 5, prompt beef, seeds 0 to 1)"
-    sentence = f"explorer-1 brought other bytes for {unit} than explorer-0, and fleet.strict is true"
-    with pytest.raises(RunError) as caught:
-        asyncio.run(scenario())
-    assert str(caught.value) == sentence
-
-
-def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Tasks() as tasks:
-            line = Line(tmp_path, tasks, Killed, replacements=0)
-            unit, *_ = (await line.client.open(PLAN)).units
-            line.bring(result_of(unit))
-            await asyncio.sleep(60.0)
-
-    with pytest.raises(RunError) as caught:
-        asyncio.run(scenario())
-    assert str(caught.value).startswith(
-        "the selector was lost (the selector's answer to accept failed: its worker is gone: "
-    )
-    assert str(caught.value).endswith("), and all 0 replacements of fleet.max_replacements are used")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,10 @@ from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.payload import Payload, read
 from solrl_ray.weight_sync.receive import Receiver
 from tests.chaos.notes import alive
+from tests.support.patience import patience, wait_until
 from tests.support.small import digests, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-PATIENCE = 120.0
 
 
 def first_time(root: str | Path, name: str) -> bool:
@@ -58,13 +56,6 @@ def once(root: str | Path, name: str, how: signal.Signals = signal.SIGKILL) -> N
     """SIGKILL this process, or stop it, unless some process was for `name` before."""
     if first_time(root, name):
         os.kill(os.getpid(), how)
-
-
-def wait_until(what: str, reached: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, f"{what} never came"
-        time.sleep(0.005)
 
 
 def accepted(config: Config, unit: WorkUnit) -> bool:
@@ -234,12 +225,10 @@ SAID = (
 """What docs/reference/failures.md says that a user sees of them."""
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.faults
 def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.explore=8")
+    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", f"fleet.deadlines.explore={patience(8.0)}")
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
     classes = ActorClasses(

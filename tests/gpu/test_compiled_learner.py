@@ -66,7 +66,6 @@ def gradient(settings: Config) -> torch.Tensor:
     return found
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("family", "overrides", "kernels"),
     [
@@ -138,7 +137,6 @@ def in_own_process(kernels: str, cache: Path, folder: str, identity: bool = True
     return answer
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("own_folder", [False, True], ids=["compile.cache", "TORCHINDUCTOR_CACHE_DIR"])
 def test_a_cache_that_was_filled_with_cudnns_attention_gives_a_flux_learner_none_of_it(
     own_folder: bool, tmp_path: Path

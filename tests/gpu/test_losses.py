@@ -21,7 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(900)
 def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

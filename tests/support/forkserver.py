@@ -36,6 +36,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from tests.support.fork_client import STREAMS, send
 
 CLIENT = Path(__file__).with_name("fork_client.py")
@@ -124,6 +126,16 @@ def start(place: Path) -> None:
 def set_up_by(command: str) -> str:
     """The program by which a Ray starts its workers as forks of `command`'s server."""
     return str(Path(command.split()[-1]).with_name(WORKER))
+
+
+@contextmanager
+def forked(command: str) -> Iterator[None]:
+    """Nodes and drivers that this process starts have forks of `command`'s server as workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SETUP_WORKER, set_up_by(command))
+        for name, value in environment(command).items():
+            patch.setenv(name, value)
+        yield
 
 
 def environment(command: str) -> dict[str, str]:

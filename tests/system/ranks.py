@@ -14,9 +14,7 @@ import torch
 
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from tests.support.forkserver import calling
-
-TIMEOUT = 120.0
-"""Longest wait for a group of ranks, seconds."""
+from tests.support.patience import patience
 
 
 def run_ranks(forks: str, world_size: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -29,15 +27,15 @@ def run_ranks(forks: str, world_size: int, function: Callable[..., None], *argum
     """
     with TemporaryDirectory() as folder:
         call = Path(folder, "call")
-        call.write_bytes(pickle.dumps((world_size, free_port(), function, arguments)))
+        call.write_bytes(pickle.dumps((world_size, free_port(), patience(240.0), function, arguments)))
         ranks = [subprocess.Popen(calling(forks, run_rank, str(rank), str(call))) for rank in range(world_size)]
         codes = [process.wait() for process in ranks]
     assert codes == [0] * world_size, f"ranks ended with {codes}; 137 is a rank that hung or was killed"
 
 
 def run_rank(rank: str, call: str) -> None:
-    signal.alarm(int(TIMEOUT))  # which kills
-    world_size, port, function, arguments = pickle.loads(Path(call).read_bytes())
+    world_size, port, seconds, function, arguments = pickle.loads(Path(call).read_bytes())
+    signal.alarm(int(seconds))  # which kills
     torch.set_num_threads(1)
     process_group(
         int(rank),
@@ -45,7 +43,7 @@ def run_rank(rank: str, call: str) -> None:
         "127.0.0.1",
         port,
         device=torch.device("cpu"),
-        timeout=TIMEOUT / 2,
+        timeout=seconds / 2,
         one_host=True,
     )
     function(int(rank), world_size, *arguments)

@@ -1,7 +1,4 @@
-"""Rewards of a user's own: some that fail, for tests of how a run ends then, and one that does not.
-
-`nan` and `one_too_few` stand the trial before a run, so that they fail in it.
-"""
+"""Rewards of a user's own: two that fail, for tests of how a run ends then, and one that does not."""
 
 from __future__ import annotations
 
@@ -11,11 +8,8 @@ import torch
 
 
 def nan(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    return torch.full((len(prompts),), 0.0 if tried(prompts) else torch.nan)
-
-
-def one_too_few(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    return torch.zeros(len(prompts) - (not tried(prompts)))
+    tried = len(set(prompts)) > 1  # before a run; in it, all pictures of a call are of one prompt
+    return torch.full((len(prompts),), 0.0 if tried else torch.nan)
 
 
 def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
@@ -24,8 +18,3 @@ def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
 
 def fails(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     raise ValueError("as it should")
-
-
-def tried(prompts: Sequence[str]) -> bool:
-    """A trial has two prompts; in a run, all pictures of a call are of one."""
-    return len(set(prompts)) > 1

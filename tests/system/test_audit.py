@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.client import launch
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.regenerator import Regenerator
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import at_fallback_level
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.journal import Journal
+from tests import oracle
 from tests.support.small import digests, folder, small_config
-from tests.system.test_fallback import drawn, of_the_oracle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 FLOOR = 0.6
 """Below the Spearman of the chosen seeds in each iteration, above that of pools with poison in them."""
+
+
+def drawn(config: Config) -> list[tuple[int, int | None, str | None]]:
+    return [(r.fallback_level, r.preview_steps, r.preview_precision) for r in read_run(folder(config)).iterations]
+
+
+def of_the_oracle(config: Config, levels: Sequence[int]) -> tuple[str, str]:
+    threads = torch.get_num_threads()
+    result = oracle.run(config, iterations=len(levels), levels=[at_fallback_level(config, level) for level in levels])
+    torch.set_num_threads(threads)
+    return result.selection_digest, result.lora_digest
 
 
 class Poisoned(Regenerator):
@@ -31,7 +46,6 @@ class Poisoned(Regenerator):
         return dataclasses.replace(result, rewards=tuple(1000.0 + reward for reward in result.rewards))
 
 
-@pytest.mark.faults
 def test_an_audit_makes_explorers_ahead_start_anew_for_a_higher_tier_and_never_reaches_selection_or_learning(
     tmp_path: Path,
 ) -> None:

@@ -17,27 +17,21 @@ from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.own_functions import attached
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
+from tests.support.patience import patience
 from tests.support.small import folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-@pytest.mark.parametrize(
-    ("reward", "problem"),
-    [
-        ("nan", "tests.system.rewards:nan"),
-        pytest.param("one_too_few", "tests.system.rewards:one_too_few", marks=pytest.mark.faults),  # the same way
-    ],
-)
 def test_a_reward_that_fails_ends_the_command_with_one_sentence_before_anything_is_trained(
-    reward: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config(tmp_path, reward, f"rewards=[{{kind: 'tests.system.rewards:{reward}'}}]")
+    config = small_config(tmp_path, "nan", "rewards=[{kind: 'tests.system.rewards:nan'}]")
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert main(["train", str(file), "--no-live"]) == 1
     (message,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert problem in message
+    assert "tests.system.rewards:nan" in message
     assert "Traceback" not in message
     assert not (folder(config) / "checkpoints").exists()
     assert not list((folder(config) / "journal").glob("*"))
@@ -64,7 +58,7 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
             time.sleep(0.05)
         with pytest.raises(UserError, match="is in use by process"):
             RunFolder(folder(config)).lock.acquire(seconds=0.0)
-        assert waits.result(timeout=60) == 2
+        assert waits.result(timeout=patience()) == 2
     said = capsys.readouterr().err
     assert "error: the actors ask for 2 GPUs (fleet.explorers 2), but the cluster has 1;" in said
     RunFolder(folder(config)).create(config, resume=False)  # the corrected command may use the same run name
@@ -89,5 +83,5 @@ def test_sigterm_ends_a_driver_as_ctrl_c_does() -> None:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "joined\n"
         driver.terminate()
-        assert driver.communicate(timeout=60)[0] == "interrupted\n"
+        assert driver.communicate(timeout=patience())[0] == "interrupted\n"
     assert driver.returncode == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import pytest
-
 from actors.client import launch
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.chat_server import Asked, serving
@@ -15,16 +13,7 @@ from tests.support.small import folder, small_config, summary
 PRUNED = ("rollout.explore.steps=5", "rollout.preview={unit: 8, prune: {after: 2, keep: 6}}")
 
 
-@pytest.mark.parametrize(
-    "previews",
-    [
-        pytest.param((), id="whole", marks=pytest.mark.slow),
-        pytest.param(PRUNED, id="pruned", marks=pytest.mark.faults),
-    ],
-)
-def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
-    local_ray: None, tmp_path: Path, previews: tuple[str, ...]
-) -> None:
+def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(local_ray: None, tmp_path: Path) -> None:
     moods = itertools.count()
 
     def moody(asked: Asked) -> str:
@@ -34,7 +23,7 @@ def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
     with serving(moody) as server:
         judge = f"{{url: '{server.url}', model: eyes, question: {{text: 'How red, from 0 to 10?'}}}}"
         rewards = f"rewards=[{{kind: judge, judge: {judge}}}]"
-        config = small_config(tmp_path, "judged", "run.iterations=2", rewards, *previews)
+        config = small_config(tmp_path, "judged", "run.iterations=2", rewards, *PRUNED)
         launch.train(config, live=False)
     found = summary(config)
     assert any("equal digests of equal runs are not promised" in words for words in found["warnings"])

@@ -7,11 +7,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from actors.client import evaluate_live, launch
 from actors.client.evaluate import Request
@@ -20,15 +22,15 @@ from actors.fleet.actor_factory import ActorClasses
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RewardError, WorkerGone
+from solrl_ray.errors import RewardError
 from solrl_ray.evaluation.held_out import policy_factors
-from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes
+from tests.support.patience import patience, wait_until
 from tests.support.small import digests, small_config
 from tests.system.test_evaluation import expected
 
-PATIENCE = 400.0
 GO = "go"
 BRIGHTNESS = "rewards: [{kind: 'tests.system.rewards:brightness', weight: 3.0}]"
 
@@ -50,11 +52,12 @@ class LiveRun:
         keywords = {"live": False, "classes": ActorClasses(learner=Gated)}
         self._train = threading.Thread(target=launch.train, args=(config,), kwargs=keywords, daemon=True)
         self._train.start()
-        deadline = time.monotonic() + PATIENCE
-        while 1 not in {updates for updates, _ in RunFolder.of(config).checkpoints()}:
+
+        def saved() -> bool:
             assert self.goes_on
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return 1 in {updates for updates, _ in RunFolder.of(config).checkpoints()}
+
+        wait_until("the first checkpoint", saved)
 
     @property
     def goes_on(self) -> bool:
@@ -62,7 +65,7 @@ class LiveRun:
 
     def finish(self) -> None:
         (Path(self._config.run.root) / GO).touch()
-        self._train.join(PATIENCE)
+        self._train.join(patience(400.0))
 
 
 @pytest.mark.slow
@@ -108,6 +111,9 @@ class Run:
 
     def progress(self) -> None: ...
 
+    def was_asked(self) -> bool:
+        return self._asked is not None
+
     def submit_evaluation(self, request: EvaluationRequest) -> None:
         self._asked = request
 
@@ -128,15 +134,11 @@ class Run:
         return self._asked.name, {policy: each.name for policy, each in publications.items()}, self._forgotten
 
 
-def asked(tmp_path: Path, *overrides: str) -> tuple[Config, LearnerState, Request]:
+def asked(tmp_path: Path) -> tuple[Config, LearnerState, Request]:
     """Configuration, state and request of an evaluation of a run that has done three updates."""
-    config = small_config(tmp_path, "asked", *overrides)
+    config = small_config(tmp_path, "asked")
     request = Request(run=RunFolder.of(config).path, out=tmp_path / "out", policies=("base", "ema"))
-    factors: Tensors = {}
-    if not overrides:
-        import torch
-
-        factors = {name: torch.zeros(shape) for name, shape in factor_shapes(config).items()}
+    factors = {name: torch.zeros(shape) for name, shape in factor_shapes(config).items()}
     named = {"default": factors, "old": factors, "ema": factors}
     return config, LearnerState(updates=3, steps=3, **named, exp_avg={}, exp_avg_sq={}), request
 
@@ -155,12 +157,12 @@ def test_what_the_run_could_not_evaluate_is_raised_where_it_was_asked_for_and_fo
     controller = Run.remote(lambda: RewardError("the reward has no tokenizer"))  # type: ignore[attr-defined]
     with pytest.raises(RewardError, match=r"^the reward has no tokenizer$"):
         evaluated(controller, *asked(tmp_path))
-    name, publications, forgotten = ray.get(controller.seen.remote(), timeout=60.0)
+    name, publications, forgotten = ray.get(controller.seen.remote(), timeout=patience())
     assert publications == {"base": "base-000003", "ema": "ema-000003"}
     assert forgotten == [name]
     with pytest.raises(RewardError):
         evaluated(controller, *asked(tmp_path))
-    another, *_ = ray.get(controller.seen.remote(), timeout=60.0)
+    another, *_ = ray.get(controller.seen.remote(), timeout=patience())
     assert another != name, "two commands that write into the same folder are two requests"
 
 
@@ -175,28 +177,9 @@ def test_who_waits_for_a_run_that_ends_goes_on_alone(local_ray: None, tmp_path: 
 
 def end(controller: Any) -> None:
     """Once it was asked for an evaluation."""
-    deadline = time.monotonic() + 120.0
-    while time.monotonic() < deadline:
-        try:
-            ray.get(controller.seen.remote(), timeout=60.0)
-            break
-        except AssertionError:
-            time.sleep(0.1)
+    with suppress(AssertionError):
+        wait_until("a request", lambda: ray.get(controller.was_asked.remote(), timeout=patience()))
     ray.kill(controller)
-
-
-def test_who_cannot_merge_says_so_and_goes_on_alone_only_if_the_run_has_ended_too(
-    local_ray: None, tmp_path: Path
-) -> None:
-    one = asked(tmp_path, "fleet.deadlines.start=0.001")  # as if the merger's node were gone
-    controller = Run.remote()  # type: ignore[attr-defined]
-    ray.get(controller.progress.remote(), timeout=60.0)
-    with pytest.raises(WorkerGone, match="the start of the merger failed"):
-        evaluated(controller, *one)
-    ray.kill(controller)
-    found, said = evaluated(controller, *one)
-    assert found is None
-    assert said == ["the run ended before the evaluation; evaluating alone"]
 
 
 def test_a_run_that_is_not_live_or_gives_no_time_is_left_alone(

@@ -6,44 +6,32 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
-from actors.client.controller_actor import ControllerActor
-from actors.client.launch import located
-from actors.cluster.names import CONTROLLER, namespace
 from actors.cluster.progress_notes import noted
-from actors.fleet.actor_factory import ActorClasses, on_this_node
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
 from solrl_ray.common.doing import doing
 from solrl_ray.config.loading import to_yaml
-from solrl_ray.metrics.records import Progress
-from solrl_ray.storage.run_folder import RunFolder
 from tests.support import forkserver
+from tests.support.live import begun, wait_for
+from tests.support.patience import patience, wait_until
 from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-PATIENCE = 120.0
 SEEN_SECONDS = 2.0
-
-
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not file.exists():
-        assert time.monotonic() < deadline, file
-        time.sleep(0.01)
 
 
 def at_gate(root: Path, name: str) -> None:
     (root / f"{name} is here").write_text(str(time.time()))
-    wait_for(root / f"{name} may go")
+    wait_until(f"{name} may go", (root / f"{name} may go").exists)
 
 
 class SlowLearner(LearnerRank):
@@ -61,41 +49,16 @@ class SlowExplorer(Explorer):
         return super()._build(device)
 
 
-@pytest.fixture
-def starting(tmp_path: Path) -> Iterator[Any]:
-    """The controller of a run in the folder ``starting`` whose workers wait at gates while they start."""
-    config = small_config(tmp_path, "starting")
-    run = RunFolder.of(config)
-    run.create(config, resume=False)
-    run.lock.release()
-    made: Any = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
-    handle = made.remote(located(config), run.path, ActorClasses(learner=SlowLearner, explorer=SlowExplorer))
-    handle.run.remote()
-    yield handle
-    ray.kill(handle)
-
-
-def notes(controller: Any, seconds: float, name: str, words: str | None) -> Progress:
-    """The first snapshot in which that is what the actor of that name does, which is to come within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
-        progress: Progress = ray.get(controller.progress.remote(), timeout=PATIENCE)
-        if progress.notes.get(name) == words:
-            return progress
-        assert time.monotonic() < deadline, progress
-        time.sleep(0.05)
-
-
-@pytest.mark.timeout(300)
 def test_who_starts_says_what_it_does_and_the_status_of_this_machines_run_shows_it(
-    starting: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    starting, _ = begun(small_config(tmp_path, "starting"), ActorClasses(learner=SlowLearner, explorer=SlowExplorer))
     for name, words in (
         ("learner-0", "loading transformer, 3 of 12 shards"),
         ("explorer-0", "quantising the transformer"),
     ):
-        wait_for(tmp_path / f"{name} is here")
-        notes(starting, SEEN_SECONDS, name, words)
+        wait_until(f"{name} at its gate", (tmp_path / f"{name} is here").exists)
+        wait_for(words, starting, lambda p, name=name, words=words: p.notes.get(name) == words, SEEN_SECONDS)
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
     assert "starting workers: waiting for the learners" in shown
@@ -103,13 +66,14 @@ def test_who_starts_says_what_it_does_and_the_status_of_this_machines_run_shows_
     assert "quantising the transformer" in shown
     for name in ("learner-0", "explorer-0"):
         (tmp_path / f"{name} may go").touch()
-    progress = notes(starting, PATIENCE, "explorer-0", None)
-    while "explorer-0" not in progress.workers or progress.workers["explorer-0"] == "starting":
-        progress = notes(starting, PATIENCE, "explorer-0", None)
+    wait_for(
+        "an explorer that has started and says no more what it does",
+        starting,
+        lambda p: p.workers.get("explorer-0", "starting") != "starting" and "explorer-0" not in p.notes,
+    )
+    ray.kill(starting)
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(300)
 def test_a_start_that_is_told_to_end_says_so_and_how_the_run_goes_on(forks: str, tmp_path: Path) -> None:
     config = small_config(tmp_path, "cut")
     file, lock = tmp_path / "cut.yaml", tmp_path / "cut" / "lock"
@@ -119,13 +83,13 @@ def test_a_start_that_is_told_to_end_says_so_and_how_the_run_goes_on(forks: str,
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as driver:
-        wait_for(lock)
-        while not (holder := lock.read_text()):  # the driver, until its controller claims the folder
-            time.sleep(0.01)
+        # The driver has it, until its controller claims the folder.
+        wait_until("the lock of the run folder", lambda: lock.exists() and lock.read_text())
+        holder = lock.read_text()
         assert driver.stdout is not None
         assert any("starting workers" in line for line in driver.stdout)
         os.kill(int(holder.split()[1]), signal.SIGTERM)
         rest = driver.stdout.read()
-        assert driver.wait(PATIENCE) == 130
+        assert driver.wait(patience()) == 130
     assert "interrupted while it was starting, before anything was trained; " in rest
     assert f"go on with: solrl train --resume {tmp_path / 'cut'}\n" in rest

@@ -13,17 +13,13 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.client.controller_actor import ControllerActor
-from actors.client.launch import located
-from actors.cluster.names import CONTROLLER, namespace
-from actors.fleet.actor_factory import ActorClasses, on_this_node
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.instruments import INSTRUMENTS
 from solrl_ray.report.trace import read_spans
-from solrl_ray.storage.run_folder import RunFolder
+from tests.support.live import begun
+from tests.support.patience import patience, wait_until
 from tests.support.small import folder, small_config
 
-PATIENCE = 60.0
 DOCS = Path(__file__).parents[2] / "docs"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """(sample name, tags) → value; tags without those that Ray adds."""
@@ -51,25 +47,17 @@ def tagged(**tags: str) -> frozenset[tuple[str, str]]:
 
 def exported() -> tuple[dict[str, str], Samples]:
     """`scrape`, once all of the run is there."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        families, samples = scrape("watched")
-        if ("ray_solrl_heldout_reward_mean", tagged(policy="ema")) in samples:  # the last one to be set
-            return families, samples
-        assert time.monotonic() < deadline, sorted(families)
-        time.sleep(0.5)
+    last = ("ray_solrl_heldout_reward_mean", tagged(policy="ema"))
+    wait_until("the last figure of the run", lambda: last in scrape("watched")[1])
+    return scrape("watched")
 
 
 @pytest.fixture(scope="module")
 def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A finished run of one iteration whose controller still lives, so that its metrics can be scraped."""
     config = small_config(tmp_path_factory.mktemp("watched"), "watched", "run.iterations=1", "fleet.explorers.count=2")
-    run = RunFolder.of(config)
-    run.create(config, resume=False)
-    run.lock.release()
-    controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
-    handle = controller.remote(located(config), run.path, ActorClasses())
-    ray.get(handle.run.remote(), timeout=200)
+    handle, done = begun(config)
+    ray.get(done, timeout=patience(240.0))
     yield config
     ray.kill(handle)
 
@@ -95,7 +83,6 @@ def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(w
     assert {tag for entry in entries.values() for tag in entry.tags} == {"stage", "policy", "role", "state", "tier"}
 
 
-@pytest.mark.faults
 def test_figures_that_are_set_once_an_iteration_stay(watched: Config) -> None:
     """Ray forgets a gauge some 20 s after it was set."""
     before = exported()[0]

@@ -1,4 +1,4 @@
-"""A campaign's run in one process: the bytes of a run on Ray, also if it is gone on with."""
+"""A campaign's run in one process: the bytes of a run on Ray."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from tests.support.patience import patience
 from tests.support.small import digests
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +21,13 @@ def train(config: Config, iterations: int) -> subprocess.CompletedProcess[str]:
     path.write_text(to_yaml(config))
     command = [sys.executable, "benchmarks/one_process.py", str(path), "--set", f"run.iterations={iterations}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(300.0))
 
 
-@pytest.mark.faults
 def test_a_run_in_one_process_ends_with_the_bytes_of_one_on_ray(calm: Config, tmp_path: Path) -> None:
     config = calm.model_copy(update={"run": calm.run.model_copy(update={"root": str(tmp_path)})})
-    for iterations in (1, calm.run.iterations):
-        done = train(config, iterations)
-        assert done.returncode == 0, done.stderr
+    done = train(config, calm.run.iterations)
+    assert done.returncode == 0, done.stderr
     assert digests(config) == digests(calm)
     other = config.model_copy(update={"rollout": config.rollout.model_copy(update={"keep": 2})})
     refused = train(other, calm.run.iterations)

@@ -11,7 +11,6 @@ import pytest
 from actors.client import launch
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
-from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.scheduling.worker_state import kind_of
@@ -43,15 +42,6 @@ def iterations(config: Config) -> list[dict[str, Any]]:
     return [entry for entry in map(json.loads, lines) if entry["event"] == "iteration"]
 
 
-@pytest.mark.faults
-def test_prompts_of_other_explorers_that_score_alike_are_ranked_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
-    config = small_config(tmp_path, "alike", OTHERS.format(count=1, threads=1))
-    assert kinds_of_prompts(config) == ("", "other", "")
-    launch.train(config, live=False)
-    assert digests(config) == digests(calm)
-    assert len({score_class for _, _, score_class in brought(config)}) == 1
-
-
 class Killed(Explorer):
     """The first of the others that has a unit of iteration 1 dies with it in its hands."""
 
@@ -61,7 +51,6 @@ class Killed(Explorer):
         return super().explore(unit, prompt, embedding)
 
 
-@pytest.mark.faults
 def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they_are(tmp_path: Path) -> None:
     one = small_config(tmp_path, "one", OTHERS.format(count=1, threads=2), "run.iterations=2")
     launch.train(one, live=False)

@@ -69,15 +69,6 @@ def test_a_pruned_run_has_the_bytes_of_the_oracle_also_if_an_explorer_dies_betwe
     check_journal_and_records(config, plain)
 
 
-@pytest.mark.slow
-def test_one_explorer_that_is_resumed_has_the_same_bytes(tmp_path: Path, plain: oracle.OracleResult) -> None:
-    begun = small_config(tmp_path, "pruned", *PRUNED, "run.iterations=1")
-    launch.train(begun, live=False)
-    config = small_config(tmp_path, "pruned", *PRUNED)
-    launch.train(config, live=False, resume=True)
-    assert digests(config) == (plain.selection_digest, plain.lora_digest)
-
-
 def check_journal_and_records(config: Config, plain: oracle.OracleResult) -> None:
     """Each pool was one unit; who was dropped is written down, is not chosen, and is audited."""
     for record in read_run(folder(config)).iterations:

@@ -20,8 +20,9 @@ from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import read_spans
-from tests.chaos.test_workers import accepted, wait_until
+from tests.chaos.test_workers import accepted
 from tests.support.documents import run_folder_entries
+from tests.support.patience import patience, wait_until
 from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -103,7 +104,6 @@ SAID = (
 )
 
 
-@pytest.mark.faults
 def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +111,7 @@ def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_s
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
     launch.train(config, live=False, classes=ActorClasses(explorer=Troubled))
-    assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
+    assert time.monotonic() - began < patience(300.0)  # others did what the hung one held, long before its deadline
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 2

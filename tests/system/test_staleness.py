@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,8 @@ from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import Span, read_spans
 from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
+from tests.support.patience import wait_until
 from tests.support.small import digests, folder, small_config, summary
-
-pytestmark = pytest.mark.faults
 
 AHEAD_OF = "journal/iteration-000002.jsonl"
 GONE = r"^the controller is gone: .*; go on with: solrl train --resume \S+$"
@@ -62,10 +60,7 @@ class WaitsForTheEvaluation(LearnerRank):
     def update(self, iteration: int) -> UpdateMetrics:
         if iteration == 2:
             record = RunFolder.of(self._config).evaluations / "updates-000002-ema"
-            deadline = time.monotonic() + 60.0
-            while not record.exists():
-                assert time.monotonic() < deadline, "nothing was evaluated beside the update"
-                time.sleep(0.01)
+            wait_until("an evaluation beside the update", record.exists)
         return super().update(iteration)
 
 
@@ -127,9 +122,7 @@ class DiesWithItsCheckpoint(ControllerActor):
 
         def dies(self: CheckpointWriter, state: LearnerState, updates: int) -> None:
             if updates == 2:
-                deadline = time.monotonic() + 60.0
-                while not sampled(run) and time.monotonic() < deadline:
-                    time.sleep(0.01)
+                wait_until("samples of iteration 2", lambda: sampled(run))
                 os.kill(os.getpid(), signal.SIGKILL)
             write(self, state, updates)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import ObjectLostError
 
 from actors.client import launch
 from actors.fleet.actor_factory import ActorClasses
-from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
-from actors.workers.selector import Selector
 from solrl_ray import models, rewards
 from solrl_ray.config.schema import Config
 from solrl_ray.prompts.prompt_set import choose, read_prompts
-from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.storage.run_folder import RunFolder
@@ -75,51 +70,6 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
         assert torch.equal(group.latents, again.latents)
 
 
-@pytest.mark.slow
-def test_a_strategy_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
-    found, data = summary(scaled), read_run(folder(scaled))
-    assert (found["strategy"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
-    assert (found["candidates"], found["samples"], found["warnings"]) == (2 * 3 * 8, 2 * 3 * 4, [])
-    assert {record.spearman for record in data.iterations} == {None}
-    assert {a.tier for a in data.attestations} == {"float32"}
-    page = (folder(scaled) / "report.html").read_text()
-    assert "Not measured: rollout strategy scaled has no previews." in page
-    assert "warning</span>" not in page
-
-
-class DiesOnce(Explorer):
-    """Is killed with SIGKILL once it has sampled a unit, before it can answer."""
-
-    def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        answer = super().sample(unit, prompt, embedding)
-        mark = Path(self._config.run.root) / "shot"
-        if unit.iteration == 1 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-
-
-class LosesSamples(Selector):
-    """Once the kept samples of a prompt are lost on their way here, as Ray reports it to the call they are for."""
-
-    def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
-        mark = self._folder.path.parent / "lost"
-        if unit.iteration == 1 and not mark.exists():
-            mark.touch()
-            raise ObjectLostError("00", None, "")
-        return super().assemble(unit, *parts)
-
-
-@pytest.mark.slow
-def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
-    roles = ActorClasses(explorer=DiesOnce, selector=LosesSamples)
-    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"shot", "lost"}
-    assert summary(disturbed)["requeued_units"] >= 2
-    assert digests(disturbed) == digests(scaled)
-
-
-@pytest.mark.faults
 def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_one_explorer_and_with_two(
     tmp_path: Path,
 ) -> None:
@@ -143,7 +93,6 @@ def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_
         assert group.trajectory is not None
 
 
-@pytest.mark.faults
 def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = train(
         tmp_path,

@@ -21,7 +21,6 @@ def heldout(config: Config, updates: int, policy: str) -> Any:
     return found.rewards
 
 
-@pytest.mark.faults
 def test_a_warm_started_run_begins_with_the_policy_of_its_source_and_knows_the_base(
     calm: Config, tmp_path: Path
 ) -> None:

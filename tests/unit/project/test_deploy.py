@@ -74,20 +74,6 @@ def test_what_is_applied_is_valid_by_kuberays_schema(resource: dict[str, Any]) -
     assert cluster_of(resource)["rayVersion"] == ray.__version__
 
 
-@pytest.mark.parametrize("path", sorted(KUBERAY.glob("*/ray*.yaml")), ids=lambda path: path.name)
-@pytest.mark.parametrize("wrong", [{}, {"rayClusterSpecs": {}}, {"suspend": "no"}])
-def test_the_schema_takes_each_source_and_refuses_a_misspelt_key_and_a_wrong_type(
-    path: Path, wrong: dict[str, Any]
-) -> None:
-    source = yaml.safe_load(path.read_text())
-    source["spec"] |= wrong
-    if not wrong:
-        jsonschema.validate(source, SCHEMA)
-        return
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(source, SCHEMA)
-
-
 def test_pods_are_valid_by_kubernetes_schemas(resource: dict[str, Any]) -> None:
     for number, group in enumerate(groups(resource)):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}, **group["template"]}

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, tests, links, options of commands and configuration keys."""
+"""What the documents name exists: files, tests, links, pictures, options of commands and configuration keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = sorted(
 )
 SOURCES = ("solrl_ray", "actors", "tests", "benchmarks", "configs", "deploy", "docs", "examples")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"^([\w.*-]+/)*[\w.*-]+\.(py|yaml|md|toml|yml|sbatch)(::\w+)?…?$")
+FILE = re.compile(r"^([\w.*-]+/)*[\w.*-]+\.(py|yaml|md|toml|yml|sbatch)(::[\w…]+)?$")
 KEY = re.compile(r"^[a-z_]+(\.[a-z_*0-9]+)+$")
 FORMATS = (".py", ".yaml", ".json", ".txt", ".html")
 SCRIPT = re.compile(r"python (?:-m )?((?:benchmarks|tests|solrl_ray)[\w./]*)([^\n`]*)")
@@ -52,14 +52,13 @@ def sources() -> tuple[str, ...]:
 
 
 def exists(name: str) -> bool:
-    """A file by the end of its path, ``*`` for anything; with ``::`` also a test in it, or with ``…`` its beginning."""
+    """A file by the end of its path, ``*`` for anything; with ``::`` also a test in it, ``…`` for what is left out."""
     path, _, test = name.partition("::")
     pattern = re.compile(rf"(^|.*/){re.escape(path).replace(chr(92) + '*', '.*')}$")
     there = [source for source in sources() if pattern.match(source)]
     if not test:
         return bool(there)
-    whole = not test.endswith("…")
-    wanted = re.compile(rf"def {re.escape(test.rstrip('…'))}{'[(]' if whole else ''}")
+    wanted = re.compile(rf"^def {re.escape(test).replace('…', chr(92) + 'w*')}[(]", re.MULTILINE)
     return any(wanted.search((ROOT / source).read_text()) for source in there)
 
 
@@ -150,11 +149,26 @@ def test_scripts_have_the_options_that_are_shown_and_the_makefile_its_targets(pa
     assert set(TARGET.findall(text)) <= {name for line in targets for name in line.split()}
 
 
-def test_every_page_is_linked_from_another() -> None:
+def test_every_page_and_every_picture_is_linked_from_another_page() -> None:
     linked = {
         target
         for page in PAGES
         for link in LINK.findall(page.read_text())
         if (target := (page.parent / link.partition("#")[0]).resolve()) != page
     }
-    assert [page_id(page) for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in linked] == []
+    wanted = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/images/*")]
+    assert [page_id(page) for page in wanted if page not in linked] == []
+
+
+def test_every_room_of_the_code_is_on_the_page_of_its_architecture() -> None:
+    listed = quoted(ROOT / "docs" / "concepts" / "architecture.md")
+    rooms = [path for top in ("actors", "solrl_ray") for path in (ROOT / top).iterdir() if any(path.glob("*.py"))]
+    assert [page_id(room) for room in rooms if f"{page_id(room)}/" not in listed] == []
+
+
+def test_every_row_of_the_failure_table_names_the_test_that_proves_it() -> None:
+    page = (ROOT / "docs" / "reference" / "failures.md").read_text()
+    tables = re.findall(r"^\|.*\| test \|\n\|[-|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 50
+    assert [row for row in rows if "::" not in row.rsplit(" | ", 1)[1]] == []

@@ -97,9 +97,3 @@ def test_the_commands_of_a_page_work_in_their_order(
         assert status == 0, f"solrl {command}: {said.err}"
         if target:
             (folder / target).write_text(said.out)
-
-
-def test_there_are_such_commands_on_the_pages_that_a_newcomer_reads_first() -> None:
-    assert len(runnable(ROOT / "README.md")) >= 3
-    assert len(runnable(ROOT / "docs" / "start" / "own-run.md")) >= 4
-    assert files(ROOT / "docs" / "start" / "own-run.md").keys() == {"my_rewards.py", "mine.yaml"}

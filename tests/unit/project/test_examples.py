@@ -44,12 +44,6 @@ def shown(*prompts: str) -> torch.Tensor:
     return torch.stack([picture(prompt, Address(run_seed=1, purpose="test", prompt_id=prompt)) for prompt in prompts])
 
 
-def test_every_example_is_in_the_table_and_names_commands_that_there_are() -> None:
-    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("__")}
-    table = (EXAMPLES / "README.md").read_text()
-    assert set(re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE)) == folders
-
-
 def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     source = EXAMPLES / "own_reward" / "my_rewards.py"
@@ -74,10 +68,6 @@ def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_t
     config = own_functions.attached(load([CONFIGS / "demo.yaml", path]))
     assert any(":" in reward.kind for reward in config.rewards)
     preflight.functions(preflight.Run(config))
-
-
-def test_there_is_such_a_part() -> None:
-    assert SHIPPED
 
 
 def test_the_prompts_of_the_example_are_imported_and_planned_with(

@@ -29,13 +29,8 @@ def test_the_dashboard_is_made_from_the_table_and_draws_every_metric_of_it() -> 
     assert used == exported
 
 
-def test_the_dashboard_begins_with_the_figures_of_now_and_no_panel_covers_another() -> None:
+def test_no_panel_covers_another() -> None:
     panels = json.loads((DEPLOY / "grafana" / "solrl.json").read_text())["panels"]
-    kinds = [panel["type"] for panel in panels]
-    rows = [panel["title"].split(":")[0] for panel in panels if panel["type"] == "row"]
-    assert set(kinds[: kinds.index("row")]) == {"stat"}
-    assert rows[:3] == ["Reward", "Fidelity", "Stages"]
-    assert any(title.startswith("Who waits") for title in rows)
     taken = set()
     for place in (panel["gridPos"] for panel in panels):
         assert place["x"] + place["w"] <= 24

@@ -45,14 +45,10 @@ def test_links_that_leave_the_pages_lead_to_the_repository_or_are_shown_as_paths
     assert "index.md links to ../gone.py" in done.stdout + done.stderr
 
     (tmp_path / "docs" / "index.md").write_text(page.partition(": [none]")[0])
-    assert built(tmp_path, tmp_path / "site").returncode == 0
-    shown = (tmp_path / "site" / "index.html").read_text()
-    assert "a file (<code>there.py</code>), <code>x</code> too (<code>there.py</code>)" in shown
-    assert "<code>[no link](../there.py)</code>" in shown
-
-    (tmp_path / "mkdocs.yml").write_text(settings + "repo_url: https://example.org/me/it\n")
-    assert built(tmp_path, tmp_path / "site").returncode == 0
-    assert (
-        '<a href="https://example.org/me/it/blob/main/there.py">a file</a>'
-        in (tmp_path / "site" / "index.html").read_text()
-    )
+    for repository, shown in (
+        ("", "a file (<code>there.py</code>), <code>x</code> too (<code>there.py</code>)"),
+        ("https://example.org/me/it", '<a href="https://example.org/me/it/blob/main/there.py">a file</a>'),
+    ):
+        (tmp_path / "mkdocs.yml").write_text(settings + f"repo_url: {repository}\n" * bool(repository))
+        assert built(tmp_path, tmp_path / "site").returncode == 0
+        assert shown in (tmp_path / "site" / "index.html").read_text()
