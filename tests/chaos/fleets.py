@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
-from actors.dispatch.hand_out import Answer, HandOut, Owner
 
 from actors.cluster.rpc import Callee
+from actors.dispatch.unit_router import Answer, Owner
 from actors.fleet.actor_factory import Actor
 from actors.fleet.fleet import Fleet
 from actors.fleet.pool import Pool
@@ -153,9 +153,9 @@ def revision(number: int, policy: Policy = "old") -> Publication:
 class Batch(Owner):
     """Wants units done, and keeps the answers."""
 
-    def __init__(self, hand_out: HandOut, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """`arguments`: of each call, after the unit."""
-        self._hand_out, self._arguments = hand_out, arguments
+        self._arguments = arguments
         self.batch = f"the batch {next(_NUMBERS)}"
         self.answers: dict[str, str] = {}
         """Unit → who did it."""
@@ -163,9 +163,8 @@ class Batch(Owner):
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
         return "explore", (unit, *self._arguments), 1
 
-    def take(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> None:
         self.answers[answer.unit.id] = answer.worker
-        self._hand_out.done(answer.unit)
 
 
 @dataclass
@@ -191,8 +190,8 @@ class Scene:
 
     def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> Batch:
         """Of the explorers; `arguments` as of `Batch`."""
-        batch = Batch(self.fleet.hand_out, *arguments)
-        self.fleet.hand_out.add(batch, wanted, "explorers")
+        batch = Batch(*arguments)
+        self.fleet.router.request(batch, wanted, "explorers")
         return batch
 
     def ready(self, pool: Pool | None = None) -> list[str]:

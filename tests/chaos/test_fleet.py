@@ -220,7 +220,7 @@ def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind
             await until(lambda: len(batch.answers) == 6)
             assert set(batch.answers) == {unit.id for unit in asked}
             assert "explorer-0" not in batch.answers.values()
-            assert scene.fleet.hand_out.requeued(batch) == 2
+            assert scene.fleet.router.requeued(batch) == 2
             assert "2 units of explorer-0 go to others" in scene.said
             reason = "its worker is gone: " if kind is Crashes else f"{asked[0].in_words} passed its deadline of "
             assert any(message.startswith(f"explorer-0 was lost ({reason}") for message in scene.said)
