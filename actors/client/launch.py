@@ -15,7 +15,7 @@ from actors.client.connect import joined
 from actors.client.controller_actor import ControllerActor
 from actors.cluster import capacity, wait
 from actors.cluster.names import CONTROLLER, namespace
-from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
+from actors.fleet.actor_factory import ActorClasses, on_this_node, release_placement_groups, where
 from actors.workers.devices import card, device_of, settle_tier
 from solrl_ray.common import files
 from solrl_ray.common.deadlines import in_time
@@ -139,7 +139,7 @@ def _work(
 ) -> None:
     path = folder.path.absolute()
     if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
-        stack.callback(vacate, namespace(path))
+        stack.callback(release_placement_groups, namespace(path))
     capacity.await_resources(config)
     config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))

@@ -27,7 +27,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 
-VACATE_SECONDS = 30.0
+RELEASE_SECONDS = 30.0
 """How long Ray may take to give back the learners' places."""
 
 
@@ -185,18 +185,18 @@ class ActorFactory:
         return _made(role, name, self._namespace, **(needs | where(worker) | options))
 
 
-def vacate(namespace: str) -> None:
+def release_placement_groups(namespace: str) -> None:
     """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
     what = f"giving back what learners of {namespace} had reserved"
     try:
-        in_time(lambda: _vacate(namespace), what=what, seconds=VACATE_SECONDS, silent="Ray")
+        in_time(lambda: _release_placement_groups(namespace), what=what, seconds=RELEASE_SECONDS, silent="Ray")
     except RayError:  # the cluster is gone; the caller has already reported that
         pass
     except RunError as error:
         print(f"note: {error}")
 
 
-def _vacate(namespace: str) -> None:
+def _release_placement_groups(namespace: str) -> None:
     for key, reserved in placement_group_table().items():
         if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))

@@ -73,10 +73,10 @@ class Pool:
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
         """Workers that were ended from here, and the reason; None: without a message."""
-        self._second_tries: set[str] = set()
+        self._retried_starts: set[str] = set()
         """Replacements of workers that were lost while they started."""
         self._next_slot = 0
-        self._homeless: set[str] = set()
+        self._reported_unplaced: set[str] = set()
         """Workers already reported as without a place."""
         self._vacated = -math.inf
         """When a worker with a place last went."""
@@ -211,10 +211,10 @@ class Pool:
             end(worker.actor)
             self._lives.pop(worker.name, None)
             self.workers.pop(worker.name, None)
-            self._homeless.discard(worker.name)
+            self._reported_unplaced.discard(worker.name)
             if worker.node:
                 self._vacated = self._world.now()
-        self._say_end(worker, error, loss=self._router.lost(worker.name))
+            self._report_exit(worker, error, loss=self._router.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
         """`since`: when the deadline began that has passed. Raises RunError if no worker of the pool has had a place
@@ -226,11 +226,11 @@ class Pool:
                 "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes, ask "
                 "for less, or raise fleet.deadlines.start if the machine is slow"
             )
-        if worker.name not in self._homeless and (self.at_work or since is not None):
-            self._homeless.add(worker.name)
+        if worker.name not in self._reported_unplaced and (self.at_work or since is not None):
+            self._reported_unplaced.add(worker.name)
             self._observer.unplaced(worker.name, seconds, self.at_work)
 
-    def _say_end(self, worker: Worker, error: BaseException | None, loss: Loss) -> None:
+    def _report_exit(self, worker: Worker, error: BaseException | None, loss: Loss) -> None:
         """Report the end of a worker's life. Raises the error if it ends the run."""
         name, starting, leaving = worker.name, worker.state in _STARTING, worker.state is State.DRAINING
         if worker.state is not State.DEAD:
@@ -242,7 +242,7 @@ class Pool:
         reason, replacement = _reason(error, name), replacement_name(name)
         process = worker.process
         own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
-        hopeless = starting and (own or (isinstance(error, Gone) and name in self._second_tries))
+        hopeless = starting and (own or (isinstance(error, Gone) and name in self._retried_starts))
         if leaving:
             self._observer.lost(name, reason, "", loss.requeued, process)
         elif hopeless and self.has_proved:
@@ -252,7 +252,7 @@ class Pool:
             if isinstance(error, Gone) and loss.charged and not counted:
                 self._replacements.spend(process.name or name, reason)
             if starting:
-                self._second_tries.add(replacement)
+                self._retried_starts.add(replacement)
             self._open(replacement)
             self._observer.lost(name, reason, replacement, loss.requeued, process)
         else:

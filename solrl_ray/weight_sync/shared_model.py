@@ -213,7 +213,7 @@ class _QuantizedCopy:
         self._host: dict[str, tuple[Tensor, Stamp]] = {}
         """Copies of offloaded sources, made once."""
         for path in self._sources if offload else ():
-            self._send_away(path)
+            self._offload(path)
 
     @torch.no_grad()
     def make(self, *, touched: bool = True) -> None:
@@ -221,10 +221,10 @@ class _QuantizedCopy:
         if not self._there:
             self._there, self.complete = True, False
             for path, weight in self._sources.items():
-                self._bring_back([path])
+                self._onload([path])
                 self._load(path, weight)
                 if self.offload:
-                    self._send_away(path)
+                    self._offload(path)
         if touched and not self.complete:
             self.complete = True
             if not self._receiver.reapply():
@@ -238,14 +238,14 @@ class _QuantizedCopy:
     def free(self) -> None:
         """Give the layers' memory back, and bring back what was offloaded."""
         self._free_layers()
-        self._bring_back(self._host)
+        self._onload(self._host)
 
     def rest(self) -> None:
         """Have neither the layers nor what is offloaded on the device."""
         self._free_layers()
         for path, weight in self._sources.items():
             if not _is_away(weight):
-                self._send_away(path)
+                self._offload(path)
 
     def _free_layers(self) -> None:
         if self._there:
@@ -253,7 +253,7 @@ class _QuantizedCopy:
                 layer.free()
             self._there = False
 
-    def _send_away(self, path: str) -> None:
+    def _offload(self, path: str) -> None:
         weight = self._sources[path]
         if path not in self._host:
             pinned = weight.is_cuda
@@ -262,7 +262,7 @@ class _QuantizedCopy:
         free_(weight)
 
     @torch.no_grad()
-    def _bring_back(self, paths: Iterable[str]) -> None:
+    def _onload(self, paths: Iterable[str]) -> None:
         away = [path for path in paths if _is_away(self._sources[path])]
         for path in away:
             allocate_(self._sources[path])

@@ -176,14 +176,14 @@ def forgets_what_a_process_does_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def charges_for_workers_that_leave(patch: pytest.MonkeyPatch) -> None:
-    say = Pool._say_end
+    say = Pool._report_exit
 
     def said(self: Pool, worker: Worker, error: BaseException | None, loss: Any) -> None:
         if worker.state is State.DRAINING and error is not None:
             self._replacements.spend(worker.name, str(error))
         say(self, worker, error, loss)
 
-    patch.setattr(Pool, "_say_end", said)
+    patch.setattr(Pool, "_report_exit", said)
 
 
 def charges_for_cards_that_learners_leave_with_their_node(patch: pytest.MonkeyPatch) -> None:

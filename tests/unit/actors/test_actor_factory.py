@@ -13,9 +13,9 @@ from actors.fleet import actor_factory
 def test_who_gives_places_back_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(actor_factory, "VACATE_SECONDS", 0.1)
-    monkeypatch.setattr(actor_factory, "_vacate", lambda namespace: threading.Event().wait())
-    actor_factory.vacate("solrl-demo")
+    monkeypatch.setattr(actor_factory, "RELEASE_SECONDS", 0.1)
+    monkeypatch.setattr(actor_factory, "_release_placement_groups", lambda namespace: threading.Event().wait())
+    actor_factory.release_placement_groups("solrl-demo")
     said = (
         "note: giving back what learners of solrl-demo had reserved passed its deadline of 0.1 s: Ray does not answer\n"
     )
@@ -28,6 +28,6 @@ def test_a_cluster_that_is_gone_has_given_everything_back(
     def gone(namespace: str) -> None:
         raise RaySystemError("the cluster is gone")
 
-    monkeypatch.setattr(actor_factory, "_vacate", gone)
-    actor_factory.vacate("solrl-demo")
+    monkeypatch.setattr(actor_factory, "_release_placement_groups", gone)
+    actor_factory.release_placement_groups("solrl-demo")
     assert capsys.readouterr().out == ""
