@@ -105,7 +105,7 @@ def test_other_explorers_ask_for_places_of_their_own(tmp_path: Path) -> None:
             "[{name: a, prompts: 1}, {name: a, prompts: 1}]",
             'other_explorers.1.name is "a" (--set); it must be lower-case',
         ),
-        ("[{name: a, prompts: 12}]", "prompts is 12 (--set); it must be less than 12, the prompts of an iteration"),
+        ("[{name: a, prompts: 12}]", "prompts is 12 (--set); it must be less than 12"),
         (
             "[{name: a, prompts: 4}, {name: b, prompts: 8}]",
             "other_explorers.1.prompts is 8 (--set); it must be less than 8",
