@@ -13,6 +13,7 @@ import pytest
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support.heads import BIN, Head, head
 from tests.support.patience import patience, wait_until
 from tests.support.small import digests, folder, small_config
