@@ -207,7 +207,7 @@ def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_en
     assert ended.digests == undisturbed(shape)
 
 
-@pytest.mark.parametrize(("seed", "call"), [(5, 64), (6, 61), (9, 61), (11, 61), (17, 58)])
+@pytest.mark.parametrize(("seed", "call"), [(5, 60), (6, 61), (11, 61), (11, 64), (17, 60)])
 def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(seed: int, call: int) -> None:
     plan = Plan(seed, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
     ended = run(plan)
