@@ -24,7 +24,7 @@ from tests.support.sentences import names
         (["--gpu", "nothere.yaml"], "gpu", "'nothere.yaml'"),
         (["--gpu", "nothere/h200"], "gpu", "'nothere/h200'"),
         (["--gpu", "zzz"], "gpu", "'zzz' h100-80"),
-        (["--cluster", "nothere.yaml"], "The file nothere.yaml", ""),
+        (["--cluster", "nothere.yaml"], "The configuration file nothere.yaml", ""),
     ],
 )
 def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(

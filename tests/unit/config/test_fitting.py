@@ -248,7 +248,7 @@ def test_a_plan_counts_samples_and_two_revisions_in_the_store() -> None:
 def test_the_largest_card_of_a_split_fleet_is_shown_with_each_of_its_processes() -> None:
     rows = dict(fitting.rows(made_up(SPLIT)))
     assert list(rows) == ["GPU memory", "GPU peak", "store"]
-    assert "10.7 GB (explorer: load 5.25 GB, " in rows["GPU peak"]
+    assert "10.2 GB (explorer: load 4.25 GB, " in rows["GPU peak"]
     assert "; regenerator: load 4.95 GB, regenerate 5.46 GB, " in rows["GPU peak"]
 
 
