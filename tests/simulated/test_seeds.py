@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -207,14 +208,14 @@ def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_en
     assert ended.digests == undisturbed(shape)
 
 
-@pytest.mark.parametrize("seed", [5, 6, 9, 11, 17])
-def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing(seed: int) -> None:
-    plan, out = Plan(seed, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1), 0
-    for call in range(56, 68):
-        ended = run(replace(plan, evaluations=((call, 1),)))
-        assert ended.digests == undisturbed(plan.shape), call
+def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing() -> None:
+    out = 0
+    for seed, call in itertools.product((6, 9, 11, 17), range(57, 65)):
+        plan = Plan(seed, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
+        ended = run(plan)
+        assert ended.digests == undisturbed(plan.shape), (seed, call)
         out += any(line.endswith(" is sent score") for line in ended.trace)
-    assert out
+    assert out >= 4  # of these a unit was out; where one is depends on how many calls there are
 
 
 @pytest.mark.parametrize(("call", "scaled"), [(3, 30), (4, 32), (6, 44), (8, 42), (8, 44)])
