@@ -228,7 +228,12 @@ SAID = (
 def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", f"fleet.deadlines.explore={patience(8.0)}")
+    fleet = (
+        "fleet.explorers.count=2",
+        "fleet.max_replacements=20",
+        "fleet.hedge=0",
+        f"fleet.deadlines.explore={patience(8.0)}",
+    )
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
     classes = ActorClasses(

@@ -85,7 +85,6 @@ def test_a_submitted_run_loses_its_cluster_and_is_resubmitted_to_the_same_bytes(
 
         resume = ("--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
         finished = called(second, *submitting(forks, "again"), *resume)
-        assert "iteration 1/3" not in finished
         assert "iteration 3/3" in finished
     assert digests(config) == digests(calm)
 
