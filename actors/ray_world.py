@@ -35,7 +35,7 @@ class RayWorld:
         self.regenerator = factory.regenerator
         self.learner = factory.learner
         self.explore_with = factory.explore_with
-        self.seat_learners = factory.seat_learners
+        self.reserve_learner_bundles = factory.reserve_learner_bundles
         self.node: str = ray.get_runtime_context().get_node_id()
 
     def now(self) -> float:

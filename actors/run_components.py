@@ -84,7 +84,7 @@ class RunComponents:
             config, self.folder.embeddings, world, tasks, show=show, lost=self._encoder_lost
         )
         self.fleet = Fleet(config, world, tasks, self.telemetry)
-        self.fleet.explore_as(self.fallback.config(self.fallback_level(self.point.updates)))
+        self.fleet.set_explorer_config(self.fallback.config(self.fallback_level(self.point.updates)))
         self.learners = LearnerGroup(
             config,
             world,

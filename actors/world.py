@@ -124,7 +124,7 @@ class World(Protocol):
     def explore_with(self, config: Config) -> None:
         """Use this configuration for explorers made from now on."""
 
-    def seat_learners(self, seconds: float) -> bool:
+    def reserve_learner_bundles(self, seconds: float) -> bool:
         """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
 
     def kill(self, actor: Any) -> None:

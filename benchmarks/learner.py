@@ -60,7 +60,7 @@ def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
         *([f"learner.micro_batch={arguments.batch}"] if arguments.batch else []),
     ]
     files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
-    return compiled_learner.settled(load(files, [*overrides, *arguments.set]))
+    return compiled_learner.resolve_auto(load(files, [*overrides, *arguments.set]))
 
 
 def milliseconds(run: Callable[[], Any], device: torch.device) -> float:

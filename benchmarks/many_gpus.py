@@ -185,7 +185,7 @@ def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict
     """What `solrl plan` says of an iteration on `count` of these cards."""
     prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
     assert prices.card is not None
-    arithmetic = fitting.check(describe(fitting.settled(config, facts, prices.card), facts), prices.card)
+    arithmetic = fitting.check(describe(fitting.resolve_auto(config, facts, prices.card), facts), prices.card)
     made = forecast(arithmetic, prices, cluster, orchestration(), advise=False)
     peaks = [round(card.peak / 1e9, 1) for card in cards(arithmetic)]
     offload = bool(arithmetic.config.fleet.offload)
@@ -197,7 +197,7 @@ def plan(arguments: argparse.Namespace) -> None:
     for count in HOSTS:
         arguments.gpus = count
         given = [text for text in settings(arguments) if not text.startswith("model.path")]
-        config = compiled_learner.settled(load(files(arguments), given))
+        config = compiled_learner.resolve_auto(load(files(arguments), given))
         shapes = shipped(config.model)
         assert shapes is not None
         facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
@@ -209,7 +209,7 @@ def plan(arguments: argparse.Namespace) -> None:
 
 def stored(arguments: argparse.Namespace) -> Config:
     """What the run has written down, with what the cards decided."""
-    return compiled_learner.settled(load([run_folder(arguments) / "config.yaml"]))
+    return compiled_learner.resolve_auto(load([run_folder(arguments) / "config.yaml"]))
 
 
 def add(row: dict[str, Any], file: Path, of: Sequence[str]) -> None:

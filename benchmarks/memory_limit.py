@@ -55,7 +55,7 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
     card = Card(name=f"card of {arguments.limit:g} GB", memory=arguments.limit * 1e9)
     given = run(arguments, part(arguments.limit), [])
     files, settings = many_gpus.files(given), many_gpus.settings(given)
-    config = compiled_learner.settled(load(files, settings))
+    config = compiled_learner.resolve_auto(load(files, settings))
     facts = model_facts(config)
     arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
     changes: dict[str, Any] = {"learner.activation_memory": compiled_learner.activation_memory(arithmetic.config)}
@@ -63,7 +63,7 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
     if fitting.fitted(arithmetic, card) is None:
         changes |= fitting.fitting_changes(arithmetic, card) or {}
         config = load(files, [*settings, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
-        arithmetic = describe(compiled_learner.settled(config), facts)
+        arithmetic = describe(compiled_learner.resolve_auto(config), facts)
     arithmetic = fitting.check(arithmetic, card)
     changes["fleet.offload"] = bool(arithmetic.config.fleet.offload)
     return {"changes": changes, "estimated_peak_gb": max(one.peak for one in cards(arithmetic)) / 1e9}

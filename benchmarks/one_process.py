@@ -108,7 +108,7 @@ class OneProcessWorld:
     def explore_with(self, config: Config) -> None:
         self._exploring = config
 
-    def seat_learners(self, seconds: float) -> bool:
+    def reserve_learner_bundles(self, seconds: float) -> bool:
         return True
 
     def process(self, actor: Any) -> Process:
@@ -184,7 +184,7 @@ def checked(config: Config) -> Config:
     check(config)
     if config.learner.world_size != 1 or config.fleet.other_explorers:
         raise UserError("a run in one process has one learner rank and no other explorers")
-    return compiled_learner.settled(config)
+    return compiled_learner.resolve_auto(config)
 
 
 def train(config: Config) -> None:
@@ -193,7 +193,7 @@ def train(config: Config) -> None:
     resume = folder.begun
     if resume:
         was = continuation.stored(folder.path)
-        config = continuation.carried(config, was)
+        config = continuation.inherit_from(config, was)
         continuation.check(config, was, folder.path, Sources())
     folder.create(config, resume=resume)
     check_prompts(folder, config)

@@ -94,7 +94,7 @@ class World:
         self.config, self.device = config, device
         self.full = models.load(config.model, device, components={"transformer", "vae"})
         self.preview = models.load(config.model, device, components={"preview_decoder"})
-        self.preview.take(copy.deepcopy(self.full.transformer))
+        self.preview.use_transformer(copy.deepcopy(self.full.transformer))
         report = quantize_(self.preview.transformer, config.rollout.explore.precision, config.model.quantization)
         self.quantised = report.sentence()
         compile_(self.full.transformer, config.compile, device, "bf16")

@@ -95,8 +95,7 @@ class WorkUnit:
         policy = "" if self.policy == "old" else f"/{self.policy}"
         return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}{policy}"
 
-    @property
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """For messages: ``explore (iteration 3, prompt 88fda0ff22421a62, seeds 0 to 95)``; iterations from 1."""
         when = f"after {self.iteration} updates" if self.stage == "evaluate" else f"iteration {self.iteration + 1}"
         first, last, count = self.indices[0], self.indices[-1], len(self.indices)

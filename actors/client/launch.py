@@ -57,14 +57,14 @@ def train(
 
     Args:
         resume: continue an existing run folder; if the run is complete, no worker is started.
-        facts: sizes of the model, with which a card settles what is left open to it (`fitting.settled`); without them
-            ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
+        facts: sizes of the model, with which a card decides what is left open to it (`fitting.resolve_auto`); without
+            them ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
     hangs; the run folder can be resumed.
     """
-    config = compiled_learner.settled(config)
+    config = compiled_learner.resolve_auto(config)
     folder, first = RunFolder.of(config), None
     if config.run.init and not resume:
         config, first = warm_start(config)
@@ -182,11 +182,11 @@ def with_tier(config: Config) -> Config:
 def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) -> Config:
     """The configuration with what its cards decide. What fixes the LoRA digest is written to `config.yaml`.
 
-    Raises UserError as `fitting.settled`.
+    Raises UserError as `fitting.resolve_auto`.
     """
     given, learner = config, config.fleet.learners
     if facts is not None and fitting.is_open(config):
-        config = fitting.settled(config, facts, _on_place_of(learner, config, "a look at the learners' GPU", card))
+        config = fitting.resolve_auto(config, facts, _on_place_of(learner, config, "a look at the learners' GPU", card))
         if config.fleet.offload and not given.fleet.offload:
             print("fleet.offload null is true: frozen layers leave the card while explorers work", flush=True)
     if compiled_learner.is_open(given):

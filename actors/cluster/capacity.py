@@ -70,7 +70,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
             )
     lacking = [
         f"{entry.missing} of {entry.request.count} actors of {entry.request.key} "
-        f"({entry.request.words}) have no room on "
+        f"({entry.request.describe()}) have no room on "
         + (f"the {entry.nodes} node{'s' if entry.nodes > 1 else ''}" if entry.nodes else "any node, for none")
         + (f" with {entry.request.where}" if entry.request.labels else "")
         for entry in fits

@@ -1,7 +1,7 @@
 """Tells the controller what an actor does during a long call.
 
-An actor that loads a model cannot answer meanwhile. A thread beside the call polls `solrl_ray.common.doing` and sends
-each change. It does not wait for a reply.
+An actor that loads a model cannot answer meanwhile. A thread beside the call polls
+`solrl_ray.common.progress_note` and sends each change. It does not wait for a reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
-from solrl_ray.common import doing
+from solrl_ray.common import progress_note
 
 LOOK_SECONDS = 0.5
 """Seconds between two polls."""
@@ -68,7 +68,7 @@ def _tell(name: str, receiver: str, namespace: str, ended: threading.Event) -> N
         return
     told, when = "", 0.0
     while not ended.is_set():
-        words = doing.now()
+        words = progress_note.now()
         if words != told or (words and time.monotonic() - when > REPEAT_SECONDS):
             actor.note.remote(name, words)
             told, when = words, time.monotonic()

@@ -214,8 +214,8 @@ class UnitRouter:
         try:
             if answered != unit:
                 raise NonsenseError(
-                    f"{answer.worker} was given {unit.in_words} of revision {unit.revision} and answered "
-                    f"{answered.in_words} of revision {answered.revision}"
+                    f"{answer.worker} was given {unit.describe()} of revision {unit.revision} and answered "
+                    f"{answered.describe()} of revision {answered.revision}"
                 )
             result = await owner.judge(answer)
         except NonsenseError as error:
@@ -231,7 +231,7 @@ class UnitRouter:
 
     def _repeat(self, answer: Answer, reason: str) -> None:
         """Repeat a unit whose answer was lost on its way."""
-        self._watcher.message(f"{answer.unit.in_words} is done again ({reason})")
+        self._watcher.message(f"{answer.unit.describe()} is done again ({reason})")
         self._dispatcher.requeue(answer.unit, answer.worker)
         self.wake()
 
@@ -245,7 +245,7 @@ class UnitRouter:
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
         limit = self._dispatcher.strike_limit
         self._watcher.struck(name)
-        self._watcher.message(f"{unit.in_words} is repeated; strike {strikes} of {limit} for {name}: {reason}")
+        self._watcher.message(f"{unit.describe()} is repeated; strike {strikes} of {limit} for {name}: {reason}")
         if strikes >= limit:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()
@@ -265,7 +265,7 @@ class UnitRouter:
             owner, worker = self._owners[each.batch], self._workers[each.worker]
             worker.give(each.unit, each.batch, *owner.call(each.unit))
             if each.hedge:
-                self._watcher.message(f"{each.unit.in_words} is late; {each.worker} repeats it")
+                self._watcher.message(f"{each.unit.describe()} is late; {each.worker} repeats it")
         self._look_for_late_units(now)
 
     def _look_for_late_units(self, now: float) -> None:

@@ -94,7 +94,7 @@ class Evaluation(Owner):
         if outcome is Outcome.ACCEPTED:
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
-            said = f"{answer.worker} has other rewards for {unit.in_words} than {self.ledger.finisher(unit.id)}"
+            said = f"{answer.worker} has other rewards for {unit.describe()} than {self.ledger.finisher(unit.id)}"
             if self._strict:
                 raise RunError(f"{said}, and fleet.strict is true")
             self._tell(f"{said}; the first ones count")

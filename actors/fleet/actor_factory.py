@@ -110,7 +110,11 @@ class ActorFactory:
         return self._actor(name, make.remote(name, self._config), "regenerator")
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
-        """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
+        """On its place of `reserve_learner_bundles`, if there is one.
+
+        Args:
+            rebuilt: how often the group was, as part of the name.
+        """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):
             return self._on_card(rank, name, "learner", made, self._config, rank, takes_lists=True)
@@ -148,7 +152,7 @@ class ActorFactory:
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
         return self._anywhere(role, name, self._config.fleet.learners, **seat)
 
-    def seat_learners(self, seconds: float) -> bool:
+    def reserve_learner_bundles(self, seconds: float) -> bool:
         """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
 
         Returns whether there was room within `seconds`; if not, those reserved before are kept.

@@ -129,7 +129,7 @@ class Fleet:
         for pool in pools:
             pool.publish(weights)
 
-    def explore_as(self, config: Config) -> None:
+    def set_explorer_config(self, config: Config) -> None:
         """Configure explorers as in `config`, which may be another fallback level.
 
         For another tier all of them are replaced, in other score classes. They must have no units then.
@@ -271,7 +271,7 @@ class Fleet:
         roles = {EXPLORER: list(self.explorers.values()), REGENERATOR: [self.regenerators]}
         workers = [worker for pool in self._pools.values() for worker in pool.workers.values()]
         self._telemetry.workers(
-            {worker.name: worker.words() for worker in workers},
+            {worker.name: worker.describe() for worker in workers},
             census={role: added(pool.census() for pool in its) for role, its in roles.items()},
             tiers={role: added(pool.tiers() for pool in its) for role, its in roles.items()},
             replacements_left=self.replacements.left,

@@ -160,7 +160,7 @@ class Worker:
         """Its units, in the order in which it does them."""
         return self._router.units_of(self.name)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What it does, for the user."""
         if not self.units:
             return self._step or self.state.value
@@ -287,7 +287,7 @@ class Worker:
 
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent) -> None:
         try:
-            what = f"{unit.in_words} on {self.name}"
+            what = f"{unit.describe()} on {self.name}"
             value = await self._world.answer(sent, what=what, seconds=self._unit_seconds)
         except NonsenseError as error:
             self._router.nonsense(self, unit, batch, error)

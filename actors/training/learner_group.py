@@ -333,7 +333,9 @@ class LearnerGroup:
 
     async def _seat(self, seconds: float) -> bool:
         what = f"the search for places of {self._wanted()}"
-        return await self._world.blocking(lambda: self._world.seat_learners(seconds), what, 2 * seconds + MOVE_SECONDS)
+        return await self._world.blocking(
+            lambda: self._world.reserve_learner_bundles(seconds), what, 2 * seconds + MOVE_SECONDS
+        )
 
     async def _put(self, state: LearnerState) -> Any:
         seconds = self._config.fleet.deadlines.start

@@ -68,20 +68,20 @@ class PolicyPublisher:
         """Revision `updates`, packed for the explorers of a fallback level."""
         self._prepare(fallback_level)
         revision = await self._learners.revision("old")
-        self._take(revision, updates, fallback_level)
+        self._adopt(revision, updates, fallback_level)
 
     async def make_updated(self, updates: int, fallback_level: int) -> LearnerState:
         """As `make`, right after an update; returns the state that the revision is of."""
         self._prepare(fallback_level)
         state, revision = await self._learners.updated(self._fleet.prepare)
-        self._take(revision, updates, fallback_level)
+        self._adopt(revision, updates, fallback_level)
         return state
 
     def _prepare(self, fallback_level: int) -> None:
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
         self._learners.packs = self._fleet.needs_packed
 
-    def _take(self, revision: Revision, updates: int, fallback_level: int) -> None:
+    def _adopt(self, revision: Revision, updates: int, fallback_level: int) -> None:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
         what = f"taking the digest of {revision.name}"
@@ -96,7 +96,7 @@ class PolicyPublisher:
     async def to_explorers(self) -> None:
         """Send the explorers the newest revision."""
         self.sent_to_explorers = self.newest
-        self._fleet.explore_as(self._fallback.config(self.newest.fallback_level))
+        self._fleet.set_explorer_config(self._fallback.config(self.newest.fallback_level))
         await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     async def to_regenerators(self) -> None:

@@ -14,7 +14,7 @@ from actors.cluster.progress_notes import noted
 from actors.workers.devices import prepare
 from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards
@@ -68,11 +68,11 @@ class Explorer(SamplingWorker):
             return model, *self._shared.quantized(model.transformer, config)
         transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
         tier = pool_sampling(config).tier
-        with doing(f"quantising the transformer to {tier}"):
+        with progress_note(f"quantising the transformer to {tier}"):
             kept = bases_to_keep(transformer, config, device)
             report = quantize_(transformer, tier, config.model.quantization, device=device)
         model = models.load(config.model, device, components={decoder})
-        model.take(transformer)
+        model.use_transformer(transformer)
         return model, report, Receiver(transformer, quantized_base=kept)
 
     def prepare(self) -> None:

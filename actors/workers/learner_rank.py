@@ -18,7 +18,7 @@ from actors.cluster.rpc import Callee
 from actors.workers.devices import prepare
 from solrl_ray import models
 from solrl_ray.common.deadlines import in_thread
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
@@ -74,7 +74,7 @@ class LearnerRank(Callee):
         else:
             self._model = self._shared.load(self._device, components)
         self._tier = pool_sampling(self._config).tier
-        with doing("finding what it publishes"):
+        with progress_note("finding what it publishes"):
             self._publisher = Publisher.for_model(self._model.transformer, self._config)
         return socket.gethostname()
 
@@ -86,7 +86,7 @@ class LearnerRank(Callee):
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size = self._config.learner.world_size
-        with doing(f"joining the learner group at {address} (learner.world_size {world_size})"):
+        with progress_note(f"joining the learner group at {address} (learner.world_size {world_size})"):
             process_group(
                 self._rank,
                 world_size,
@@ -97,7 +97,7 @@ class LearnerRank(Callee):
                 one_host=one_host,
                 network=self._config.fleet.network,
             )
-        with doing("building its adapters and optimizer"):
+        with progress_note("building its adapters and optimizer"):
             self._learner = Learner(self._config, self._model, self._rank, world_size)
         if self._shared is not None:
             self._shared.kernels["learner"] = attention.kernels()
@@ -105,14 +105,14 @@ class LearnerRank(Callee):
 
     @noted
     def load(self, state: LearnerState) -> None:
-        with doing(f"loading the state after {state.updates} updates"):
+        with progress_note(f"loading the state after {state.updates} updates"):
             self._joined.load(state)
 
     @noted
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
         """Compile one kind of passes, in a separate call so that progress shows. Returns seconds. Not collective."""
         kinds = passes(self._config)
-        with doing(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}"):
+        with progress_note(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}"):
             return self._awake.warm_up(policy, embedding)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:

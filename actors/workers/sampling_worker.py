@@ -14,7 +14,7 @@ import torch
 from actors.cluster import termination
 from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling
 from solrl_ray.errors import NonsenseError
@@ -77,7 +77,7 @@ class SamplingWorker(Callee):
             record: keep the transitions that can be trained on.
         """
         config = self._config
-        with doing(f"testing what it computes with in {sampling.tier}"):
+        with progress_note(f"testing what it computes with in {sampling.tier}"):
             checks = attestation.attest(model.transformer, sampling.tier, report)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
@@ -116,7 +116,7 @@ class SamplingWorker(Callee):
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """Compile one shape of the forward, in a separate call so that progress shows."""
         self._enter()
-        with doing(f"compiling {shape + 1} of {len(self._shapes())} forwards"):
+        with progress_note(f"compiling {shape + 1} of {len(self._shapes())} forwards"):
             self._shapes()[shape](embedding)
 
     def _enter(self) -> None:
@@ -185,7 +185,7 @@ class SamplingWorker(Callee):
         termination.check(self._name)
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
-            raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.in_words} wants {wanted}")
+            raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.describe()} wants {wanted}")
         self._enter()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)

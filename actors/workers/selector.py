@@ -326,7 +326,7 @@ class Selector(Callee):
 
     def _answered(self, result: UnitResult) -> _Open:
         if result.unit.iteration not in self._open:
-            raise NonsenseError(f"{result.worker} answered {result.unit.in_words}, whose iteration is not open")
+            raise NonsenseError(f"{result.worker} answered {result.unit.describe()}, whose iteration is not open")
         return self._of(result.unit.iteration)
 
     def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:

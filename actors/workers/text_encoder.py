@@ -8,7 +8,7 @@ from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from actors.workers import devices
 from solrl_ray import models
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
@@ -65,7 +65,7 @@ class TextEncoder(Callee):
     @noted
     def _identity(self) -> dict[str, str]:
         model = self._loaded()
-        with doing("taking the digest of the text encoders"):
+        with progress_note("taking the digest of the text encoders"):
             return model.text_identity(encoding_batch(self._config.fleet))
 
     def _loaded(self) -> DiffusionModel:

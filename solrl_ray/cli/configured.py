@@ -75,7 +75,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         loaded = given
         folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
     was = continuation.stored(folder)
-    loaded = replace(loaded, config=continuation.carried(loaded.config, was))
+    loaded = replace(loaded, config=continuation.inherit_from(loaded.config, was))
     loaded = _attached(loaded, [folder], resumed=True)
     continuation.check(loaded.config, was, folder, loaded.sources)
     for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:

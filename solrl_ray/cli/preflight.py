@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from solrl_ray.cli import outline
-from solrl_ray.common import doing, ray_auth
+from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
@@ -98,7 +98,7 @@ def _telling() -> Iterator[None]:
 
     def tell() -> None:
         while not over.wait(TOLD_SECONDS):
-            if words := doing.now():
+            if words := progress_note.now():
                 print(f"{words} …", flush=True)
 
     threading.Thread(target=tell, name="progress of the checks", daemon=True).start()
@@ -175,7 +175,7 @@ def _read_prompts(run: Run) -> None:
     for file, keys in asking.items():
         path = value_of(config, f"prompts.{file}")
         try:
-            with doing.doing(f"reading {path}"):
+            with progress_note.progress_note(f"reading {path}"):
                 found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
         except UserError as error:
             wrong.append(str(error))

@@ -21,7 +21,7 @@ from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import REGENERATORS, apart, encoded_ahead, needs_packed, on_cards, reserved
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, tier_in_words
+from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
     forwards_without_gradient,
@@ -172,9 +172,9 @@ class Arithmetic:
         texts = Environment(
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        texts.filters |= {"listed": listed, "of": _of, "size": size_in_words, "thousands": "{:,}".format}
+        texts.filters |= {"listed": listed, "of": _of, "size": describe_size, "thousands": "{:,}".format}
         texts.filters["seconds"] = lambda seconds: f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
-        texts.filters["tier"] = partial(tier_in_words, config)
+        texts.filters["tier"] = partial(describe_tier, config)
         text = texts.get_template("arithmetic.txt").render(
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
             one_stage=is_one_stage(config),
@@ -309,7 +309,7 @@ def _of(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if f'{count:g}' == '1' else 's'}"
 
 
-def size_in_words(count: float) -> str:
+def describe_size(count: float) -> str:
     """Bytes in decimal units, as disks and networks count."""
     size = float(count)
     for unit in ("B", "kB", "MB"):

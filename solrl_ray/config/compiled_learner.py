@@ -2,7 +2,7 @@
 
 Both settings may choose other kernels and so other bits. They are fixed when a run begins, written to its
 ``config.yaml`` and kept when it is resumed. What is kept for the backward pass on a GPU depends on its size, and so may
-the size of micro-batches: `fitting.settled`.
+the size of micro-batches: `fitting.resolve_auto`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def keeping(config: Config, share: float, micro_batch: int | None = None) -> Con
     return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
 
 
-def settled(config: Config) -> Config:
+def resolve_auto(config: Config) -> Config:
     """The configuration with actual values for what no card decides."""
     config = config.model_copy(update={"compile": config.compile.model_copy(update={"learner": is_compiled(config)})})
     return config if is_open(config) else keeping(config, activation_memory(config))
 
 
-def carried(given: Config, was: Config) -> Config:
+def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the values that the run `was` fixed, where `given` has null."""
     if given.compile.learner is None:
         compiling = given.compile.model_copy(update={"learner": was.compile.learner})

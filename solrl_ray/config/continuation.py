@@ -94,9 +94,9 @@ _SPLITS_SUMS = (
 )
 
 
-def carried(given: Config, was: Config) -> Config:
+def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the values that the run wrote when it began."""
-    given = own_functions.carried(compiled_learner.carried(given, was), was)
+    given = own_functions.inherit_from(compiled_learner.inherit_from(given, was), was)
     if given.run.init_digest:
         return given
     return given.model_copy(update={"run": given.run.model_copy(update={"init_digest": was.run.init_digest})})

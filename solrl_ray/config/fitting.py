@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, size_in_words
+from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, describe_size
 from solrl_ray.config.card_memory import ENCODE, CardMemory, cards
 from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import encodes_on_cards
@@ -68,7 +68,7 @@ def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Con
     return compiled_learner.keeping(config, 0.0)
 
 
-def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
+def resolve_auto(config: Config, facts: ModelFacts, card: Card) -> Config:
     """The configuration with what `learner.activation_memory: null` and `fleet.offload: null` mean on such cards.
 
     The second changes no result; the first may choose other kernels, and so other bits.
@@ -99,12 +99,12 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
         return found
     needs = (
         f"{listed(cards(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), and "
-        f"{size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
+        f"{describe_size(card.usable)} of its {describe_size(card.memory)} may be filled"
     )
     if changes := fitting_changes(arithmetic, card):
         words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
         peak = min(map(_peak, _ways(_changed(arithmetic, changes))))
-        raise UserError(f"{needs}; it fits with {words} ({size_in_words(peak)}).")
+        raise UserError(f"{needs}; it fits with {words} ({describe_size(peak)}).")
     smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=_peak)
     said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
     full = [process for process in cards(smallest)[0].processes if process.peak > card.usable]
@@ -195,7 +195,7 @@ def _least(arithmetic: Arithmetic) -> str:
     least = min(_ways(arithmetic), key=_peak)
     fullest = cards(least)[0]
     stages = listed(list(dict.fromkeys(process.fullest for process in fullest.processes)))
-    return f"{size_in_words(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
+    return f"{describe_size(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
 
 
 def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
@@ -220,7 +220,7 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
     if not found:
         return []
     held = "; ".join(
-        f"{listed(process.roles)} {size_in_words(process.held)} ({_sizes(process.holds)})"
+        f"{listed(process.roles)} {describe_size(process.held)} ({_sizes(process.holds)})"
         for process in found[0].processes
     )
     shown = [
@@ -231,7 +231,7 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
         offloading = _changed(arithmetic, {"fleet.offload": True})
         away, link = cards(offloading)[0], card.host_link if card else HOST_LINK
         said = (
-            f"with fleet.offload one GPU holds at most {_stages(away)}: {size_in_words(away.offloaded)} of frozen "
+            f"with fleet.offload one GPU holds at most {_stages(away)}: {describe_size(away.offloaded)} of frozen "
             "weights leave it while it explores; they take as much pinned main memory for each GPU, and about "
             f"{seconds(offloading, link):.2g} s an iteration at {link / 1e9:g} GB/s; all prompts of an iteration are "
             "explored, then they are regenerated"
@@ -248,7 +248,7 @@ def sentence(arithmetic: Arithmetic, card: Card) -> str:
     offload = (
         "" if made.config == arithmetic.config else f"fleet.offload null is {str(made.config.fleet.offload).lower()}: "
     )
-    peak, usable = size_in_words(_peak(made)), size_in_words(card.usable)
+    peak, usable = describe_size(_peak(made)), describe_size(card.usable)
     return f"{offload}{peak} of {usable}, which are {MAX_FILL:.0%} of {card.name}"
 
 
@@ -258,7 +258,7 @@ def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
 
 
 def _sizes(parts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)
+    return ", ".join(f"{name} {describe_size(size)}" for name, size in parts.items() if size)
 
 
 def _stages(card: CardMemory) -> str:
@@ -266,9 +266,9 @@ def _stages(card: CardMemory) -> str:
     for process in card.processes:
         stages = _sizes({name: process.at(name) for name in process.stages})
         told.append(f"{listed(process.roles)}: {stages}" if len(card.processes) > 1 else stages)
-    return f"{size_in_words(card.peak)} ({'; '.join(told)})"
+    return f"{describe_size(card.peak)} ({'; '.join(told)})"
 
 
 def _store(arithmetic: Arithmetic) -> str:
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
-    return f"{size_in_words(store)} in Ray's object store (/dev/shm: samples, two revisions)"
+    return f"{describe_size(store)} in Ray's object store (/dev/shm: samples, two revisions)"

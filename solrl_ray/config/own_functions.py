@@ -73,7 +73,7 @@ def attached(
 
     Args:
         folders: run folders. A file with a given digest is taken from one of them if the user's has changed or is gone.
-        resumed: the run's digest counts, whatever is given; see `carried`.
+        resumed: the run's digest counts, whatever is given; see `inherit_from`.
 
     Raises UserError: a function whose file or module is missing, or has changed since its digest was written; two
     functions that import modules of one name and different texts.
@@ -103,7 +103,7 @@ def store(config: Config, run_folder: Path) -> None:
             own_code.write(function.code, run_folder / FOLDER)
 
 
-def carried(given: Config, was: Config) -> Config:
+def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the digests that the run wrote when it began, for functions with the same name."""
     rewards = list(given.rewards)
     for position, (now, before) in enumerate(zip(given.rewards, was.rewards, strict=False)):

@@ -94,7 +94,7 @@ def full_tier(model: Model) -> str:
     return _TIER_OF_DTYPE[model.dtype]
 
 
-def tier_in_words(config: Config, tier: str) -> str:
+def describe_tier(config: Config, tier: str) -> str:
     """A tier, for a plan; for ``auto`` also the tier on the explorers' devices (`capability.resolve`)."""
     if tier != "auto":
         return tier

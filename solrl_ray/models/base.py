@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
@@ -102,7 +102,7 @@ class DiffusionModel(ABC):
         if "preview_decoder" in components and load_preview is not None:
             modules["preview_decoder"] = decoders.set_tiling(load_preview(torch_dtype=dtype), config.decoding)
         for name, module in modules.items():
-            with doing(f"moving {name} to {device}"):
+            with progress_note(f"moving {name} to {device}"):
                 module.to(device)
         return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)
 
@@ -116,7 +116,7 @@ class DiffusionModel(ABC):
 
     @classmethod
     def settings(cls, config: Model) -> tuple[dict[str, Any], int]:
-        """The transformer's ``config.json``, and pixels a latent cell and side; reads nothing else.
+        """The transformer's ``config.json``, and VAE downscale factor; reads nothing else.
 
         Raises `UserError` as `load` does for sizes that do not fit.
         """
@@ -182,7 +182,7 @@ class DiffusionModel(ABC):
         made._modules = modules
         return made
 
-    def take(self, transformer: nn.Module) -> None:
+    def use_transformer(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is already on the device."""
         self._modules["transformer"] = freeze(transformer)
 

@@ -12,8 +12,8 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 import solrl_ray
-from solrl_ray.common.doing import doing
 from solrl_ray.common.files import located
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.errors import UserError
 
 BUILTIN = "builtin:"
@@ -85,7 +85,7 @@ def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments:
     """
     part = arguments.get("subfolder", part_class.__name__)
     try:
-        with doing(f"loading {part}"):
+        with progress_note(f"loading {part}"):
             model, info = part_class.from_pretrained(str(checkpoint), output_loading_info=True, **arguments)
     except (OSError, EntryNotFoundError, SafetensorError, ValueError, RuntimeError) as error:
         raise UserError(unreadable(checkpoint, part, key, error)) from error

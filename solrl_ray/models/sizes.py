@@ -68,7 +68,7 @@ class FamilySizes:
 
         Args:
             transformer: its ``config.json``.
-            factor: pixels a latent cell and side.
+            factor: VAE downscale factor.
         """
         step = factor * self.patch
         if config.resolution % step:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 
 COUNTED = 1000
 """Prompts that are tokenised together to count their tokens; 20,000 at once take 0.4 GB."""
@@ -40,7 +40,7 @@ class Truncation:
         long: list[str] = []
         for start in range(0, len(texts), COUNTED):
             part = texts[start : start + COUNTED]
-            with doing(f"counting tokens of {tokenizer}, {start:,} of {len(texts):,} prompts"):
+            with progress_note(f"counting tokens of {tokenizer}, {start:,} of {len(texts):,} prompts"):
                 lengths = counts(part)
             long += [text for text, length in zip(part, lengths, strict=True) if length > limit]
         return cls(tokenizer=tokenizer, limit=limit, texts=tuple(long))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from solrl_ray.common.doing import doing
 from solrl_ray.common.lazy_imports import import_large
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import reward_kinds
 from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
@@ -75,7 +75,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
 
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
-    with doing(f"loading the reward {config.kind}"):
+    with progress_note(f"loading the reward {config.kind}"):
         reward = registered(config, keys).load(config, device, keys=keys, name=name)
     scale = config.normalize.model_dump() if config.normalize is not None else {}
     return Weighted(reward, config.weight, **scale)

@@ -36,13 +36,13 @@ def dropped(result: UnitResult) -> tuple[int, ...]:
     """
     unit, early = result.unit, result.early
     if len(early) != (len(unit.indices) if unit.prune else 0):
-        raise ValueError(f"{result.worker} answered {unit.in_words} with {len(early)} early scores")
+        raise ValueError(f"{result.worker} answered {unit.describe()} with {len(early)} early scores")
     if unit.prune is None:
         return ()
     kept = set(survivors(early, unit.prune.keep))
     out = [position for position in range(len(early)) if position not in kept]
     if any(result.rewards[position] != early[position] for position in out):
         raise ValueError(
-            f"{result.worker} answered {unit.in_words} with other rewards than early scores of those dropped"
+            f"{result.worker} answered {unit.describe()} with other rewards than early scores of those dropped"
         )
     return tuple(unit.indices[position] for position in out)

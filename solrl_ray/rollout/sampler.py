@@ -133,7 +133,7 @@ class Sampler:
         Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
         """
         if unit.prune is not None:
-            raise ValueError(f"{unit.in_words} is pruned, which only previews can be")
+            raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
         batch = self._batch(unit, prompt, embedding)
         parts = [self._one(part, prompt, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
@@ -180,7 +180,9 @@ class Sampler:
     def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
         """A micro-batch's embeddings."""
         if not unit.prompt_id == prompt.id == embedding.prompt_id:
-            raise ValueError(f"{unit.in_words} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}")
+            raise ValueError(
+                f"{unit.describe()} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}"
+            )
         return self._model.batch_embeddings([embedding] * self._micro_batch)
 
     def _micro_batches(self, unit: WorkUnit) -> Iterator[WorkUnit]:

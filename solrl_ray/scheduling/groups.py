@@ -21,7 +21,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
     for part in parts:
         if (part.iteration, part.revision, part.prompt_id) != where:
             came = f"iteration {part.iteration + 1}, revision {part.revision}, prompt {part.prompt_id}"
-            raise ValueError(f"samples of {came} came for {unit.in_words} of revision {unit.revision}")
+            raise ValueError(f"samples of {came} came for {unit.describe()} of revision {unit.revision}")
         places |= {index: (part, row) for row, index in enumerate(part.indices)}
     missing = [index for index in unit.indices if index not in places]
     if missing:

@@ -335,7 +335,7 @@ class IterationState:
         outcome = self.ledger.finish(unit.id, digest, worker)
         if outcome is Outcome.VIOLATION:
             first = self.ledger.finisher(unit.id)
-            self._violations.append(f"{worker} brought other bytes for {unit.in_words} than {first}")
+            self._violations.append(f"{worker} brought other bytes for {unit.describe()} than {first}")
         return outcome
 
     def _audited_pool(self, prompt_id: str) -> AuditedPool:
@@ -353,11 +353,11 @@ class IterationState:
         unit, kind = result.unit, self._kinds.get(result.unit.prompt_id, "")
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
-                f"{result.worker} answered {unit.in_words} of revision {unit.revision}; expected iteration "
+                f"{result.worker} answered {unit.describe()} of revision {unit.revision}; expected iteration "
                 f"{self.plan.iteration + 1}, revision {revision}"
             )
         scores = (*result.rewards, *result.early)
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
-            raise ValueError(f"{result.worker} answered {unit.in_words} with rewards {scores}")
+            raise ValueError(f"{result.worker} answered {unit.describe()} with rewards {scores}")
         if self._kinds and unit.stage != "audit" and kind_of(result.worker) != kind:
-            raise ValueError(f"{result.worker} answered {unit.in_words}, which is for explorers of kind {kind!r}")
+            raise ValueError(f"{result.worker} answered {unit.describe()}, which is for explorers of kind {kind!r}")

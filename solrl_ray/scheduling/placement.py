@@ -62,8 +62,7 @@ class Request:
             for labels in (self.labels, *self.fallbacks)
         )
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """What each of them asks for: ``1 GPU each``, ``0.5 GPU each, of one card``."""
         where = {"STRICT_PACK": "all on one node", "STRICT_SPREAD": "each on another node"}.get(self.placement)
         card = ", of one card" if 0 < self.each.get("GPU", 0.0) < 1 else ""

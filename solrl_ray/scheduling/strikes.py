@@ -38,8 +38,8 @@ class Strikes:
         """
         before = self._refused.setdefault(unit.id, worker)
         if before != worker:
-            raise RunError(f"{unit.in_words} was refused from {before} and from {worker}: {reason}")
+            raise RunError(f"{unit.describe()} was refused from {before} and from {worker}: {reason}")
         if alone and worker not in self._right:
-            raise RunError(f"{unit.in_words} was refused from {worker}, which is alone and was never right: {reason}")
+            raise RunError(f"{unit.describe()} was refused from {worker}, which is alone and was never right: {reason}")
         self._counts[worker] += 1
         return self._counts[worker]

@@ -145,7 +145,7 @@ class RunFolder:
         Raises UserError if it cannot be written.
         """
         try:
-            written = compiled_learner.carried(load([self.path / "config.yaml"]), config)
+            written = compiled_learner.inherit_from(load([self.path / "config.yaml"]), config)
             replace_file(self.path / "config.yaml", to_yaml(written).encode())
         except OSError as error:
             raise unwritable(self.path, error) from None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from solrl_ray import models, rewards
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
@@ -97,7 +97,7 @@ class SharedModel:
     def quantized(self, transformer: nn.Module, config: Config) -> tuple[QuantizationReport, Receiver]:
         """Quantise an explorer's transformer, made by `load`, in its tier; what was quantised, and its receiver."""
         tier = pool_sampling(config).tier
-        with doing(f"quantising the transformer to {tier}"):
+        with progress_note(f"quantising the transformer to {tier}"):
             report = quantize_(transformer, tier, config.model.quantization)
         layers = quantized_layers(transformer)
         for path, linear in touched_linears(transformer, config.model.lora.targets, missing_ok=True).items():

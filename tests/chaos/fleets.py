@@ -134,7 +134,7 @@ def world(explorer: Callable[[str], Actor], regenerator: Callable[[str], Actor] 
         regenerator=regenerator,
         learner=None,
         explore_with=lambda config: None,
-        seat_learners=None,
+        reserve_learner_bundles=None,
         dismiss=lambda actor: ray.kill(actor.handle),
     )
     return RayWorld(factory)  # type: ignore[arg-type]
@@ -184,9 +184,9 @@ class Scene:
     def explorers(self) -> Pool:
         return self.fleet.explorers["explorers"]
 
-    def words(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Explorer → what it does."""
-        return {name: worker.words() for name, worker in self.explorers.workers.items()}
+        return {name: worker.describe() for name, worker in self.explorers.workers.items()}
 
     def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> Batch:
         """Of the explorers; `arguments` as of `Batch`."""
@@ -195,7 +195,7 @@ class Scene:
         return batch
 
     def ready(self, pool: Pool | None = None) -> list[str]:
-        return [name for name, each in (pool or self.explorers).workers.items() if each.words() == "ready"]
+        return [name for name, each in (pool or self.explorers).workers.items() if each.describe() == "ready"]
 
     async def publish(self, role: str, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""

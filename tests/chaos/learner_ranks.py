@@ -77,7 +77,7 @@ async def group(
             make: Any = ray.remote(role).options(name=name, num_cpus=0)
             return Actor(make.remote(settings, rank), "learner", takes_lists=True)
 
-        def seat_learners(self, seconds: float) -> bool:
+        def reserve_learner_bundles(self, seconds: float) -> bool:
             return True
 
     async def last_state() -> LearnerState | None:

@@ -50,7 +50,7 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
             await until(lambda: len(batch.answers) == 3)
             assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
             reason = "NaN in explore/0/p1/0-0"
-            assert f"{first.in_words} is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
+            assert f"{first.describe()} is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
             assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
             assert scene.fleet.replacements.left == 1
             scene.fleet.router.request(batch, [never], "explorers")
@@ -222,7 +222,7 @@ def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind
             assert "explorer-0" not in batch.answers.values()
             assert scene.fleet.router.requeued(batch) == 2
             assert "2 units of explorer-0 go to others" in scene.said
-            reason = "its worker is gone: " if kind is Crashes else f"{asked[0].in_words} passed its deadline of "
+            reason = "its worker is gone: " if kind is Crashes else f"{asked[0].describe()} passed its deadline of "
             assert any(message.startswith(f"explorer-0 was lost ({reason}") for message in scene.said)
             await until(lambda: scene.ready() == ["explorer-1", "explorer-0.1"])
             assert scene.fleet.replacements.left == 0
@@ -300,11 +300,11 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
             pool.resize(3)
             for name in ("explorer-1", "explorer-2"):
                 await scene.says(f"{name} has found no place for 1 s, and waits; at work: 1")
-            assert scene.words()["explorer-1"] == "waiting for a place"
+            assert scene.describe()["explorer-1"] == "waiting for a place"
             assert pool.resize(2) == ["explorer-2"]
             await scene.says("explorer-2 has left")
             assert pool.leave_nodes([pool.workers["explorer-0"].node]) == [("explorer-0", "explorer-0.1")]
-            assert scene.words()["explorer-0"] == "explore p0, then leaves"
+            assert scene.describe()["explorer-0"] == "explore p0, then leaves"
             more = scene.ask([other], tmp_path / "gate")  # not for who leaves
             await asyncio.sleep(0.2)
             (tmp_path / "gate").touch()
@@ -337,7 +337,7 @@ def test_who_compiles_shows_how_far_it_is_loads_a_revision_after_that_and_has_a_
             await until(lambda: scene.explorers.warmed() == (0, 2))
             await scene.publish(EXPLORER, revision(0), probe=str(tmp_path / "go"))
             await until(lambda: scene.explorers.warmed() == (1, 2))
-            assert scene.words() == {"explorer-0": "warming up 2 of 2 shapes"}
+            assert scene.describe() == {"explorer-0": "warming up 2 of 2 shapes"}
             assert scene.explorers.census()["starting"] == 1
             await scene.says("explorer-0 was lost (warm-up passed its deadline of ")
             assert not scene.ready()

@@ -182,7 +182,7 @@ def three_roles_on_each_card(address: str, root: str) -> None:
     settings = learner_config(folder / "nowhere", learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
     factory = ActorFactory(settings, folder, ActorClasses())
-    assert factory.seat_learners(60.0)
+    assert factory.reserve_learner_bundles(60.0)
     kinds = [
         [factory.explorer(f"explorer-{n}") for n in range(3)],
         [factory.regenerator(f"regenerator-{n}") for n in range(2)],

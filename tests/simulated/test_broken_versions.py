@@ -87,7 +87,7 @@ def waits_for_a_unit_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
     answer = SimulatedWorld.answer
 
     async def answered(self: SimulatedWorld, sent: Any, *, what: str, seconds: float | None) -> Any:
-        is_unit = ", prompt " in what  # as `WorkUnit.in_words` has it
+        is_unit = ", prompt " in what  # as `WorkUnit.describe()` has it
         return await answer(self, sent, what=what, seconds=None if is_unit else seconds)
 
     patch.setattr(SimulatedWorld, "answer", answered)

@@ -174,7 +174,7 @@ class SimulatedWorld:
     def explore_with(self, config: Config) -> None:
         self._tier = pool_sampling(config).tier
 
-    def seat_learners(self, seconds: float) -> bool:
+    def reserve_learner_bundles(self, seconds: float) -> bool:
         return True
 
     def process(self, actor: SimulatedActor) -> Process:

@@ -17,7 +17,7 @@ from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
-from solrl_ray.common.doing import doing
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.loading import to_yaml
 from tests.support import forkserver
 from tests.support.live import begun, wait_for
@@ -37,14 +37,14 @@ def at_gate(root: Path, name: str) -> None:
 class SlowLearner(LearnerRank):
     @noted
     def start(self) -> str:
-        with doing("loading transformer, 3 of 12 shards"):
+        with progress_note("loading transformer, 3 of 12 shards"):
             at_gate(Path(self._config.run.root), "learner-0")
         return super().start()
 
 
 class SlowExplorer(Explorer):
     def _build(self, device: Any) -> Any:
-        with doing("quantising the transformer"):
+        with progress_note("quantising the transformer"):
             at_gate(Path(self._config.run.root), "explorer-0")
         return super()._build(device)
 

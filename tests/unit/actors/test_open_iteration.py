@@ -301,8 +301,8 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     scene.router.answered(explorer, second, this.batch, value, None)
     await settled()
     assert scene.watching.said[0].startswith(
-        f"{second.in_words} is repeated; strike 1 of 2 for explorer-0: "
-        f"explorer-0 was given {second.in_words} of revision 4 and answered "
+        f"{second.describe()} is repeated; strike 1 of 2 for explorer-0: "
+        f"explorer-0 was given {second.describe()} of revision 4 and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
     scene.router.answered(explorer, first, this.batch, wrong, None)
@@ -324,7 +324,7 @@ async def test_a_group_that_is_lost_on_its_way_is_made_again(scene: Scene) -> No
     units = list(regenerator.given)
     await scene.answer(regenerator, lost=True)
     assert regenerator.given == units
-    assert scene.watching.said == [f"{unit.in_words} is done again (an object it needs is lost)" for unit in units]
+    assert scene.watching.said == [f"{unit.describe()} is done again (an object it needs is lost)" for unit in units]
     await scene.answer(regenerator)
     assert is_finished(this)
     assert (await this.finish()).requeued == 2

@@ -57,7 +57,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         selector = Selector(tmp_path / str(strict), strict)
         unit, *left = selector.open(PLAN).units
         selector.accept([result(unit)])
-        sentence = f"explorer-1 brought other bytes for {unit.in_words} than explorer-0"
+        sentence = f"explorer-1 brought other bytes for {unit.describe()} than explorer-0"
         if strict:
             with pytest.raises(RunError, match=re.escape(sentence) + ", and fleet.strict is true"):
                 selector.accept([result(unit, "explorer-1", shift=1.0)])

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from solrl_ray.cli import preflight, submission
-from solrl_ray.common import doing, ray_auth
+from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
 from solrl_ray.storage import run_folder
@@ -138,7 +138,7 @@ def test_a_slow_check_tells_what_it_does(
     config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(run: preflight.Run) -> None:
-        with doing.doing("counting 3 of 5 prompts"):
+        with progress_note.progress_note("counting 3 of 5 prompts"):
             time.sleep(0.2)
 
     monkeypatch.setattr(preflight, "TOLD_SECONDS", 0.02)

@@ -81,18 +81,18 @@ def test_a_card_settles_what_is_open_and_else_says_how_to_try_it_anyway() -> Non
     assert arithmetic.facts is not None
     assert fitting.is_open(arithmetic.config)
     for gigabytes, offload in ((2 * kept, False), (kept - 0.01, True)):
-        settled = fitting.settled(arithmetic.config, arithmetic.facts, card(gigabytes))
+        settled = fitting.resolve_auto(arithmetic.config, arithmetic.facts, card(gigabytes))
         assert settled.fleet.offload is offload
         assert not fitting.is_open(settled)
     with pytest.raises(UserError) as planned_so:
         fitting.check(arithmetic, card(5))
     assert "fleet.offload=false" not in str(planned_so.value)
     with pytest.raises(UserError, match=r"--set fleet\.offload=false"):
-        fitting.settled(arithmetic.config, arithmetic.facts, card(5))
+        fitting.resolve_auto(arithmetic.config, arithmetic.facts, card(5))
     given = made_up(LEAST, "fleet.offload=false")
     assert not fitting.is_open(given.config)  # and is then not checked
     split = made_up(SPLIT, LEAST)
-    assert fitting.settled(split.config, arithmetic.facts, card(5)) == split.config
+    assert fitting.resolve_auto(split.config, arithmetic.facts, card(5)) == split.config
 
 
 def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> None:
@@ -104,7 +104,7 @@ def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> Non
 
     def settled(arithmetic: Arithmetic, gigabytes: float) -> Config:
         assert arithmetic.facts is not None
-        return fitting.settled(arithmetic.config, arithmetic.facts, Card(name="a card", memory=gigabytes * 1e9))
+        return fitting.resolve_auto(arithmetic.config, arithmetic.facts, Card(name="a card", memory=gigabytes * 1e9))
 
     for gigabytes, share in ((least[1] + 0.01, 1), (least[1] - 0.01, 0.5), (least[0.5] - 0.01, 0)):
         found = settled(opened, gigabytes)

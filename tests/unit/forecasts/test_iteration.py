@@ -214,7 +214,7 @@ def test_an_iteration_with_one_process_a_card_is_planned_within_8_percent_of_wha
     measured = json.loads((ROOT / "benchmarks" / "results" / f"rehearsal_{name}.json").read_text())
     shape = [text for text in measured["conditions"]["set"] if text.startswith(("rollout", "learner"))]
     files = named.resolve([Path(f"{model}_80gb")])
-    config = compiled_learner.settled(load(files, ["prompts={train: train.txt, heldout: heldout.txt}", *shape]))
+    config = compiled_learner.resolve_auto(load(files, ["prompts={train: train.txt, heldout: heldout.txt}", *shape]))
     _, *seconds = (each["total"] for each in measured["parts"]["cold"]["iterations"])
     assert planned(config, 8).seconds == pytest.approx(statistics.fmean(seconds), rel=0.08)
 
@@ -233,7 +233,7 @@ def test_rollout_and_update_are_planned_within_8_percent_of_what_was_measured(
     arguments = argparse.Namespace(**shape, iterations=3, part=None, work=Path("work"), set=[])
     given = [setting for setting in many_gpus.settings(arguments) if not setting.startswith("model.path")]
     kept = f"learner.activation_memory={row['activation_memory']}"
-    config = compiled_learner.settled(load(many_gpus.files(arguments), [*given, kept]))
+    config = compiled_learner.resolve_auto(load(many_gpus.files(arguments), [*given, kept]))
     parts = planned(config, row["gpus"]).parts
     seconds = parts["explore"] + parts["regenerate after exploring"] + parts["learn"]
     assert seconds == pytest.approx(row["seconds"]["rollout"] + row["seconds"]["update"], rel=0.08)

@@ -200,15 +200,15 @@ def test_both_settings_are_settled_by_the_learners_gpus_and_kept_by_a_resumed_ru
         compile=Compile(learner=learner),
         fleet={"learners": {"num_gpus": gpus}},
     )
-    was = compiled_learner.settled(given)
+    was = compiled_learner.resolve_auto(given)
     assert (was.compile.learner, was.learner.activation_memory) == settled
-    assert compiled_learner.settled(was) == was
+    assert compiled_learner.resolve_auto(was) == was
     cpus = given.fleet.learners.model_copy(update={"num_gpus": 0.0})
     elsewhere = given.model_copy(update={"fleet": given.fleet.model_copy(update={"learners": cpus})})
-    resumed = continuation.carried(elsewhere, was)
+    resumed = continuation.inherit_from(elsewhere, was)
     assert (resumed.compile.learner, resumed.learner.activation_memory) == settled
     continuation.check(resumed, was, Path("runs/run"), Sources())
-    other = compiled_learner.settled(given.model_copy(update={"compile": Compile(learner=not settled[0])}))
+    other = compiled_learner.resolve_auto(given.model_copy(update={"compile": Compile(learner=not settled[0])}))
     with pytest.raises(UserError, match=r"^(learner\.activation_memory|compile\.learner) is .* was begun with"):
         continuation.check(other, was, Path("runs/run"), Sources())
 

@@ -12,7 +12,7 @@ from diffusers import FluxTransformer2DModel
 from diffusers.models import modeling_utils
 
 from solrl_ray import models
-from solrl_ray.common import doing
+from solrl_ray.common import progress_note
 from tests.support import tiny
 
 
@@ -29,7 +29,7 @@ def test_shards_are_counted_while_they_are_loaded(
     load, said = modeling_utils._load_shard_file, []
 
     def seen(*arguments: Any, **keywords: Any) -> Any:
-        said.append(doing.now())
+        said.append(progress_note.now())
         time.sleep(0.11)  # a bar counts what is done once a tenth of a second
         return load(*arguments, **keywords)
 

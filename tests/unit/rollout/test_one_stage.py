@@ -175,7 +175,7 @@ def test_samples_that_are_made_again_with_other_bytes_are_told(tmp_path: Path) -
     unit, *_ = first.open(PLAN).units
     first.accept([result(unit)])
     (ack,) = first.accept([result(unit, shift=1.0)])
-    assert ack.differs == f"explorer-0 brought other bytes for {unit.in_words} than explorer-0"
+    assert ack.differs == f"explorer-0 brought other bytes for {unit.describe()} than explorer-0"
 
 
 def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> Non
     beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
     for unit, worker in ((beef, "explorer_l40s-0"), (cafe, "explorer-0")):
         with pytest.raises(
-            ValueError, match=f"{worker} answered {re.escape(unit.in_words)}, which is for explorers of kind"
+            ValueError, match=f"{worker} answered {re.escape(unit.describe())}, which is for explorers of kind"
         ):
             state.record(result(unit, worker))
     for unit, worker in ((beef, "explorer-0.1"), (cafe, "explorer_l40s-0.1")):

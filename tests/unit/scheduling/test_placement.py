@@ -113,9 +113,9 @@ def test_ranks_have_room_only_together_or_apart_if_they_must(placement: str, nod
 def test_the_placement_that_leaves_no_room_is_named() -> None:
     settings = run_with({"num_gpus": 1, "num_cpus": 2, "placement": "STRICT_SPREAD"}, {"num_gpus": 1}, ranks=2)
     explorers, _, ranks = requests(settings)
-    assert explorers.words == "1 GPU each"
-    assert replace(explorers, each={"GPU": 0.5}).words == "0.5 GPU each, of one card"
-    assert ranks.words == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
+    assert explorers.describe() == "1 GPU each"
+    assert replace(explorers, each={"GPU": 0.5}).describe() == "0.5 GPU each, of one card"
+    assert ranks.describe() == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
 
 
 def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:

@@ -286,5 +286,5 @@ def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Pa
     fleet = given.fleet.model_copy(update={"offload": True})
     folder.settle(decided.model_copy(update={"fleet": fleet}))
     assert continuation.stored(folder.path) == decided  # offloading changes no bytes and may be decided again
-    assert continuation.carried(given, continuation.stored(folder.path)) == decided
+    assert continuation.inherit_from(given, continuation.stored(folder.path)) == decided
     folder.lock.release()

@@ -174,7 +174,7 @@ def test_a_fork_has_the_configuration_of_its_source(source: Config, capsys: pyte
 def test_a_resumed_run_keeps_the_digest_that_it_wrote_down(source: Config) -> None:
     given = forked(source, Path("x"))
     was = given.model_copy(update={"run": given.run.model_copy(update={"init_digest": "feed"})})
-    assert continuation.carried(given, was) == was
+    assert continuation.inherit_from(given, was) == was
     assert load([RunFolder.of(source).path / "config.yaml"]).run.init_digest == ""
 
 

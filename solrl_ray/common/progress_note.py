@@ -12,10 +12,10 @@ _said: list[str] = []
 
 
 @contextmanager
-def doing(words: str) -> Iterator[None]:
+def progress_note(words: str) -> Iterator[None]:
     """State what the ``with`` block does, while it runs.
 
-    >>> with doing("loading the transformer"):
+    >>> with progress_note("loading the transformer"):
     ...     now()
     'loading the transformer'
     >>> now()
