@@ -34,7 +34,7 @@ def test_every_variant_is_a_valid_run(name: str) -> None:
 def test_the_results_files_prices_are_those_of_the_present_code(name: str) -> None:
     """Else `convergence.py` would put new prices beside old ones: with `--seconds 0` it makes them again."""
     stored = json.loads(convergence.RESULTS.read_text())["charged"][name]
-    assert convergence.charged(name, arguments()) == pytest.approx(stored, rel=5e-3)
+    assert convergence.charged(name, arguments()) == pytest.approx(stored)
 
 
 def test_the_released_schedule_of_direct_costs_more_than_ours() -> None:
