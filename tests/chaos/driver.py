@@ -31,7 +31,6 @@ SIZES = (
     "learner.world_size=2",
     "fleet.deadlines={resources: 120, explore: 20, regenerate: 40, update: 60, collective: 60, publish: 40}",
     "fleet.deadlines.selector=40",
-    "publish.snapshot_every=3",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 0, reference: ''}",
 )
 PEACE = 600.0

@@ -28,7 +28,7 @@ def brought(config: Config) -> list[tuple[str, str, str]]:
     found = []
     for iteration in range(config.run.iterations):
         header, *entries = RunFolder.of(config).journal(iteration).entries()
-        kinds = dict(zip(header["plan"]["prompts"], header["plan"]["kinds"], strict=True))
+        kinds = dict(zip(header["plan"]["prompt_ids"], header["plan"]["kinds"], strict=True))
         previews = [e for e in entries if e["kind"] == "explore"]
         assert {kind_of(e["worker"]) for e in previews} == {"", "other"}
         assert all(kind_of(e["worker"]) == kinds[e["prompt"]] for e in previews)
