@@ -134,7 +134,7 @@ class SelectorClient:
                         each.ack.cancel()
                 results = [each for each in together if not (each.ack.done() or each.is_group)]
                 if results:
-                    _acknowledge(results, await self._ask("accept", [each.result for each in results]))
+                    self._acknowledge(results, await self._ask("accept", [each.result for each in results]))
                 await self._flush_groups([each for each in together if not each.ack.done() and each.is_group])
             await self._filled.wait()
 
@@ -154,7 +154,14 @@ class SelectorClient:
         for each, ack in zip(groups, acks, strict=True):
             if not ack.refused and each.iteration in self._plans:  # else it was dropped meanwhile
                 self._groups.setdefault(each.iteration, []).append(each.result)
-        _acknowledge(groups, acks)
+        self._acknowledge(groups, acks)
+
+    def _acknowledge(self, pending: Sequence[_PendingResult], acks: Sequence[Ack]) -> None:
+        for each, ack in zip(pending, acks, strict=True):
+            if each.iteration not in self._plans:  # it was dropped meanwhile, and a new selector knows nothing of it
+                each.ack.cancel()
+            elif not each.ack.done():  # else who sent it is gone
+                each.ack.set_result(ack)
 
     # Calls, and the restart
 
@@ -205,9 +212,3 @@ class SelectorClient:
 
     async def _answer(self, sent: Sent, what: str) -> Any:
         return await self._world.answer(sent, what=what, seconds=self._seconds)
-
-
-def _acknowledge(pending: Sequence[_PendingResult], acks: Sequence[Ack]) -> None:
-    for each, ack in zip(pending, acks, strict=True):
-        if not each.ack.done():  # else who sent it is gone
-            each.ack.set_result(ack)

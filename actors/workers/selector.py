@@ -285,6 +285,8 @@ class Selector(Callee):
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
+        if prompt_id not in opened.state.selections:  # a line of the journal was lost with it
+            return opened.state.wanted(prompt_id), None
         try:
             group = self._folder.load_group(iteration, prompt_id)
             if opened.state.holds(group):

@@ -444,6 +444,52 @@ async def test_what_a_new_selector_has_lost_with_its_disk_is_explored_again(scen
 
 
 @scene
+async def test_a_selection_that_a_new_selector_has_lost_with_its_disk_is_made_again_and_nobody_is_blamed(
+    scene: Scene,
+) -> None:
+    this = await scene.begin()
+    explorer = await scene.worker("explorer-0", "explorers")
+    await scene.answer(explorer)
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    assert len(regenerator.given) == 2
+    journal = next(scene.world._folder.rglob("*.jsonl"))
+    lines = journal.read_bytes().splitlines(keepends=True)
+    at = max(number for number, line in enumerate(lines) if b'"kind": "explore"' in line or b'"explore"' in line)
+    lines[at] = lines[at].replace(b'"', b"'", 1)  # the result that completed the second pool
+    journal.write_bytes(b"".join(lines))
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
+    await scene.answer(regenerator)
+    assert len(this.groups) == 1
+    assert len(explorer.given) == 1
+    await scene.answer(explorer)
+    await scene.answer(regenerator)
+    assert is_finished(this)
+    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert not [said for said in scene.watching.said if "strike" in said]
+
+
+@scene
+async def test_groups_that_are_wanted_once_more_from_a_selector_without_their_selection_are_explored_again(
+    scene: Scene,
+) -> None:
+    this = await scene.begin()
+    explorer = await scene.worker("explorer-0", "explorers")
+    await scene.answer(explorer)
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    await scene.answer(regenerator)
+    assert is_finished(this)
+    journal = next(scene.world._folder.rglob("*.jsonl"))
+    journal.write_bytes(journal.read_bytes().replace(b'"explore"', b"'explore'"))
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
+    stored = asyncio.ensure_future(this.stored(nullcontext))
+    await settled()
+    assert len(explorer.given) == 4
+    await scene.answer(explorer)
+    await scene.answer(regenerator)
+    assert [group.value.prompt_id for group in await stored] == ["beef", "cafe"]
+
+
+@scene
 async def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(scene: Scene) -> None:
     this = await scene.begin()
     await scene.answer(await scene.worker("explorer-0", "explorers"))
