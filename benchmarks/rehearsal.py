@@ -50,7 +50,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.pools import encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.models.stock_call import stock_call
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.report.trace import Span, read_spans
 
@@ -230,16 +230,20 @@ def iterations(folder: Path) -> list[dict[str, float]]:
 
 
 def draw(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The stock pipeline takes the run's LoRA and draws a picture with it, beside one without."""
+    """The stock pipeline draws a picture with the run's LoRA, beside one without: on the run's noise levels,
+    with Euler steps.
+    """
     config = configuration(arguments, "draw")
+    drawing = Drawing.of(config)
     watch, kind = Stopwatch(), models.family(config.model).PIPELINE
     stock = watch(
         "stock pipeline: files",
         lambda: kind.from_pretrained(arguments.work / arguments.model, torch_dtype=torch.bfloat16),
     )
     watch("stock pipeline: moving", lambda: stock.to("cuda" if gpus() else "cpu"))
+    stock.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**drawing.scheduler)
     prompt = read_prompts(config.prompts.heldout)[0].text
-    call = stock_call(config.model, config.evaluation.steps) | {"output_type": "pt"}
+    call = drawing.call | {"output_type": "pt"}
 
     def picture() -> Any:
         return stock(prompt, generator=torch.Generator().manual_seed(0), **call).images[0].float()

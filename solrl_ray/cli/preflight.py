@@ -93,7 +93,7 @@ def check(run: Run, *available: Needs) -> Run:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Print now and then what this process is `doing`, if it says so."""
+    """Print now and then this process's `progress_note`, if it has one."""
     over = threading.Event()
 
     def tell() -> None:

@@ -172,7 +172,7 @@ def load_with_sources(
 ) -> LoadedConfig:
     """Merge `files` in order, apply `options` and then `overrides` (``key.key=value``), validate; see `load`.
 
-    `options`: key → the equivalent option of the command, such as ``--explorers``, and its value.
+    `options`: key → the equivalent option of the command, such as ``--resolution``, and its value.
     """
     if not files:
         raise UserError("No configuration file was given.")
