@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from actors.dispatch import selector_client
 from actors.dispatch.open_iteration import OpenIteration
 from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
@@ -104,18 +103,18 @@ def rebuilds_learners_from_revision_0(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_a_dead_selector_had_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
-    repeat, acknowledge = SelectorClient._repeat, selector_client._acknowledge
+    repeat, acknowledge = SelectorClient._repeat, SelectorClient._acknowledge
 
     async def repeated(self: SelectorClient, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
         before = self._actor
         answer, large = await repeat(self, method, *arguments, what=what, parts=parts)
         return ([] if method == "accept" and self._actor is not before else answer), large
 
-    def acknowledged(pending: Sequence[Any], acks: Sequence[Ack]) -> None:
-        acknowledge(pending if acks else [], acks)
+    def acknowledged(self: SelectorClient, pending: Sequence[Any], acks: Sequence[Ack]) -> None:
+        acknowledge(self, pending if acks else [], acks)
 
     patch.setattr(SelectorClient, "_repeat", repeated)
-    patch.setattr(selector_client, "_acknowledge", acknowledged)
+    patch.setattr(SelectorClient, "_acknowledge", acknowledged)
 
 
 def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
