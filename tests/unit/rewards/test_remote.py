@@ -191,6 +191,7 @@ def test_all_requests_of_a_process_share_a_connection(serve: Callable[..., Seen]
 @pytest.mark.parametrize(
     ("asked", "timeout", "waited"),
     [("1", 10.0, 1.0), ("9" * 6000, 0.3, 0.3), ("soon", 10.0, 0.01), (format_datetime(LATER, usegmt=True), 0.3, 0.3)],
+    ids=["one second", "too long a number", "no number", "a date"],  # the date is another one for each process
 )
 def test_the_time_in_retry_after_is_waited_for_at_most_the_timeout(
     serve: Callable[..., Seen], asked: str, timeout: float, waited: float
