@@ -10,8 +10,8 @@ from actors.dispatch.selector_client import SelectorClient
 from actors.workers.selector import Ack
 from actors.world import Tasks
 from solrl_ray.scheduling.replacements import Replacements
+from tests.support.iteration_scene import Here
 from tests.support.selecting import PLAN, result
-from tests.unit.actors.test_open_iteration import Here
 
 
 def test_an_answer_to_an_iteration_that_was_dropped_is_forgotten(tmp_path: Path) -> None:

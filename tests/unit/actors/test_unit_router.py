@@ -10,7 +10,7 @@ from actors.dispatch.unit_router import Answer, Loss, Owner, UnitRouter
 from actors.world import Tasks
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.records import WorkUnit
-from tests.unit.actors.test_open_iteration import Watching
+from tests.support.iteration_scene import Watching
 
 HOLDS = "old", 0
 
