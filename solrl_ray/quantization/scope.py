@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -77,6 +77,7 @@ def quantize_(
     *,
     device: torch.device | None = None,
     without_kernels: bool = False,
+    after: Callable[[str, QuantizedLinear], None] | None = None,
 ) -> QuantizationReport:
     """Replaces, in place, every `nn.Linear` inside the scope by its tier's linear.
 
@@ -87,6 +88,7 @@ def quantize_(
         device: where the model is moved to, layer by layer, so that a card never holds it in full precision; None: it
             stays where it is.
         without_kernels: run tiers without kernels for the device by their slow reference path, as tests on a CPU do.
+        after: called with the path and the new layer of each linear, before the next one is quantised.
 
     Raises:
         UserError: the device cannot run the tier, or the scope leaves no linear to quantise.
@@ -112,6 +114,8 @@ def quantize_(
     for name, layer_tier in planned.tiers.items():
         layers[name] = LAYERS[layer_tier].from_linear(linears.pop(name).to(device), quantizer)
         model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
+        if after is not None:
+            after(name, layers[name])
     model.to(device)
     for name, layer in layers.items():
         model.set_submodule(name, layer)

@@ -27,7 +27,7 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.models import attention, compilation
 from solrl_ray.models.base import Component, DiffusionModel
-from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.formats import Format, frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear, allocate_, free_
 from solrl_ray.quantization.scope import QuantizationReport, quantize_, quantized_layers
 from solrl_ray.rewards.base import Reward
@@ -97,16 +97,21 @@ class SharedModel:
     def quantized(self, transformer: nn.Module, config: Config) -> tuple[QuantizationReport, Receiver]:
         """Quantise an explorer's transformer, made by `load`, in its tier; what was quantised, and its receiver."""
         tier = pool_sampling(config).tier
+        assert self._model is not None
+        frozen = _FrozenWeights(self._model.transformer, offload=bool(config.fleet.offload))
+
+        def keep(path: str, layer: QuantizedLinear) -> None:
+            if path not in self._base:
+                frozen.add(path, layer.format)
+
         with progress_note(f"quantising the transformer to {tier}"):
-            report = quantize_(transformer, tier, config.model.quantization)
+            report = quantize_(transformer, tier, config.model.quantization, after=keep)
         layers = quantized_layers(transformer)
         for path, linear in touched_linears(transformer, config.model.lora.targets, missing_ok=True).items():
             linear.weight = nn.Parameter(self._base[path].clone(), requires_grad=False)
         bases = {path: self._base[path].to(torch.bfloat16) for path in self._base if path in layers}
         receiver = Receiver(transformer, base=self._base, quantized_base=bases)
-        assert self._model is not None
-        sources = {path: self._model.transformer.get_submodule(path) for path in layers if path not in self._base}
-        self._explored = _QuantizedCopy(receiver, layers, sources, bases, offload=bool(config.fleet.offload))
+        self._explored = _QuantizedCopy(receiver, layers, frozen, bases)
         return report, receiver
 
     def leave(self, role: Role) -> None:
@@ -124,9 +129,9 @@ class SharedModel:
         """Make the weights those that a role computes with."""
         if role == "explorer" and self._explored is not None:
             self._explored.make()
-        elif role == "encoder" and self._explored is not None and self._explored.offload:
+        elif role == "encoder" and self._explored is not None and self._explored.frozen.offload:
             self._explored.rest()
-        elif self._explored is not None and (role in ("encoder", "learner") or self._explored.offload):
+        elif self._explored is not None and (role in ("encoder", "learner") or self._explored.frozen.offload):
             self._explored.free()
         if role == "regenerator" and self._merged is not None and not self._is_merged:
             self._merged.reapply()
@@ -140,7 +145,7 @@ class SharedModel:
 
     def prepare(self) -> None:
         """Have the explorer's quantised layers that do not depend on the revision that will be applied to it."""
-        if self._explored is not None and not self._explored.offload:
+        if self._explored is not None and not self._explored.frozen.offload:
             self._explored.make(touched=False)
 
     def apply(self, receiver: Receiver, payload: Payload) -> tuple[int, str]:
@@ -190,62 +195,50 @@ class _QuantizedCopy:
         self,
         receiver: Receiver,
         layers: dict[str, QuantizedLinear],
-        sources: dict[str, nn.Module],
+        frozen: _FrozenWeights,
         touched: dict[str, Tensor],
-        *,
-        offload: bool,
     ) -> None:
         """
         Args:
-            sources: path → full-precision linear of each quantised layer that LoRA does not touch.
+            frozen: of the quantised layers that LoRA does not touch.
             touched: path → base weight, bfloat16, of each that it touches.
-            offload: whether the sources leave the device while the quantised layers are there.
         """
-        self.offload = offload
+        self.frozen = frozen
         self._receiver, self._layers, self._touched = receiver, layers, touched
-        self._sources = {path: source.weight for path, source in sources.items() if isinstance(source, nn.Linear)}
-        self._amax = {
-            path: frozen_amax(weight) if layers[path].format == "nvfp4" else None
-            for path, weight in (self._sources | touched).items()
-        }
+        self._amax = {path: _frozen_amax(weight, layers[path].format) for path, weight in touched.items()}
         self._there = self.complete = True
         """Whether the layers are there; and those that LoRA touches among them."""
-        self._host: dict[str, tuple[Tensor, Stamp]] = {}
-        """Copies of offloaded sources, made once."""
-        for path in self._sources if offload else ():
-            self._offload(path)
 
     @torch.no_grad()
     def make(self, *, touched: bool = True) -> None:
         """Have the layers; without `touched`, those that LoRA touches are left to a revision that follows."""
         if not self._there:
             self._there, self.complete = True, False
-            for path, weight in self._sources.items():
-                self._onload([path])
-                self._load(path, weight)
-                if self.offload:
-                    self._offload(path)
+            for path, weight in self.frozen.weights.items():
+                self.frozen.to_device([path])
+                self._load(path, weight, self.frozen.amax[path])
+                if self.frozen.offload:
+                    self.frozen.to_host(path)
         if touched and not self.complete:
             self.complete = True
             if not self._receiver.reapply():
                 for path, weight in self._touched.items():
-                    self._load(path, weight)
+                    self._load(path, weight, self._amax[path])
 
-    def _load(self, path: str, weight: Tensor) -> None:
+    def _load(self, path: str, weight: Tensor, amax: float | None) -> None:
         layer = self._layers[path]
-        layer.load(pack(layer.format, weight, self._amax[path], finite=True))
+        layer.load(pack(layer.format, weight, amax, finite=True))
 
     def free(self) -> None:
         """Give the layers' memory back, and bring back what was offloaded."""
         self._free_layers()
-        self._onload(self._host)
+        self.frozen.to_device(self.frozen.weights)
 
     def rest(self) -> None:
         """Have neither the layers nor what is offloaded on the device."""
         self._free_layers()
-        for path, weight in self._sources.items():
-            if not _is_away(weight):
-                self._offload(path)
+        for path in self.frozen.weights:
+            self.frozen.to_host(path)
 
     def _free_layers(self) -> None:
         if self._there:
@@ -253,23 +246,52 @@ class _QuantizedCopy:
                 layer.free()
             self._there = False
 
-    def _offload(self, path: str) -> None:
-        weight = self._sources[path]
+
+class _FrozenWeights:
+    """Full-precision weights that LoRA does not touch; they may leave the device, to copies that are made once."""
+
+    def __init__(self, transformer: nn.Module, *, offload: bool) -> None:
+        """
+        Args:
+            offload: whether they leave while their quantised layers are there.
+        """
+        self.offload = offload
+        self.weights: dict[str, Tensor] = {}
+        self.amax: dict[str, float | None] = {}
+        self._transformer = transformer
+        self._host: dict[str, tuple[Tensor, Stamp]] = {}
+
+    def add(self, path: str, format: Format) -> None:
+        """The weight of a linear that was just quantised. It leaves now, as a small card has no room for all of both."""
+        linear = self._transformer.get_submodule(path)
+        assert isinstance(linear, nn.Linear)
+        self.weights[path] = linear.weight
+        self.amax[path] = _frozen_amax(linear.weight, format)
+        if self.offload:
+            self.to_host(path)
+
+    def to_host(self, path: str) -> None:
+        weight = self.weights[path]
+        if _is_away(weight):
+            return
         if path not in self._host:
-            pinned = weight.is_cuda
-            host = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=pinned)
+            host = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.is_cuda)
             self._host[path] = host.copy_(weight), stamp(weight)
         free_(weight)
 
     @torch.no_grad()
-    def _onload(self, paths: Iterable[str]) -> None:
-        away = [path for path in paths if _is_away(self._sources[path])]
+    def to_device(self, paths: Iterable[str]) -> None:
+        away = [path for path in paths if _is_away(self.weights[path])]
         for path in away:
-            allocate_(self._sources[path])
-            self._sources[path].copy_(self._host[path][0], non_blocking=True)
+            allocate_(self.weights[path])
+            self.weights[path].copy_(self._host[path][0], non_blocking=True)
         for path in away:
-            if stamp(self._sources[path]) != self._host[path][1]:
+            if stamp(self.weights[path]) != self._host[path][1]:
                 raise RunError(f"the weight of {path} came back to the device altered; its memory is faulty")
+
+
+def _frozen_amax(weight: Tensor, format: Format) -> float | None:
+    return frozen_amax(weight) if format == "nvfp4" else None
 
 
 def _is_away(weight: Tensor) -> bool:

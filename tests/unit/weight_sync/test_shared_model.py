@@ -15,6 +15,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
+from solrl_ray.quantization.activations import ActivationQuantizer
+from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.weight_sync import checksums, payload, shared_model
 from solrl_ray.weight_sync.container import Unusable
@@ -296,10 +298,30 @@ def test_frozen_weights_leave_while_their_copies_explore_and_come_back_bit_for_b
     assert away() == set()
 
 
+def test_a_frozen_weight_leaves_before_the_next_one_is_quantised(
+    tiny_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = settings(tiny_pipeline, offload=True)
+    card, away = Card(ours), list[int]()
+    card.shared.leave("explorer")
+    quantise = EmulatedNVFP4Linear.from_linear
+
+    def noting(linear: nn.Linear, quantizer: ActivationQuantizer) -> EmulatedNVFP4Linear:
+        away.append(sum(tensor.untyped_storage().nbytes() == 0 for tensor in weights(card.learner).values()))
+        return quantise(linear, quantizer)
+
+    monkeypatch.setattr(EmulatedNVFP4Linear, "from_linear", noting)
+    successor = card._tree()
+    card.shared.quantized(successor, ours)
+    frozen = [path not in card.shared._base for path in quantized_layers(successor)]
+    assert away == [sum(frozen[:done]) for done in range(len(frozen))]
+    assert sum(frozen) > 1
+
+
 def test_a_weight_that_comes_back_altered_ends_the_run_by_its_name(tiny_pipeline: Path) -> None:
     card = Card(settings(tiny_pipeline, offload=True))
     assert card.shared._explored is not None
-    host, _ = card.shared._explored._host["proj_out"]
+    host, _ = card.shared._explored.frozen._host["proj_out"]
     host.view(torch.uint8)[0, 0] ^= 1  # as memory that is damaged does
     with pytest.raises(RunError, match="proj_out came back to the device altered"):
         card.shared.enter("regenerator")
