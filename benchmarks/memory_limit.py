@@ -1,11 +1,12 @@
 """Does a whole iteration fit a smaller card? One run of the whole loop on a GPU whose memory is limited for real.
 
-    python benchmarks/memory_limit.py flux 76 [--unlimited] [--prompts 1] [--out FOLDER] [--work FOLDER]
+    python benchmarks/memory_limit.py flux 76 [--unlimited | --only-unlimited] [--prompts 1] [--out FOLDER]
 
 This process takes all memory of the GPU but the limit, in GB, and keeps it. Then a run trains as in `many_gpus.py`,
 with the part of configs/clusters for a card of that size and with what the plan says makes it fit such a card
 (`changes`); all previews are finished. With `--unlimited` a run with the part for a large card follows, without a
-limit. The first iteration contains the compilation of every block, so the last one counts.
+limit; `--only-unlimited` adds one to what the file of this limit has. The first iteration contains the compilation of
+every block, so the last one counts.
 
 Prints peaks and seconds; writes memory_limit_MODEL_LIMIT.json into FOLDER (default benchmarks/results) with `model`,
 `limit_gb`, `peak_gb`, `estimated_peak_gb`, `seconds`, `seconds_unlimited`, or `fits: false` with the reason. Seconds of
@@ -91,11 +92,25 @@ def measured(arguments: argparse.Namespace, changes: Sequence[str], limit: float
     }
 
 
+def limited(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run within the limit took, or why it does not fit."""
+    found: dict[str, Any] = {"model": arguments.model, "limit_gb": arguments.limit, "prompts": arguments.prompts}
+    found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    try:
+        found |= fitted(arguments)
+        changes = [f"{key}={json.dumps(value)}" for key, value in found["changes"].items()]
+        print(f"{' '.join(changes)}; estimated peak {found['estimated_peak_gb']:.1f} GB", flush=True)
+        return found | measured(arguments, changes, arguments.limit) | {"fits": True}
+    except (UserError, SystemExit) as error:
+        return found | {"fits": False, "reason": str(error)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("limit", type=float, help="GB of the GPU that the run may use")
     parser.add_argument("--unlimited", action="store_true", help="then a run without the limit")
+    parser.add_argument("--only-unlimited", action="store_true", help="that run alone")
     parser.add_argument("--prompts", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1800.0, help="of each run, its start included")
@@ -103,17 +118,9 @@ def main() -> None:
     arguments = parsed(parser)
     make(arguments.model, arguments.work, arguments.layers)
     file = arguments.out / f"memory_limit_{arguments.model}_{arguments.limit:g}.json"
-    found: dict[str, Any] = {"model": arguments.model, "limit_gb": arguments.limit, "prompts": arguments.prompts}
-    found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    try:
-        found |= fitted(arguments)
-        changes = [f"{key}={json.dumps(value)}" for key, value in found["changes"].items()]
-        print(f"{' '.join(changes)}; estimated peak {found['estimated_peak_gb']:.1f} GB", flush=True)
-        found |= measured(arguments, changes, arguments.limit) | {"fits": True}
-    except (UserError, SystemExit) as error:
-        found |= {"fits": False, "reason": str(error)}
+    found: dict[str, Any] = json.loads(file.read_text()) if arguments.only_unlimited else limited(arguments)
     write(file, found)  # now, so that a command that is cut short keeps it
-    if arguments.unlimited:
+    if arguments.unlimited or arguments.only_unlimited:
         found |= measured(arguments, [], None)
         write(file, found)
     print(json.dumps(found, indent=1))

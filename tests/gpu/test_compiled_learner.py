@@ -129,7 +129,8 @@ def base_pass(kernels: str, cache: str, identity: bool = True) -> None:
 def in_own_process(kernels: str, cache: Path, folder: str, identity: bool = True) -> dict[str, Any]:
     """`base_pass` there; `folder`: PyTorch's own cache folder, set by the user."""
     code = f"from tests.gpu.test_compiled_learner import base_pass; base_pass({kernels!r}, {str(cache)!r}, {identity})"
-    environment = os.environ | ({"TORCHINDUCTOR_CACHE_DIR": folder} if folder else {})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # pytest's, which has the benchmarks
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": folder} if folder else {}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
