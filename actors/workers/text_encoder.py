@@ -59,8 +59,6 @@ class TextEncoder(Callee):
 
     def leave(self) -> None:
         """Free the memory of the text encoders; `embed` loads them again."""
-        if self._model is not None:
-            self._model.free()
         self._model = None
         devices.free_cache()
 

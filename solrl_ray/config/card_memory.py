@@ -187,9 +187,9 @@ def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]
     config, pool = arithmetic.config, pool_sampling(arithmetic.config)
     explore = {"a micro-batch": _sampling(config, facts, pool.micro_batch)}
     if _shares(roles):
-        copy = {"quantised copy": _quantized_copy(arithmetic, facts)}  # made before weights first leave the card
-        left = {"frozen weights that left": -_offloaded(config, facts, roles)}
-        return {LOAD: copy, EXPLORE: copy | left | explore}
+        copy = {"quantised copy": _quantized_copy(arithmetic, facts)}
+        left = {"frozen weights that left": -_offloaded(config, facts, roles)}  # each as soon as its copy is made
+        return {EXPLORE: copy | left | explore}
     return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))}}
 
 

@@ -7,7 +7,6 @@ transformer is called, and how its latents go into the autoencoder. The rest is 
 from __future__ import annotations
 
 import copy
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,6 @@ from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
-from solrl_ray.quantization.layers import free_
 from solrl_ray.records import PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
@@ -183,16 +181,6 @@ class DiffusionModel(ABC):
         made = copy.copy(self)
         made._modules = modules
         return made
-
-    def free(self) -> None:
-        """Give the memory of all weights back. The model cannot be used any more.
-
-        To forget the model is not enough: a library that keeps the traceback of an import which failed while it loaded
-        keeps the frames of all callers too, and what they refer to.
-        """
-        for module in self._modules.values():
-            for tensor in itertools.chain(module.parameters(), module.buffers()):
-                free_(tensor)
 
     def use_transformer(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is already on the device."""

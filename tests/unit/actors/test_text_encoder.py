@@ -78,17 +78,6 @@ def test_text_encoders_that_left_are_no_longer_in_memory_and_come_back_the_same(
     assert len(encoder.made) == 2
 
 
-def test_their_memory_is_given_back_although_somebody_still_refers_to_them(tiny_pipeline: Path) -> None:
-    encoder = TextEncoder(config_of(tiny_pipeline))
-    encoder.start()
-    assert encoder._model is not None
-    held = list(encoder._model._text.parameters())  # as the frames of a kept traceback do
-    for parameter in held:
-        parameter.data = parameter.data.clone()  # memory of its own, not the file's
-    encoder.leave()
-    assert {parameter.untyped_storage().nbytes() for parameter in held} == {0}
-
-
 def test_on_a_card_it_makes_room_before_it_loads_and_whenever_it_encodes(tiny_pipeline: Path) -> None:
     said: list[str] = []
 

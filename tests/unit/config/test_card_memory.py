@@ -108,7 +108,7 @@ def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs(
     assert process.roles == ("explorer", "regenerator", "learner rank")
     assert gigabytes(process) == pytest.approx(
         {
-            LOAD: HELD + QUANTISED,
+            LOAD: HELD,
             ENCODE: HELD + ENCODES,
             EXPLORE: HELD + QUANTISED + EXPLORES,
             REGENERATE: HELD + QUANTISED + REGENERATES,  # while other prompts are explored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,34 @@ def test_asking_a_run_how_it_is_and_scaling_it_do_without_torch(tmp_path: Path) 
     assert "ray" in found
     assert launch.ControllerActor is ControllerActor
     assert not found & {"torch", *HEAVY}
+
+
+TRACEBACK_IN_A_CYCLE = """
+def probe():
+    try:
+        raise ImportError
+    except ImportError as error:
+        kept = error
+probe()
+"""
+
+
+def test_a_large_import_keeps_nothing_of_its_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "probing_module.py").write_text(TRACEBACK_IN_A_CYCLE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Local:
+        pass
+
+    def caller() -> weakref.ref[Local]:
+        import_large("probing_module")
+        local = Local()  # as a model that is loaded next
+        return weakref.ref(local)
+
+    try:
+        assert caller()() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_what_a_large_import_brings_is_not_searched_for_garbage(
