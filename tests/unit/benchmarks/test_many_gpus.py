@@ -1,4 +1,4 @@
-"""The run on the GPUs of one host: who is where, what is refused, and what is computed from what was measured."""
+"""The run on the GPUs of one host: who is where, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import many_gpus
 import pytest
-from results_page import BLOCKS
 
 from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
@@ -52,37 +51,6 @@ def test_a_prompt_is_the_published_one_with_pruned_previews() -> None:
 def test_who_takes_turns_explores_nothing_ahead() -> None:
     with pytest.raises(UserError, match="max_staleness"):
         configured(staleness=1)
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    seconds = dict.fromkeys(("ahead", "explore", "regenerate", "learn", "checkpoint", "publish"), 5.0)
-    seconds |= {"total": 50.0, "update": 4.5}
-    made = {"model": "flux", "device": "NVIDIA H200", "gpus": 2, "placement": "colocated", "staleness": 0, "zero": 1}
-    made |= {"prompts": 12, "layers": None, "set": [], "seconds": seconds, "seconds_48_prompts": 180.0}
-    made |= {"planned": {"seconds": 45.0, "peak_gb": [77.1]}, "busy": [0.91, 0.9], "peak_gb": [70.2, 71.8]}
-    made |= {"idle_explorers": 0}
-    return made | {"digests": {"selection": "0123456789", "lora": "abcdefghij"}} | changes
-
-
-def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with_one_another(tmp_path: Path) -> None:
-    assert "many_gpus.py" in BLOCKS["gpus"](tmp_path)
-    few = row(layers=6, placement="split", set=["run.deterministic=true"])
-    split = row(placement="split", seconds_48_prompts=None, zero=2)
-    (tmp_path / "many_gpus.json").write_text(json.dumps([row(), row(gpus=1, prompts=6), split, few]))
-    *_, one, two, apart = BLOCKS["gpus"](tmp_path).splitlines()
-    assert one.startswith("| FLUX.1-dev, 512 px | H200 | 1 | colocated | 6 |")
-    assert two.startswith("| FLUX.1-dev, 512 px | H200 | 2 | colocated | 12 |")
-    assert apart.startswith("| FLUX.1-dev, 512 px | H200 | 2 | split, ZeRO-2 | 12 |")
-    assert apart.endswith("| 91% / 90% | |")
-    assert "| **50.0** | 45.0 (-10%) | 72 | 77 | 91% / 90% | 180 |" in two
-    *_, last = BLOCKS["placements"](tmp_path).splitlines()
-    assert last.startswith("| split, staleness 0, ZeRO-1, `run.deterministic` | 6 | 12 | 5.0 |")
-    assert last.endswith("| 01234567 | abcdefgh |")
-
-
-def test_an_iteration_with_an_idle_explorer_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "many_gpus.json").write_text(json.dumps([row(idle_explorers=1)]))
-    assert BLOCKS["gpus"](tmp_path).startswith("Not measured yet")
 
 
 def test_a_plan_of_the_published_iteration_needs_no_gpu_and_replaces_an_older_one(tmp_path: Path) -> None:

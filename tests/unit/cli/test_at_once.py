@@ -23,8 +23,6 @@ from solrl_ray.cli import preflight, submission
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
-from solrl_ray.storage import run_folder
-from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.patience import patience
 from tests.support.sentences import names
@@ -68,17 +66,6 @@ def test_what_cannot_begin_here_is_told_before_the_plan(
     assert names(sentence(capsys, "train", config_file, *arguments), key, values)
 
 
-def test_a_run_that_is_there_is_told_before_the_plan(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    (folder / "journal").mkdir()
-    (folder / "journal" / "iteration-000000.jsonl").touch()
-    for dry in ([], ["--dry-run"]):
-        assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
-
-
 PROMPTS = {"prompts": 1, "digest": "0"}
 
 
@@ -103,21 +90,6 @@ def test_a_run_that_cannot_be_resumed_as_it_is_is_told_before_the_plan(
     (folder / name).write_bytes(content.encode("latin-1"))
     assert problem in sentence(capsys, "train", "--resume", folder, "--dry-run")
     assert (folder / name).read_bytes() == content.encode("latin-1")
-
-
-def test_a_run_that_is_live_is_told_before_the_plan(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_folder, "RESUME_PATIENCE", 0.3)
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    holder = RunFolder(folder)
-    holder.lock.acquire(seconds=0)
-    assert solrl("train", "--resume", folder, "--dry-run") == 2
-    captured = capsys.readouterr()
-    assert captured.out == f"note: another process works in {folder}; waiting 0.3 s for its end\n"
-    assert captured.err.startswith(f"error: the run folder {folder} is in use by process ")
-    holder.lock.release()
 
 
 def test_all_that_is_wrong_with_the_prompts_is_told_at_once(

@@ -25,9 +25,10 @@ from tests.support.sentences import names
         (["--gpu", "nothere/h200"], "gpu", "'nothere/h200'"),
         (["--gpu", "zzz"], "gpu", "'zzz' h100-80"),
         (["--cluster", "nothere.yaml"], "The configuration file nothere.yaml", ""),
+        (["--set", "rewards.0.path=./no"], "rewards.0.path", "./no"),
     ],
 )
-def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
+def test_a_plan_of_a_fleet_cluster_or_reward_that_cannot_be_is_refused_before_it_is_printed(
     arguments: list[str], key: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert names(refusal(capsys, "plan", config_file, *arguments), key, values)

@@ -224,14 +224,6 @@ def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: lis
     checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.explore.precision={tier}"]))
 
 
-@pytest.mark.parametrize("overrides", [[], ["prune={}"], ["prune={after: 2, keep: 36}", "prune=null"]])
-def test_previews_are_not_pruned_if_prune_is_empty(parts: list[Path], overrides: list[str]) -> None:
-    config = load(parts, [f"rollout.preview.{override}" for override in overrides])
-    checks.check(config)
-    pool = pool_sampling(config)
-    assert (pool.pruning, pool.unit, pool.units, pool.forwards, pool.decodings) == (None, 24, 4, 6, 1)
-
-
 def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_slots(parts: list[Path]) -> None:
     pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
     pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=24"]))
@@ -253,22 +245,27 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
 
 
 @pytest.mark.parametrize(
-    ("overrides", "size"),
+    ("overrides", "size", "pruned"),
     [
-        ([], 24),
-        (["preview.prune={}"], 24),
-        (["preview.prune={after: 2, keep: 36}"], 12),
-        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12),
-        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6),
-        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24),
-        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24),
+        ([], 24, False),
+        (["preview.prune={}"], 24, False),
+        (["preview.prune={after: 2, keep: 36}"], 12, True),
+        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12, True),
+        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6, True),
+        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24, True),
+        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24, False),
     ],
 )
 def test_pruned_previews_have_smaller_micro_batches_unless_it_is_said_otherwise(
-    parts: list[Path], overrides: list[str], size: int
+    parts: list[Path], overrides: list[str], size: int, pruned: bool
 ) -> None:
     config = load(parts, [f"rollout.{override}" for override in overrides])
-    assert (config.rollout.explore.micro_batch, pool_sampling(config).micro_batch) == (size, size)
+    checks.check(config)
+    pool = pool_sampling(config)
+    assert (config.rollout.explore.micro_batch, pool.micro_batch) == (size, size)
+    assert pool.pruning == (Pruning(after=2, keep=36) if pruned else None)
+    if not pruned:
+        assert (pool.unit, pool.units, pool.forwards, pool.decodings) == (24, 4, 6, 1)
 
 
 def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[Path], tmp_path: Path) -> None:

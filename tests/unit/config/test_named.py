@@ -11,8 +11,10 @@ from solrl_ray.config import checks, named
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import DiffusionNftConfig
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.objectives.schedules import follower_decay
+from solrl_ray.records import Pruning
 from tests.support.command_line import refusal, solrl
 from tests.support.sentences import names
 from tests.support.small import CONFIGS
@@ -106,11 +108,12 @@ def test_rewards_to_score_with_may_be_several_of_a_kind_in_the_order_that_was_gi
 
 
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: file.stem)
-def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
+def test_a_whole_run_needs_nothing_but_prompts_prunes_its_previews_and_pads_none(file: Path) -> None:
     config = load([file])
     checks.check(config)
     describe(config)
-    fleet = config.fleet
+    pool, fleet = pool_sampling(config), config.fleet
+    assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (96, Pruning(after=2, keep=36), 12, 0)
     assert all(worker.num_gpus for worker in (fleet.explorers, fleet.regenerators, fleet.learners))
     assert config.learner.world_size == (8 if file.stem.endswith(("eight_gpus", "published")) else 1)
 

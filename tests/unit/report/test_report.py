@@ -290,14 +290,6 @@ def test_a_repeated_iteration_counts_as_done_last_and_one_that_was_cut_short_doe
     assert [record.reward_mean for record in read_run(folder).iterations] == [0.3, 0.9]
 
 
-def test_the_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """In YAML 1.1 "off" would be false."""
-    folder = write_run(tmp_path / "run")
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(re.sub(r"^  name: .*$", "  name: off", config, count=1, flags=re.MULTILINE))
-    assert read_run(folder).config.run.name == "off"
-
-
 @pytest.mark.parametrize(
     ("present", "message"),
     [
