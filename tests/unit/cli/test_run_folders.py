@@ -9,17 +9,15 @@ import pytest
 
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import begin, refusal, solrl
+from tests.support.command_line import begin, printed, refusal, solrl
 
 
 def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(tmp_path / "runs" / "small", config_file, "run.seed=9")
-    assert solrl("train", "--dry-run", "--resume", tmp_path / "runs" / "small") == 0
-    assert "seed 9" in capsys.readouterr().out
-    assert solrl("train", config_file, "--set", "run.seed=9", "--resume", "--dry-run") == 0
-    assert "seed 9" in capsys.readouterr().out
+    assert "seed 9" in printed(capsys, "train", "--dry-run", "--resume", tmp_path / "runs" / "small")
+    assert "seed 9" in printed(capsys, "train", config_file, "--set", "run.seed=9", "--resume", "--dry-run")
     assert refusal(capsys, "train", config_file, "--resume", "--dry-run").startswith(
         "run.seed is 42 (default), but the run in"
     )
@@ -33,8 +31,7 @@ def test_a_run_folder_may_be_moved_to_any_folder_and_its_fleet_changed(
     path.parent.mkdir()
     (tmp_path / "runs" / "small").rename(path)
     more = ["--set", "fleet.explorers.count=5", "--set", "run.iterations=30"]
-    assert solrl("train", "--dry-run", "--resume", path, *more) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(printed(capsys, "train", "--dry-run", "--resume", path, *more).split())
     assert f"{path.name} · 30 iterations" in text
     assert "5 explorers × 1 thread" in text
 

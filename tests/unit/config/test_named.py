@@ -15,7 +15,7 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.objectives.schedules import follower_decay
 from solrl_ray.records import Pruning
-from tests.support.command_line import refusal, solrl
+from tests.support.command_line import printed, refusal
 from tests.support.sentences import names
 from tests.support.small import CONFIGS
 
@@ -71,8 +71,7 @@ def test_all_that_is_missing_is_told_with_the_names_that_were_given(
 def test_a_configuration_is_printed_without_prompts_but_not_without_a_reward(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert solrl("config", "flux1_dev", "pickscore") == 0
-    assert "\n  train: train.txt" in capsys.readouterr().out
+    assert "\n  train: train.txt" in printed(capsys, "config", "flux1_dev", "pickscore")
     assert "rewards" in refusal(capsys, "config", "flux1_dev")
 
 
@@ -167,8 +166,7 @@ def test_the_printed_configuration_reads_back_as_the_same_one(
     for given in (["demo"], ["flux1_dev", "flow_grpo", "mixture", "two_stage", "one_gpu_80gb", "all_blocks"]):
         prompts = ["prompts={train: a.txt, heldout: b.txt}"] if given != ["demo"] else []
         arguments = [word for text in (*prompts, "run.seed=7") for word in ("--set", text)]
-        assert solrl("config", *given, *arguments) == 0
-        text = capsys.readouterr().out
+        text = printed(capsys, "config", *given, *arguments)
         (tmp_path / "mine.yaml").write_text(text)
         whole = load(named.resolve([Path(name) for name in given]), [*prompts, "run.seed=7"])
         assert load([tmp_path / "mine.yaml"]) == whole

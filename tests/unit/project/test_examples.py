@@ -24,7 +24,7 @@ from solrl_ray.records import Address
 from solrl_ray.rewards import endpoint
 from solrl_ray.testbed.world import picture
 from tests.support.chat_server import serving
-from tests.support.command_line import solrl
+from tests.support.command_line import printed
 from tests.support.examples import EXAMPLES, JUDGE, PAIRWISE, REWARD_SERVER, listening
 from tests.support.small import CONFIGS
 
@@ -76,10 +76,8 @@ def test_the_prompts_of_the_example_are_imported_and_planned_with(
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     file = EXAMPLES / "own_prompts" / "prompts.yaml"
-    assert solrl("prompts", "import", *documented(file, "solrl prompts import")) == 0
-    assert "24" in capsys.readouterr().out
-    assert solrl("plan", *documented(file, "solrl train")) == 0
-    said = capsys.readouterr().out
+    assert "24" in printed(capsys, "prompts", "import", *documented(file, "solrl prompts import"))
+    said = printed(capsys, "plan", *documented(file, "solrl train"))
     assert re.search(r"prompts +24 to train on, 8 held out", said)
     assert "run         own-prompts" in said
 
