@@ -1,4 +1,4 @@
-"""The run on the GPUs of one host: who is where, and what is refused."""
+"""Runs of published sizes: who is where, what is refused, and which of them finish all previews."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import many_gpus
+import memory_limit
 import pytest
+import rollout
 
 from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
@@ -17,6 +19,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
+
+COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, "set": [], "layers": None}
 
 
 def configured(**changes: Any) -> Config:
@@ -67,3 +71,17 @@ def test_a_plan_of_something_else_is_refused(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             many_gpus.main(["sana", "--plan", "h100-80", *other])
         assert other[0] in capsys.readouterr().err
+
+
+def test_a_published_rollout_is_measured_with_all_its_previews() -> None:
+    given = argparse.Namespace(**COMMON, tier="fp8", preview_decoder=False, all_blocks=False)
+    pool = pool_sampling(rollout.settings(given))
+    assert (pool.pool, pool.unit, pool.pruning, pool.micro_batch) == (96, 24, None, 24)
+
+
+@pytest.mark.parametrize("limit", [24, 48, 76])
+def test_an_iteration_on_a_smaller_card_is_measured_with_all_its_previews(limit: float) -> None:
+    given = memory_limit.run(argparse.Namespace(**COMMON), memory_limit.part(limit), ["learner.micro_batch=2"])
+    config = load(many_gpus.files(given), many_gpus.settings(given))
+    pool = pool_sampling(config)
+    assert (pool.pruning, pool.unit, config.learner.micro_batch) == (None, pool.micro_batch, 2)
