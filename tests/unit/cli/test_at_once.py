@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -24,6 +23,7 @@ from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
 from tests.support.command_line import begin, refusal, solrl
+from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
 from tests.support.sentences import names
 
@@ -159,21 +159,16 @@ def unread(*arguments: str) -> bool:
 TOKEN = "right"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Quiet):
     def do_GET(self) -> None:
         self.send_response(200 if self.headers.get("Authorization") == f"Bearer {TOKEN}" else 401)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with listening(Server) as address:
+        yield address
 
 
 def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,18 +176,15 @@ def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     given: list[tuple[str, str | None]] = []
 
-    class Redirecting(Server):
+    class Redirecting(Quiet):
         def do_GET(self) -> None:
             given.append((self.path, self.headers.get("Authorization")))
             self.send_response(302 if self.path == "/api/version" else 200)
             self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/elsewhere")
             self.end_headers()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    submission.job_server(f"http://127.0.0.1:{server.server_port}")
-    server.shutdown()
-    server.server_close()
+    with listening(Redirecting) as address:
+        submission.job_server(address)
     assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
 
 
