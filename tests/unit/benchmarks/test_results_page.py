@@ -50,6 +50,11 @@ def test_each_table_has_its_command() -> None:
         before = block.end()
 
 
+@pytest.mark.parametrize("name", sorted(BLOCKS.keys() - {"rollouts"}))  # which has a row for each results file
+def test_a_block_without_results_says_so(name: str, tmp_path: Path) -> None:
+    assert re.search("Not (measured|planned) yet: `", BLOCKS[name](tmp_path))
+
+
 def test_a_table_says_what_is_not_measured_yet(tmp_path: Path) -> None:
     unmeasured = BLOCKS["pool"](tmp_path)
     assert unmeasured.endswith(

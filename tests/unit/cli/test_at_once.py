@@ -25,6 +25,7 @@ from solrl_ray.errors import RunError
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
+from tests.support.processes import python
 from tests.support.sentences import names
 
 
@@ -152,8 +153,7 @@ def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.Monkey
 def unread(*arguments: str) -> bool:
     """Whether a command is refused before PyTorch and Ray are read."""
     source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), {'torch', 'ray'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout == "2 set()\n"
+    return python("-c", source, *arguments) == "2 set()\n"
 
 
 TOKEN = "right"

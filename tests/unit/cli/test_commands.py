@@ -176,11 +176,6 @@ def test_options_may_stand_before_after_and_between_files(
         assert "7 iterations, one optimiser step each · seed 5" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_misspelt_key_is_told_without_loading_the_libraries() -> None:
-    code = "import sys, solrl_ray.cli; sys.exit(not {'torch', 'ray', 'diffusers'}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from tests.support import hub_server, made_runs
 from tests.support.command_line import printed, refusal, solrl
 from tests.support.hub_server import Hub, Repository
 from tests.support.made_configs import changed
+from tests.support.processes import python
 
 LORA = "pytorch_lora_weights.safetensors"
 
@@ -230,7 +228,5 @@ def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: py
 
 def test_the_endpoint_and_the_token_are_taken_from_the_environment(run: Path, hub: Hub) -> None:
     variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "solrl_ray", "push", str(run), "me/small"]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-m", "solrl_ray", "push", run, "me/small", **variables)
     assert LORA in hub.repositories["me/small"].branches["main"]

@@ -26,6 +26,7 @@ from solrl_ray.testbed.world import picture
 from tests.support.chat_server import serving
 from tests.support.command_line import printed
 from tests.support.examples import EXAMPLES, JUDGE, PAIRWISE, REWARD_SERVER, listening
+from tests.support.processes import output_of
 from tests.support.small import CONFIGS
 
 SHIPPED = [path for path in sorted(CONFIGS.glob("rewards/*.yaml")) if re.search(r"kind: *\S+:\S", path.read_text())]
@@ -170,7 +171,7 @@ def test_what_a_user_sets_comes_after_what_the_script_sets(tmp_path: Path) -> No
     command.chmod(0o755)
     variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
     script = [EXAMPLES / "submit" / "submit.sh", "http://127.0.0.1:9", "demo", "--set", "run.root=/mine"]
-    said = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    said = output_of(*script, **variables)
     passed = ["submit", "--set", "run.root=/shared/runs", "demo", "--set", "run.root=/mine"]
     assert said.splitlines() == [*passed, "--address", "http://127.0.0.1:9"]
 
@@ -180,13 +181,10 @@ def test_submitting_names_the_cluster_that_does_not_answer() -> None:
     script = EXAMPLES / "submit" / "submit.sh"
 
     def refused(*arguments: str) -> str:
-        done = subprocess.run(
-            [script, *arguments], env=os.environ | variables, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([script, *arguments], env=os.environ | variables, capture_output=True, text=True)
         assert done.returncode
         return done.stderr
 
     assert "usage: submit.sh ADDRESS CONFIG" in refused()
-    assert refused("http://127.0.0.1:9", "demo").startswith(
-        "error: the Job server at http://127.0.0.1:9 cannot be used"
-    )
+    said = refused("http://127.0.0.1:9", "demo")
+    assert said.startswith("error: the Job server at http://127.0.0.1:9 cannot be used")

@@ -6,8 +6,6 @@ import html
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +21,7 @@ from solrl_ray.report.rendering import rendered
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
+from tests.support.processes import python
 
 
 class Page(HTMLParser):
@@ -344,6 +343,5 @@ def test_a_report_is_drawn_whatever_backend_a_notebook_names(backend: str, tmp_p
     """In another process: matplotlib reads the variable when it is imported."""
     run = write_run(tmp_path / "run")
     code = "import sys; from solrl_ray.cli import main; sys.exit(main(['report', sys.argv[1]]))"
-    environment = os.environ | {"MPLBACKEND": backend}
-    subprocess.run([sys.executable, "-c", code, str(run)], check=True, env=environment, capture_output=True)
+    python("-c", code, run, MPLBACKEND=backend)
     assert Page((run / "report.html").read_text()).tags.count("svg") > 1
