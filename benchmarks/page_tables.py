@@ -20,7 +20,7 @@ COMMANDS = {
     **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},
     "quantized": f"{CAMPAIGN} --only scaled quantized --iterations 200 --root runs/convergence_200 "
     f"--results benchmarks/results/convergence_200.json {ON_GPU} --seeds 3",
-    "ranking": "python benchmarks/rank_fidelity.py published --prompts 256 --seeds 96 --work FOLDER --device cuda",
+    "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "equal_time": f"{CAMPAIGN} --only direct_8 direct_8_two_updates --iterations 88 --root runs/convergence_88 "
     f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",

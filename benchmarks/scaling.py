@@ -1,8 +1,7 @@
-"""What do fleets cost that nobody has at hand, and how far is a plan from real iterations?
+"""What do fleets cost that nobody has at hand?
 
     python benchmarks/scaling.py                 # plans of FLUX.1-dev on up to 10,000 cards, candidates a second
     python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray: for controller.yaml
-    python benchmarks/scaling.py --validate      # a plan beside real runs with stages that sleep
 
 FLUX.1-dev at 512 px by the published method, which finishes all previews, with the stage times of
 `price_lists/h200.yaml`. Its steps, decoding and rewards are measured; the learner's passes, revisions, checkpoints and
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import statistics
@@ -36,7 +34,6 @@ from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 FLUX = ModelFacts(
     latent_shape=(1024, 64),
     parameters=11_901_408_320,
@@ -157,29 +154,14 @@ def show(name: str, rows: Rows) -> None:
         print("  ".join(f"{value:>18.4g}" for value in row.values()))
 
 
-def slept(explorers: int, stage: float, iterations: int, costs: Orchestration, work: Any) -> tuple[float, float]:
-    """Seconds of a real iteration with stages that sleep, and of its plan."""
+def slept(costs: Orchestration, work: Any) -> tuple[float, float]:
+    """Seconds of a real iteration with one explorer and stages that sleep, and of its plan."""
     import orchestration as benchmark
 
     with tempfile.TemporaryDirectory() as root:
-        measured = benchmark.measure(explorers, stage, iterations, Path(root), work)["measured_seconds"]
-        config = benchmark.sleeping_config(explorers, stage, iterations, Path(root), work)
-    return measured, iteration(config, Stages(explore=stage, regenerate=stage, update=stage), costs).seconds
-
-
-def validate(seconds: list[float], explorers: list[int], iterations: int) -> None:
-    """Real runs with sleeping stages beside their plans, whose costs come from `--calibrate`."""
-    import orchestration as benchmark
-
-    rows = []
-    for stage in seconds:
-        for count in explorers:
-            measured, told = slept(count, stage, iterations, orchestration().seconds(), benchmark.SHORT)
-            row = {"stage_seconds": stage, "explorers": count, "measured": measured, "planned": told}
-            rows.append(row | {"error": told / measured - 1})
-            show("validation", rows[-1:])
-    content = {"python": platform.python_version(), "cores": os.cpu_count(), "validation": rows}
-    (RESULTS / "scaling_validation.json").write_text(json.dumps(content, indent=1) + "\n")
+        measured = benchmark.measure(1, SECONDS, ITERATIONS, Path(root), work)["measured_seconds"]
+        config = benchmark.sleeping_config(1, SECONDS, ITERATIONS, Path(root), work)
+    return measured, iteration(config, Stages(explore=SECONDS, regenerate=SECONDS, update=SECONDS), costs).seconds
 
 
 class Echo:
@@ -219,13 +201,14 @@ async def message_seconds() -> float:
 def calibrate() -> None:
     """Print the lines of ``price_lists/controller.yaml``, milliseconds: a message, and what it does not explain of real
     iterations with one explorer and short stages, of each unit and of the whole."""
-    import orchestration as benchmark
+    import orchestration as benchmark  # it sets up Ray
     import ray
 
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
     costs = Orchestration(message=asyncio.run(message_seconds()))
     units, unexplained = [], []
     for work in (benchmark.SHORT, benchmark.Work(16, 3)):
-        measured, told = slept(1, SECONDS, ITERATIONS, costs, work)
+        measured, told = slept(costs, work)
         units.append(work.prompts * work.units)
         unexplained.append(measured - told)
     gap = max(0.0, (unexplained[1] - unexplained[0]) / (units[1] - units[0]))
@@ -241,20 +224,8 @@ def calibrate() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrate", action="store_true", help="measure the controller's messages with a real Ray")
-    parser.add_argument("--validate", action="store_true", help="run real fleets with stages that sleep")
-    parser.add_argument("--seconds", type=float, nargs="+", default=[1.0], help="stage lengths for --validate")
-    parser.add_argument("--explorers", type=int, nargs="+", default=[1, 2, 4], help="for --validate")
-    parser.add_argument("--iterations", type=int, default=4, help="for --validate; the first one is not counted")
-    arguments = parser.parse_args()
-    if arguments.calibrate or arguments.validate:
-        import orchestration as benchmark  # noqa: F401  (it sets up Ray)
-        import ray
-
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
-    if arguments.calibrate:
+    if parser.parse_args().calibrate:
         calibrate()
-    elif arguments.validate:
-        validate(arguments.seconds, arguments.explorers, arguments.iterations)
     else:
         for name, question in QUESTIONS.items():
             show(name, question())

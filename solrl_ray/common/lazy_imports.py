@@ -23,7 +23,7 @@ def import_large(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     finally:
-        gc.collect()  # a traceback that the import left in a cycle has the frames of all callers, and what they refer to
+        gc.collect()  # a traceback in a cycle has the frames of all callers, and so what they refer to
         gc.freeze()
         if was_enabled:
             gc.enable()

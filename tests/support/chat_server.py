@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tests.support.http_server import Quiet, listening
 
 
 @dataclass
@@ -77,7 +78,7 @@ def completion(answer: str | dict[str, float]) -> bytes:
 def serving(model: Model) -> Iterator[ChatServer]:
     found = ChatServer()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked = Asked(body, dict(self.headers))
@@ -92,14 +93,6 @@ def serving(model: Model) -> Iterator[ChatServer]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
+    with listening(Handler) as url:
+        found.url = f"{url}/v1"
         yield found
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -15,6 +15,12 @@ def solrl(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """What a command that succeeds prints."""
+    assert solrl(*arguments) == 0
+    return capsys.readouterr().out
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The one line that a refused command prints."""
     assert solrl(*arguments) == 2

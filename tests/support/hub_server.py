@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_server import Quiet, listening
 
 TOKEN = "hf_right"
 OWNER = "me"
@@ -123,7 +123,7 @@ def _commit(hub: Hub, name: str, revision: str, lines: list[dict[str, Any]]) -> 
 def serving() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def _any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             shown = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -151,14 +151,6 @@ def serving() -> Iterator[Hub]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
+    with listening(Handler) as url:
+        hub.url = url
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.report.summary import summarize, write_summary
+from tests.support.made_configs import changed
 
 CAPTIONS = {
     "aa": "a red circle <above> a blue square",
@@ -135,11 +137,16 @@ def write_run(
     of: int = 3,
     evaluated: list[EvaluationMetrics] | None = None,
     finished: bool = True,
+    **changes: Any,
 ) -> Path:
-    """Writes a run folder: `done` of `of` iterations, pictures of two prompts, a summary if `finished`."""
+    """Writes a run folder: `done` of `of` iterations, pictures of two prompts, a summary if `finished`.
+
+    Args:
+        changes: of its configuration, by section (`made_configs.changed`).
+    """
     folder.mkdir(parents=True)
     made = evaluations(done) if evaluated is None else evaluated
-    chosen = config(of)
+    chosen = changed(config(of), **changes)
     records = [iteration(number) for number in range(done)]
     (folder / FORMAT_FILE).write_text(str(FORMAT))
     (folder / "config.yaml").write_text(to_yaml(chosen))

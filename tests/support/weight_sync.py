@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from solrl_ray.config.schema import Config, Lora, Publish, QuantizationScope
+from solrl_ray.config.schema import Config, Lora, QuantizationScope
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.payload import Payload, Revision
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
+from tests.support.made_configs import changed
 from tests.support.small import small_config
 
 LORA = Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"])
@@ -61,14 +62,11 @@ def config(
     *,
     lora: Lora = LORA,
 ) -> Config:
-    small = small_config(Path("unused"), "unused")
-    preview = small.rollout.explore.model_copy(update={"precision": tier})
-    return small.model_copy(
-        update={
-            "model": small.model.model_copy(update={"lora": lora, "quantization": SCOPE}),
-            "rollout": small.rollout.model_copy(update={"explore": preview}),
-            "publish": Publish.model_validate({"mode": mode}),
-        }
+    return changed(
+        small_config(Path("unused"), "unused"),
+        model={"lora": lora.model_dump(), "quantization": SCOPE.model_dump()},
+        rollout={"explore": {"precision": tier}},
+        publish={"mode": mode},
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from tests.support.made_configs import changed
 from tests.support.patience import patience
 from tests.support.small import digests
 
@@ -25,12 +26,11 @@ def train(config: Config, iterations: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_in_one_process_ends_with_the_bytes_of_one_on_ray(calm: Config, tmp_path: Path) -> None:
-    config = calm.model_copy(update={"run": calm.run.model_copy(update={"root": str(tmp_path)})})
+    config = changed(calm, run={"root": str(tmp_path)})
     done = train(config, calm.run.iterations)
     assert done.returncode == 0, done.stderr
     assert digests(config) == digests(calm)
-    other = config.model_copy(update={"rollout": config.rollout.model_copy(update={"keep": 2})})
-    refused = train(other, calm.run.iterations)
+    refused = train(changed(config, rollout={"keep": 2}), calm.run.iterations)
     assert refused.returncode == 2
     assert "rollout.keep is 2 " in refused.stderr
     assert "was begun with 4; a resumed run may change only" in refused.stderr

@@ -16,7 +16,6 @@ from actors.cluster.names import namespace
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import read_spans
@@ -149,8 +148,3 @@ def test_a_run_that_has_ended_leaves_nothing_reserved(poisoned: Config) -> None:
     run = namespace(folder(poisoned))
     places = [place for place in placement_group_table().values() if place["name"].startswith(run)]
     assert [place["state"] for place in places] == ["REMOVED"]
-
-
-def test_a_second_run_into_the_same_folder_is_refused(calm: Config) -> None:
-    with pytest.raises(UserError, match="already holds a run"):
-        launch.train(calm, live=False)

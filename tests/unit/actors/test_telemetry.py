@@ -23,6 +23,7 @@ from solrl_ray.records import Attestation
 from solrl_ray.report.trace import read_spans
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
+from tests.support.made_configs import changed
 
 
 def unopened(path: Path, config: Config | None = None) -> Telemetry:
@@ -170,10 +171,7 @@ def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_timeline_is_named_and_progress_is_told_meanwhile(tmp_path: Path) -> None:
-    config = made_runs.config()
-    deadlines = config.fleet.deadlines.model_copy(update={"checkpoint": 0.3})
-    config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"deadlines": deadlines})})
-    made = unopened(tmp_path, config)
+    made = unopened(tmp_path, changed(made_runs.config(), fleet={"deadlines": {"checkpoint": 0.3}}))
     os.mkfifo(tmp_path / "spans.jsonl")  # who opens it waits for a reader
 
     async def test() -> int:

@@ -18,6 +18,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
+from tests.support.made_configs import changed
 
 
 class Notes:
@@ -56,12 +57,8 @@ def messages(
 ) -> tuple[str, ...]:
     """What a run with these trackers says, of two iterations and two evaluations, which its metrics.jsonl has.
     `made_here` gets its telemetry."""
-    base = made_runs.config()
-    deadlines = base.fleet.deadlines.model_copy(update={"tracking": deadline})
-    tracking = base.tracking.model_copy(update={"trackers": list(trackers)})
-    config = base.model_copy(
-        update={"tracking": tracking, "fleet": base.fleet.model_copy(update={"deadlines": deadlines})}
-    )
+    fleet, tracking = {"deadlines": {"tracking": deadline}}, {"trackers": list(trackers)}
+    config = changed(made_runs.config(), fleet=fleet, tracking=tracking)
 
     async def run() -> tuple[str, ...]:
         made = Telemetry(config, RunFolder(path), WorldWithTrackers(**trackers))

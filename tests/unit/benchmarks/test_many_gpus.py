@@ -1,4 +1,4 @@
-"""The run on the GPUs of one host: who is where, what is refused, and what is computed from what was measured."""
+"""Runs of published sizes: who is where, what is refused, and which of them finish all previews."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import many_gpus
+import memory_limit
 import pytest
-from results_page import BLOCKS
+import rollout
 
 from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
@@ -18,6 +19,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
+
+COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, "set": [], "layers": None}
 
 
 def configured(**changes: Any) -> Config:
@@ -54,37 +57,6 @@ def test_who_takes_turns_explores_nothing_ahead() -> None:
         configured(staleness=1)
 
 
-def row(**changes: Any) -> dict[str, Any]:
-    seconds = dict.fromkeys(("ahead", "explore", "regenerate", "learn", "checkpoint", "publish"), 5.0)
-    seconds |= {"total": 50.0, "update": 4.5}
-    made = {"model": "flux", "device": "NVIDIA H200", "gpus": 2, "placement": "colocated", "staleness": 0, "zero": 1}
-    made |= {"prompts": 12, "layers": None, "set": [], "seconds": seconds, "seconds_48_prompts": 180.0}
-    made |= {"planned": {"seconds": 45.0, "peak_gb": [77.1]}, "busy": [0.91, 0.9], "peak_gb": [70.2, 71.8]}
-    made |= {"idle_explorers": 0}
-    return made | {"digests": {"selection": "0123456789", "lora": "abcdefghij"}} | changes
-
-
-def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with_one_another(tmp_path: Path) -> None:
-    assert "many_gpus.py" in BLOCKS["gpus"](tmp_path)
-    few = row(layers=6, placement="split", set=["run.deterministic=true"])
-    split = row(placement="split", seconds_48_prompts=None, zero=2)
-    (tmp_path / "many_gpus.json").write_text(json.dumps([row(), row(gpus=1, prompts=6), split, few]))
-    *_, one, two, apart = BLOCKS["gpus"](tmp_path).splitlines()
-    assert one.startswith("| FLUX.1-dev, 512 px | H200 | 1 | colocated | 6 |")
-    assert two.startswith("| FLUX.1-dev, 512 px | H200 | 2 | colocated | 12 |")
-    assert apart.startswith("| FLUX.1-dev, 512 px | H200 | 2 | split, ZeRO-2 | 12 |")
-    assert apart.endswith("| 91% / 90% | |")
-    assert "| **50.0** | 45.0 (-10%) | 72 | 77 | 91% / 90% | 180 |" in two
-    *_, last = BLOCKS["placements"](tmp_path).splitlines()
-    assert last.startswith("| split, staleness 0, ZeRO-1, `run.deterministic` | 6 | 12 | 5.0 |")
-    assert last.endswith("| 01234567 | abcdefgh |")
-
-
-def test_an_iteration_with_an_idle_explorer_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "many_gpus.json").write_text(json.dumps([row(idle_explorers=1)]))
-    assert BLOCKS["gpus"](tmp_path).startswith("Not measured yet")
-
-
 def test_a_plan_of_the_published_iteration_needs_no_gpu_and_replaces_an_older_one(tmp_path: Path) -> None:
     for _ in range(2):
         many_gpus.main(["sana", "--plan", "h100-80", "--out", str(tmp_path)])
@@ -99,3 +71,17 @@ def test_a_plan_of_something_else_is_refused(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             many_gpus.main(["sana", "--plan", "h100-80", *other])
         assert other[0] in capsys.readouterr().err
+
+
+def test_a_published_rollout_is_measured_with_all_its_previews() -> None:
+    given = argparse.Namespace(**COMMON, tier="fp8", preview_decoder=False, all_blocks=False)
+    pool = pool_sampling(rollout.settings(given))
+    assert (pool.pool, pool.unit, pool.pruning, pool.micro_batch) == (96, 24, None, 24)
+
+
+@pytest.mark.parametrize("limit", [24, 48, 76])
+def test_an_iteration_on_a_smaller_card_is_measured_with_all_its_previews(limit: float) -> None:
+    given = memory_limit.run(argparse.Namespace(**COMMON), memory_limit.part(limit), ["learner.micro_batch=2"])
+    config = load(many_gpus.files(given), many_gpus.settings(given))
+    pool = pool_sampling(config)
+    assert (pool.pruning, pool.unit, config.learner.micro_batch) == (None, pool.micro_batch, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from time_to_target import comparisons, mean_with_interval, whole_runs
+from time_to_target import comparisons, mean_with_interval
 from variants import DIRECTS, TABLES, VARIANTS
 
 Curve = list[float]
@@ -80,14 +80,6 @@ def test_what_is_not_reached_has_no_ratio_and_one_seed_has_no_interval() -> None
     assert row == {"iterations": None, "direct": pytest.approx(7.2), "times_sooner": {"m": [None, None, None]}}
     assert mean_with_interval([0.5]) == (0.5, None)
     assert mean_with_interval([0.4, 0.6]) == (0.5, pytest.approx(12.706 * 0.1, rel=1e-4))
-
-
-def test_runs_that_were_cut_short_are_not_whole() -> None:
-    results = {
-        "iterations": 12,
-        "runs": {"direct": runs([0.0, 0.1, 0.2, 0.3], [0.0, 0.1]), "scaled": runs([0.0, 0.2])},
-    }
-    assert whole_runs(results) == {"direct": runs([0.0, 0.1, 0.2, 0.3])}
 
 
 def test_seeds_of_other_evaluations_are_not_averaged() -> None:

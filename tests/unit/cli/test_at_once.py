@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -23,10 +22,10 @@ from solrl_ray.cli import preflight, submission
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
-from solrl_ray.storage import run_folder
-from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import begin, refusal, solrl
+from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
+from tests.support.processes import python
 from tests.support.sentences import names
 
 
@@ -68,17 +67,6 @@ def test_what_cannot_begin_here_is_told_before_the_plan(
     assert names(sentence(capsys, "train", config_file, *arguments), key, values)
 
 
-def test_a_run_that_is_there_is_told_before_the_plan(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    (folder / "journal").mkdir()
-    (folder / "journal" / "iteration-000000.jsonl").touch()
-    for dry in ([], ["--dry-run"]):
-        assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
-
-
 PROMPTS = {"prompts": 1, "digest": "0"}
 
 
@@ -103,21 +91,6 @@ def test_a_run_that_cannot_be_resumed_as_it_is_is_told_before_the_plan(
     (folder / name).write_bytes(content.encode("latin-1"))
     assert problem in sentence(capsys, "train", "--resume", folder, "--dry-run")
     assert (folder / name).read_bytes() == content.encode("latin-1")
-
-
-def test_a_run_that_is_live_is_told_before_the_plan(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_folder, "RESUME_PATIENCE", 0.3)
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    holder = RunFolder(folder)
-    holder.lock.acquire(seconds=0)
-    assert solrl("train", "--resume", folder, "--dry-run") == 2
-    captured = capsys.readouterr()
-    assert captured.out == f"note: another process works in {folder}; waiting 0.3 s for its end\n"
-    assert captured.err.startswith(f"error: the run folder {folder} is in use by process ")
-    holder.lock.release()
 
 
 def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
@@ -180,28 +153,22 @@ def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.Monkey
 def unread(*arguments: str) -> bool:
     """Whether a command is refused before PyTorch and Ray are read."""
     source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), {'torch', 'ray'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout == "2 set()\n"
+    return python("-c", source, *arguments) == "2 set()\n"
 
 
 TOKEN = "right"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Quiet):
     def do_GET(self) -> None:
         self.send_response(200 if self.headers.get("Authorization") == f"Bearer {TOKEN}" else 401)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with listening(Server) as address:
+        yield address
 
 
 def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,18 +176,15 @@ def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     given: list[tuple[str, str | None]] = []
 
-    class Redirecting(Server):
+    class Redirecting(Quiet):
         def do_GET(self) -> None:
             given.append((self.path, self.headers.get("Authorization")))
             self.send_response(302 if self.path == "/api/version" else 200)
             self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/elsewhere")
             self.end_headers()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    submission.job_server(f"http://127.0.0.1:{server.server_port}")
-    server.shutdown()
-    server.server_close()
+    with listening(Redirecting) as address:
+        submission.job_server(address)
     assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
 
 

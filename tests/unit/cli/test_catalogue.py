@@ -65,17 +65,6 @@ def test_each_strategy_is_there_once_with_the_published_sizes() -> None:
     }
 
 
-@pytest.mark.parametrize("file", sorted((CONFIGS / "runs").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_shipped_run_of_a_real_model_prunes_its_previews_and_pads_none(file: Path) -> None:
-    pool = pool_sampling(load([file]))
-    assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (96, Pruning(after=2, keep=36), 12, 0)
-
-
-def test_previews_that_are_all_finished_have_the_micro_batch_that_is_fastest_for_them() -> None:
-    pool = pool_sampling(load([CONFIGS / "runs" / "flux1_dev_80gb.yaml"], ["rollout.preview.prune=null"]))
-    assert (pool.unit, pool.pruning, pool.micro_batch) == (24, None, 24)
-
-
 @pytest.mark.parametrize("part", ["one_gpu_24gb", "one_gpu_48gb", "one_gpu_80gb"])
 def test_on_no_card_are_pruned_previews_padded(part: str) -> None:
     files = [CONFIGS / "runs" / "flux1_dev_eight_gpus.yaml", CONFIGS / "clusters" / f"{part}.yaml"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import model_shapes
@@ -14,6 +11,7 @@ from solrl_ray.cli import preflight
 from solrl_ray.config.loading import load
 from solrl_ray.models import shapes
 from tests.support.command_line import refusal, solrl
+from tests.support.processes import python
 from tests.support.small import CONFIGS
 
 MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml"))]
@@ -49,16 +47,8 @@ def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_pa
     parts = ["models/flux1_dev", "strategies/two_stage", "methods/diffusion_nft", "rewards/hpsv2", "clusters/one_gpu"]
     arguments = ["plan", *(str(CONFIGS / f"{part}.yaml") for part in parts)]
     arguments += ["--set", "prompts={train: train.txt, heldout: heldout.txt}", "--gpu", "h200"]
-    done = subprocess.run(
-        [sys.executable, "-c", PLAN, *arguments],
-        env=os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    away = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    said = " ".join(python("-c", PLAN, *arguments, cwd=tmp_path, **away).split())
     assert "23.8 GB of transformer weights (bfloat16)" in said
     assert "note: before the run starts: prompts.train (--set) is 'train.txt', which is not on this machine" in said
     assert "model.path (" in said.partition("note: before the run starts: ")[2]

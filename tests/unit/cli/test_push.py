@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,14 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, constants
 
-from solrl_ray.config.loading import to_yaml
-from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Lora
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
 from tests.support import hub_server, made_runs
-from tests.support.command_line import refusal, solrl
+from tests.support.command_line import printed, refusal, solrl
 from tests.support.hub_server import Hub, Repository
+from tests.support.made_configs import changed
+from tests.support.processes import python
 
 LORA = "pytorch_lora_weights.safetensors"
 
@@ -45,11 +42,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def finished(folder: Path, model: str | None = None) -> Path:
-    made_runs.write_run(folder)
-    config = made_runs.config()
-    if model:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
-        (folder / "config.yaml").write_text(to_yaml(config))
+    changes = {"model": {"path": model}} if model else {}
+    made_runs.write_run(folder, **changes)
+    config = changed(made_runs.config(), **changes)
     factors = {"a.lora_A": torch.ones(32, 4), "a.lora_B": torch.zeros(4, 32)}
     save_lora(folder / "lora", factors, Lora(targets=["a"]))
     records = [made_runs.iteration(number) for number in range(3)]
@@ -63,8 +58,7 @@ def card_data(card: str) -> Any:
 
 
 def test_lora_card_and_pictures_are_published(run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert solrl("push", run, "me/small") == 0
-    assert f"pushed:  {hub.url}/me/small/commit/" in capsys.readouterr().out
+    assert f"pushed:  {hub.url}/me/small/commit/" in printed(capsys, "push", run, "me/small")
     repository = hub.repositories["me/small"]
     files = repository.branches["main"]
     assert not repository.private
@@ -104,10 +98,8 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
 def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "two\n\n# dogs | `x` <script>\t**and** [a](b) $c$ &amp; _d_"
     monkeypatch.setitem(made_runs.CAPTIONS, "aa", hostile)
-    changed = made_runs.config().model_copy(
-        update={"rewards": [RewardConfig(kind="my_|_rewards.py:red_ness"), RewardConfig(kind="clipscore")]}
-    )
-    monkeypatch.setattr(made_runs, "config", lambda *_: changed)
+    other = changed(made_runs.config(), rewards=[{"kind": "my_|_rewards.py:red_ness"}, {"kind": "clipscore"}])
+    monkeypatch.setattr(made_runs, "config", lambda *_: other)
     run = finished(tmp_path / "run", str(tmp_path / "a [b](c) `d`"))
     assert solrl("push", run, "me/small", "--dry-run") == 0
     card = (run / "hub" / "README.md").read_text()
@@ -123,8 +115,7 @@ def test_a_dry_run_needs_no_token_and_asks_nobody(
     run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    assert solrl("push", run, "me/small", "--dry-run") == 0
-    assert capsys.readouterr().out == f"written: {run / 'hub'}\n"
+    assert printed(capsys, "push", run, "me/small", "--dry-run") == f"written: {run / 'hub'}\n"
     assert not hub.tokens
     assert refusal(capsys, "push", run, "me/small") == (
         "The hub wants a token: set HF_TOKEN, or log in with `hf auth login`."
@@ -237,7 +228,5 @@ def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: py
 
 def test_the_endpoint_and_the_token_are_taken_from_the_environment(run: Path, hub: Hub) -> None:
     variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "solrl_ray", "push", str(run), "me/small"]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-m", "solrl_ray", "push", run, "me/small", **variables)
     assert LORA in hub.repositories["me/small"].branches["main"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import pytest
 import solrl_ray
 from solrl_ray.cli import verbs
 from tests.support.command_line import begin, refusal, solrl
+from tests.support.processes import python
 from tests.support.sentences import names
 
 
@@ -25,9 +23,10 @@ from tests.support.sentences import names
         (["--gpu", "nothere/h200"], "gpu", "'nothere/h200'"),
         (["--gpu", "zzz"], "gpu", "'zzz' h100-80"),
         (["--cluster", "nothere.yaml"], "The configuration file nothere.yaml", ""),
+        (["--set", "rewards.0.path=./no"], "rewards.0.path", "./no"),
     ],
 )
-def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
+def test_a_plan_of_a_fleet_cluster_or_reward_that_cannot_be_is_refused_before_it_is_printed(
     arguments: list[str], key: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert names(refusal(capsys, "plan", config_file, *arguments), key, values)
@@ -128,16 +127,8 @@ def test_a_foreign_package_called_actors_is_refused(config_file: Path, tmp_path:
     (tmp_path / "actors").mkdir()
     (tmp_path / "actors" / "__init__.py").write_text("")
     ours = str(Path(solrl_ray.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "solrl_ray", "train", str(config_file)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ours},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in done.stderr
+    said = python("-m", "solrl_ray", "train", config_file, status=2, cwd=tmp_path, PYTHONPATH=ours)
+    assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in said
 
 
 @pytest.mark.parametrize(

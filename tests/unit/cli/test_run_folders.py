@@ -9,38 +9,38 @@ import pytest
 
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import begin, refusal, solrl
+from tests.support.command_line import begin, printed, refusal, solrl
 
 
 def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(tmp_path / "runs" / "small", config_file, "run.seed=9")
-    assert solrl("train", "--dry-run", "--resume", tmp_path / "runs" / "small") == 0
-    assert "seed 9" in capsys.readouterr().out
-    assert solrl("train", config_file, "--set", "run.seed=9", "--resume", "--dry-run") == 0
-    assert "seed 9" in capsys.readouterr().out
+    assert "seed 9" in printed(capsys, "train", "--dry-run", "--resume", tmp_path / "runs" / "small")
+    assert "seed 9" in printed(capsys, "train", config_file, "--set", "run.seed=9", "--resume", "--dry-run")
     assert refusal(capsys, "train", config_file, "--resume", "--dry-run").startswith(
         "run.seed is 42 (default), but the run in"
     )
 
 
-def test_a_run_folder_may_be_moved_and_its_fleet_changed(
+def test_a_run_folder_may_be_moved_to_any_folder_and_its_fleet_changed(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(tmp_path / "runs" / "small", config_file)
-    (tmp_path / "runs" / "small").rename(tmp_path / "elsewhere")
+    path = tmp_path / "it's here: \U0001f5bf" / 'the "small" one'
+    path.parent.mkdir()
+    (tmp_path / "runs" / "small").rename(path)
     more = ["--set", "fleet.explorers.count=5", "--set", "run.iterations=30"]
-    assert solrl("train", "--dry-run", "--resume", tmp_path / "elsewhere", *more) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "elsewhere · 30 iterations" in text
+    text = " ".join(printed(capsys, "train", "--dry-run", "--resume", path, *more).split())
+    assert f"{path.name} · 30 iterations" in text
     assert "5 explorers × 1 thread" in text
 
 
-def refused_folder(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line that a run whose folder is refused prints after its arithmetic."""
+def refused_folder(capsys: pytest.CaptureFixture[str], *arguments: str | Path, note: str = "") -> str:
+    """The one line that a run whose folder is refused prints after its arithmetic, and after a note."""
     assert solrl("train", *arguments) == 2
-    message = capsys.readouterr().err
+    printed, message = capsys.readouterr()
+    assert note in printed
     assert message.startswith("error: ")
     assert message.count("\n") == 1
     return message.removeprefix("error: ").strip()
@@ -57,7 +57,9 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     holder.lock.acquire(seconds=0)
     in_use = f"the run folder {path} is in use by process {os.getpid()} on {os.uname().nodename}"
     assert refused_folder(capsys, config_file) == in_use
-    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
+    waits = f"note: another process works in {path}; waiting 0.3 s for its end\n"
+    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9", note=waits) == in_use
+    assert refused_folder(capsys, "--resume", path, "--dry-run", note=waits) == in_use
     assert (path / "config.yaml").read_bytes() == before
     holder.lock.release()
 
@@ -89,15 +91,6 @@ def test_a_resumed_run_is_named_as_when_it_began_unless_one_stands_elsewhere(
         said = refused_folder(capsys, "--resume", named, *shorter)
         assert " has made 2 updates already" in said
         assert Path(said.split(" but ")[1].split(" has made ")[0]).resolve() == path
-
-
-def test_a_resumed_run_may_be_in_any_folder(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "it's here: \U0001f5bf" / 'the "small" one'
-    begin(path, config_file)
-    assert solrl("train", "--dry-run", "--resume", path) == 0
-    assert f"{path.name} · 3 iterations" in capsys.readouterr().out
 
 
 def test_a_run_folder_that_cannot_be_made_is_refused(

@@ -7,7 +7,7 @@ import pytest
 from solrl_ray.config.advice import advice
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load_with_sources
-from tests.support.command_line import solrl
+from tests.support.command_line import printed
 from tests.support.small import CONFIGS
 
 POOL = ("rollout.pool=96", "rollout.prompts=4")
@@ -113,7 +113,6 @@ def test_where_all_have_work_and_little_is_padded_nothing_is_said(overrides: tup
 
 
 def test_the_plan_has_the_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    assert solrl("plan", "demo", "--set", explorers(13), "--set", "rollout.keep=4") == 0
-    printed = capsys.readouterr().out
-    assert "note: 1 of 13 explorers" in printed
-    assert "note: for each prompt 8 images" in printed
+    said = printed(capsys, "plan", "demo", "--set", explorers(13), "--set", "rollout.keep=4")
+    assert "note: 1 of 13 explorers" in said
+    assert "note: for each prompt 8 images" in said

@@ -18,6 +18,14 @@ COLOCATED = (
 )
 
 
+PRUNED = "rollout.preview.prune={after: 2, keep: 36}"
+
+
+def ladder(levels: str) -> str:
+    """A fallback ladder with these levels."""
+    return f"fidelity={{floor: 0.5, fallback: [{levels}]}}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "values"),
     [
@@ -39,11 +47,7 @@ COLOCATED = (
             "learner.schedule.steps",
             "17 15",
         ),
-        (
-            ["run.iterations=4", "learner.schedule.warmup=6"],
-            "learner.schedule.warmup",
-            "6 4",
-        ),
+        (["run.iterations=4", "learner.schedule.warmup=6"], "learner.schedule.warmup", "6 4"),
         (["rollout.strategy=quantized"], "rollout.explore.precision", '"auto" quantized'),
         (["run.name=a/b"], "run.name", '"a/b" run.root'),
         (["run.name=.."], "run.name", '".."'),
@@ -104,30 +108,22 @@ COLOCATED = (
         (["rollout.max_staleness=1", "checkpoints.keep=1"], "checkpoints.keep", "1 2 rollout.max_staleness"),
         (["fidelity={fallback: [{steps: 8}]}"], "fidelity.floor", "empty 1"),
         (["fidelity.floor=0.5"], "fidelity.fallback", "[] 8"),
-        (["fidelity={floor: 0.5, fallback: [{steps: 8}, {}]}"], "fidelity.fallback.1.steps", "empty 8"),
-        (["fidelity={floor: 0.5, fallback: [{steps: 8}, {steps: 7}]}"], "fidelity.fallback.1.steps", "7 8"),
+        ([ladder("{steps: 8}, {}")], "fidelity.fallback.1.steps", "empty 8"),
+        ([ladder("{steps: 8}, {steps: 7}")], "fidelity.fallback.1.steps", "7 8"),
         (
-            ["rollout.explore.precision=fp8", "fidelity={floor: 0.5, fallback: [{precision: nvfp4, steps: 10}]}"],
+            ["rollout.explore.precision=fp8", ladder("{precision: nvfp4, steps: 10}")],
             "fidelity.fallback.0.precision",
             '"nvfp4" fp8',
         ),
         (
-            ["rollout.explore.precision=nvfp4", "fidelity={floor: 0.5, fallback: [{precision: nvfp4-emulated}]}"],
+            ["rollout.explore.precision=nvfp4", ladder("{precision: nvfp4-emulated}")],
             "fidelity.fallback.0.precision",
             '"nvfp4-emulated" nvfp4,',
         ),
+        (["rollout.explore.precision=auto", ladder("{precision: fp8}")], "fidelity.fallback.0.precision", '"fp8" auto'),
+        ([ladder("{precision: float32}"), "model.dtype=bfloat16"], "fidelity.fallback.0.precision", '"float32" bf16'),
         (
-            ["rollout.explore.precision=auto", "fidelity={floor: 0.5, fallback: [{precision: fp8}]}"],
-            "fidelity.fallback.0.precision",
-            '"fp8" auto',
-        ),
-        (
-            ["fidelity={floor: 0.5, fallback: [{precision: float32}]}", "model.dtype=bfloat16"],
-            "fidelity.fallback.0.precision",
-            '"float32" bf16',
-        ),
-        (
-            ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, fallback: [{steps: 11}]}"],
+            ["rollout.sampler.kind=flow_sde", ladder("{steps: 11}")],
             "fidelity.fallback.0.steps",
             "11 rollout.regenerate.steps 10",
         ),
@@ -150,17 +146,9 @@ COLOCATED = (
             "6 rollout.explore.steps rollout.preview.prune",
         ),
         (["rollout.preview.prune={keep: 36}"], "rollout.preview.prune.after", "empty 6"),
-        (
-            ["rollout.strategy=scaled", "rollout.preview.prune={after: 2, keep: 36}"],
-            "rollout.preview.prune",
-            '{"after" 2 36 rollout.strategy',
-        ),
+        (["rollout.strategy=scaled", PRUNED], "rollout.preview.prune", '{"after" 2 36 rollout.strategy'),
         (["rollout.strategy=scaled", "rollout.selection=best"], "rollout.selection", '"best" rollout.strategy'),
-        (
-            ["rollout.selection=random", "rollout.preview.prune={after: 2, keep: 36}"],
-            "rollout.selection",
-            '"random" rollout.preview.prune',
-        ),
+        (["rollout.selection=random", PRUNED], "rollout.selection", '"random" rollout.preview.prune'),
         (
             ["rollout.strategy=scaled", "rollout.preview.unit=48"],
             "rollout.preview.unit",
@@ -173,39 +161,12 @@ COLOCATED = (
         ),
         (["rollout.preview.unit=12"], "rollout.preview.unit", "12 rollout.pool 96 rollout.explore.micro_batch"),
         (["rollout.preview.unit=192"], "rollout.preview.unit", "192 rollout.pool 96"),
-        (
-            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={audit_prompts: 1, audit_seeds: 61}"],
-            "fidelity.audit_seeds",
-            "61 2 60",
-        ),
-        (
-            [
-                "rollout.preview.prune={after: 2, keep: 36}",
-                "fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 32}}]}",
-            ],
-            "fidelity.fallback.0.prune",
-            '{"after" 3 32 2',
-        ),
-        (
-            ["fidelity={floor: 0.5, fallback: [{steps: 8, prune: {after: 3, keep: 48}}]}"],
-            "fidelity.fallback.0.prune",
-            '{"after" 3 48',
-        ),
-        (
-            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}"],
-            "fidelity.fallback.0.prune.after",
-            "6 fidelity.fallback.0.prune",
-        ),
-        (
-            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{}]}"],
-            "fidelity.fallback.0.steps",
-            "empty 6",
-        ),
-        (
-            ["rollout.strategy=scaled", "fidelity={floor: 0.5, fallback: [{steps: 8}]}"],
-            "fidelity.floor",
-            "0.5 rollout.strategy",
-        ),
+        ([PRUNED, "fidelity={audit_prompts: 1, audit_seeds: 61}"], "fidelity.audit_seeds", "61 2 60"),
+        ([PRUNED, ladder("{prune: {after: 3, keep: 32}}")], "fidelity.fallback.0.prune", '{"after" 3 32 2'),
+        ([ladder("{steps: 8, prune: {after: 3, keep: 48}}")], "fidelity.fallback.0.prune", '{"after" 3 48'),
+        ([PRUNED, ladder("{prune: {after: 6}}")], "fidelity.fallback.0.prune.after", "6 fidelity.fallback.0.prune"),
+        ([PRUNED, ladder("{}")], "fidelity.fallback.0.steps", "empty 6"),
+        (["rollout.strategy=scaled", ladder("{steps: 8}")], "fidelity.floor", "0.5 rollout.strategy"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(
@@ -224,17 +185,8 @@ def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: lis
     checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.explore.precision={tier}"]))
 
 
-@pytest.mark.parametrize("overrides", [[], ["prune={}"], ["prune={after: 2, keep: 36}", "prune=null"]])
-def test_previews_are_not_pruned_if_prune_is_empty(parts: list[Path], overrides: list[str]) -> None:
-    config = load(parts, [f"rollout.preview.{override}" for override in overrides])
-    checks.check(config)
-    pool = pool_sampling(config)
-    assert (pool.pruning, pool.unit, pool.units, pool.forwards, pool.decodings) == (None, 24, 4, 6, 1)
-
-
 def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_slots(parts: list[Path]) -> None:
-    pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
-    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=24"]))
+    pool = pool_sampling(load(parts, [PRUNED, "rollout.explore.micro_batch=24"]))
     # Four micro-batches of 24 take two steps, then 36 seeds, which fill two of them, take four more.
     assert (pool.unit, pool.pruning, pool.forwards, pool.decodings, pool.padding) == (
         96,
@@ -243,37 +195,41 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
         4 + 2,
         12,
     )
-    pool = pool_sampling(load(parts, pruned))
+    pool = pool_sampling(load(parts, [PRUNED]))
     assert pool.micro_batch == 12
     assert (pool.forwards, pool.decodings, pool.padding) == (8 * 2 + 3 * 4, 8 + 3, 0)
-    halves = [*pruned, "rollout.explore.micro_batch=12", "rollout.preview.unit=48"]
+    halves = [PRUNED, "rollout.explore.micro_batch=12", "rollout.preview.unit=48"]
     checks.check(load(parts, halves))
     pool = pool_sampling(load(parts, halves))
     assert (pool.units, pool.pruning, pool.forwards, pool.padding) == (2, Pruning(after=2, keep=18), 4 * 2 + 2 * 4, 6)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "size"),
+    ("overrides", "size", "pruned"),
     [
-        ([], 24),
-        (["preview.prune={}"], 24),
-        (["preview.prune={after: 2, keep: 36}"], 12),
-        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12),
-        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6),
-        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24),
-        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24),
+        ([], 24, False),
+        (["preview.prune={}"], 24, False),
+        (["preview.prune={after: 2, keep: 36}"], 12, True),
+        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12, True),
+        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6, True),
+        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24, True),
+        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24, False),
     ],
 )
 def test_pruned_previews_have_smaller_micro_batches_unless_it_is_said_otherwise(
-    parts: list[Path], overrides: list[str], size: int
+    parts: list[Path], overrides: list[str], size: int, pruned: bool
 ) -> None:
     config = load(parts, [f"rollout.{override}" for override in overrides])
-    assert (config.rollout.explore.micro_batch, pool_sampling(config).micro_batch) == (size, size)
+    checks.check(config)
+    pool = pool_sampling(config)
+    assert (config.rollout.explore.micro_batch, pool.micro_batch) == (size, size)
+    assert pool.pruning == (Pruning(after=2, keep=36) if pruned else None)
+    if not pruned:
+        assert (pool.unit, pool.units, pool.forwards, pool.decodings) == (24, 4, 6, 1)
 
 
 def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[Path], tmp_path: Path) -> None:
-    ladder = "fidelity={floor: 0.5, fallback: [{prune: {}}]}"
-    level = at_fallback_level(load(parts, ["rollout.preview.prune={after: 2, keep: 36}", ladder]), 1)
+    level = at_fallback_level(load(parts, [PRUNED, ladder("{prune: {}}")]), 1)
     stored = tmp_path / "stored.yaml"
     stored.write_text(to_yaml(level))
     for config in (level, load([stored])):
@@ -284,7 +240,6 @@ def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
     assert pool_unit_seconds(load(parts)) == 120.0
     assert pool_unit_seconds(load(parts, ["rollout.preview.unit=48"])) == 240.0
-    pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
-    assert pool_unit_seconds(load(parts, [*pruned, "rollout.explore.micro_batch=24"])) == 480.0
-    assert pool_unit_seconds(load(parts, pruned)) == 960.0
+    assert pool_unit_seconds(load(parts, [PRUNED, "rollout.explore.micro_batch=24"])) == 480.0
+    assert pool_unit_seconds(load(parts, [PRUNED])) == 960.0
     assert pool_unit_seconds(load(parts, ["rollout.strategy=scaled"])) == 300.0

@@ -201,12 +201,3 @@ def test_emulated_previews_on_a_card_are_said_to_be_slow(
 ) -> None:
     found = warnings(small_config(tmp_path, "run", *overrides))
     assert any(sentence.startswith("Slower than unquantised") for sentence in found) == said
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [((), 0), (("fleet.learners.num_gpus=0.5",), 1), (("fleet.learners.num_gpus=0.5", "run.deterministic=true"), 0)],
-)
-def test_a_run_on_gpus_says_that_its_bits_may_differ(tmp_path: Path, overrides: tuple[str, ...], said: int) -> None:
-    found = warnings(small_config(tmp_path, "run", *overrides))
-    assert [sentence.startswith("Not reproducible to the bit") for sentence in found] == [True] * said

@@ -11,9 +11,11 @@ from solrl_ray.config import checks, named
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import DiffusionNftConfig
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.objectives.schedules import follower_decay
-from tests.support.command_line import refusal, solrl
+from solrl_ray.records import Pruning
+from tests.support.command_line import printed, refusal
 from tests.support.sentences import names
 from tests.support.small import CONFIGS
 
@@ -69,8 +71,7 @@ def test_all_that_is_missing_is_told_with_the_names_that_were_given(
 def test_a_configuration_is_printed_without_prompts_but_not_without_a_reward(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert solrl("config", "flux1_dev", "pickscore") == 0
-    assert "\n  train: train.txt" in capsys.readouterr().out
+    assert "\n  train: train.txt" in printed(capsys, "config", "flux1_dev", "pickscore")
     assert "rewards" in refusal(capsys, "config", "flux1_dev")
 
 
@@ -106,11 +107,12 @@ def test_rewards_to_score_with_may_be_several_of_a_kind_in_the_order_that_was_gi
 
 
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: file.stem)
-def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
+def test_a_whole_run_needs_nothing_but_prompts_prunes_its_previews_and_pads_none(file: Path) -> None:
     config = load([file])
     checks.check(config)
     describe(config)
-    fleet = config.fleet
+    pool, fleet = pool_sampling(config), config.fleet
+    assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (96, Pruning(after=2, keep=36), 12, 0)
     assert all(worker.num_gpus for worker in (fleet.explorers, fleet.regenerators, fleet.learners))
     assert config.learner.world_size == (8 if file.stem.endswith(("eight_gpus", "published")) else 1)
 
@@ -164,8 +166,7 @@ def test_the_printed_configuration_reads_back_as_the_same_one(
     for given in (["demo"], ["flux1_dev", "flow_grpo", "mixture", "two_stage", "one_gpu_80gb", "all_blocks"]):
         prompts = ["prompts={train: a.txt, heldout: b.txt}"] if given != ["demo"] else []
         arguments = [word for text in (*prompts, "run.seed=7") for word in ("--set", text)]
-        assert solrl("config", *given, *arguments) == 0
-        text = capsys.readouterr().out
+        text = printed(capsys, "config", *given, *arguments)
         (tmp_path / "mine.yaml").write_text(text)
         whole = load(named.resolve([Path(name) for name in given]), [*prompts, "run.seed=7"])
         assert load([tmp_path / "mine.yaml"]) == whole

@@ -13,7 +13,7 @@ from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import refusal, solrl
+from tests.support.command_line import printed, refusal, solrl
 
 BRIGHT = "def f(images, prompts):\n    return images.mean(dim=(1, 2, 3))\n"
 DARK = BRIGHT.replace("return ", "return -")
@@ -72,13 +72,11 @@ def test_a_run_folder_whose_files_are_whole_is_verified_with_their_number(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = begun(own)
-    assert solrl("verify", folder.path) == 0
-    assert "ok     code of mine/liked.py:f: 1 file, unchanged\n" in capsys.readouterr().out
+    assert "ok     code of mine/liked.py:f: 1 file, unchanged\n" in printed(capsys, "verify", folder.path)
     (tmp_path / "mine" / "liked.py").write_text("import helper\n" + DARK)
     (tmp_path / "mine" / "helper.py").touch()
     other = begun(own, "run.name=other")
-    assert solrl("verify", other.path) == 0
-    assert "ok     code of mine/liked.py:f: 2 files, unchanged\n" in capsys.readouterr().out
+    assert "ok     code of mine/liked.py:f: 2 files, unchanged\n" in printed(capsys, "verify", other.path)
     next((other.path / "code").glob("*/helper.py")).write_text("x = 1\n")
     assert solrl("verify", other.path) == 1
     lost = f"{other.path / 'code'} lacks the original files of mine/liked.py:f"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import output_of, python
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -97,17 +98,13 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_examples_compute_what_they_say_a_run_is_planned_with_them_and_the_model_is_listed(changed: Path) -> None:
-    variables = os.environ | {"PYTHONPATH": str(changed)}
-    command = [sys.executable, "-c", CHECKS]
-    done = subprocess.run(command, cwd=changed, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "1 optimiser step on weighted" in " ".join(done.stdout.split())
-    assert "A FLUX.1 that was distilled without CLIP" in done.stdout
+    said = python("-c", CHECKS, cwd=changed, PYTHONPATH=str(changed))
+    assert "1 optimiser step on weighted" in " ".join(said.split())
+    assert "A FLUX.1 that was distilled without CLIP" in said
 
 
 def test_the_examples_are_formatted_and_linted_as_the_code_is(changed: Path) -> None:
     ruff = str(Path(sys.executable).parent / "ruff")
     settings = ["--config", str(ROOT / "pyproject.toml")]
     for command in (["check", *settings], ["format", "--check", *settings]):
-        done = subprocess.run([ruff, *command, "solrl_ray"], cwd=changed, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+        output_of(ruff, *command, "solrl_ray", cwd=changed)

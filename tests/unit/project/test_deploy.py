@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from solrl_ray.config import checks, named
 from solrl_ray.config.loading import load
 from solrl_ray.config.pools import pools
 from solrl_ray.scheduling import placement
+from tests.support.processes import output_of
 
 REPOSITORY = Path(__file__).parents[3]
 KUBERAY = REPOSITORY / "deploy" / "kuberay"
@@ -37,9 +37,7 @@ def build(folder: Path) -> dict[str, Any]:
     if not any(tool):
         pytest.skip("neither kubectl nor kustomize is here to build the folders of deploy/kuberay")
     command = [str(tool[0]), "kustomize", str(folder)] if tool[0] else [str(tool[1]), "build", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (resource,) = yaml.safe_load_all(done.stdout)
+    (resource,) = yaml.safe_load_all(output_of(*command))
     return resource  # type: ignore[no-any-return]
 
 

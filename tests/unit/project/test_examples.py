@@ -24,8 +24,9 @@ from solrl_ray.records import Address
 from solrl_ray.rewards import endpoint
 from solrl_ray.testbed.world import picture
 from tests.support.chat_server import serving
-from tests.support.command_line import solrl
+from tests.support.command_line import printed
 from tests.support.examples import EXAMPLES, JUDGE, PAIRWISE, REWARD_SERVER, listening
+from tests.support.processes import output_of
 from tests.support.small import CONFIGS
 
 SHIPPED = [path for path in sorted(CONFIGS.glob("rewards/*.yaml")) if re.search(r"kind: *\S+:\S", path.read_text())]
@@ -76,10 +77,8 @@ def test_the_prompts_of_the_example_are_imported_and_planned_with(
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     file = EXAMPLES / "own_prompts" / "prompts.yaml"
-    assert solrl("prompts", "import", *documented(file, "solrl prompts import")) == 0
-    assert "24" in capsys.readouterr().out
-    assert solrl("plan", *documented(file, "solrl train")) == 0
-    said = capsys.readouterr().out
+    assert "24" in printed(capsys, "prompts", "import", *documented(file, "solrl prompts import"))
+    said = printed(capsys, "plan", *documented(file, "solrl train"))
     assert re.search(r"prompts +24 to train on, 8 held out", said)
     assert "run         own-prompts" in said
 
@@ -172,7 +171,7 @@ def test_what_a_user_sets_comes_after_what_the_script_sets(tmp_path: Path) -> No
     command.chmod(0o755)
     variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
     script = [EXAMPLES / "submit" / "submit.sh", "http://127.0.0.1:9", "demo", "--set", "run.root=/mine"]
-    said = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    said = output_of(*script, **variables)
     passed = ["submit", "--set", "run.root=/shared/runs", "demo", "--set", "run.root=/mine"]
     assert said.splitlines() == [*passed, "--address", "http://127.0.0.1:9"]
 
@@ -182,13 +181,10 @@ def test_submitting_names_the_cluster_that_does_not_answer() -> None:
     script = EXAMPLES / "submit" / "submit.sh"
 
     def refused(*arguments: str) -> str:
-        done = subprocess.run(
-            [script, *arguments], env=os.environ | variables, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([script, *arguments], env=os.environ | variables, capture_output=True, text=True)
         assert done.returncode
         return done.stderr
 
     assert "usage: submit.sh ADDRESS CONFIG" in refused()
-    assert refused("http://127.0.0.1:9", "demo").startswith(
-        "error: the Job server at http://127.0.0.1:9 cannot be used"
-    )
+    said = refused("http://127.0.0.1:9", "demo")
+    assert said.startswith("error: the Job server at http://127.0.0.1:9 cannot be used")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import output_of
 
 REPOSITORY = Path(__file__).parents[3]
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
@@ -39,17 +40,11 @@ def context(folder: Path, until: str) -> str:
     raise AssertionError(f"{DOCKERFILE} has no step RUN {until}")
 
 
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_dockerfile_is_what_its_linter_wants() -> None:
     linter = TOOLS / "hadolint"
     if not linter.exists():
         pytest.skip(f"there is no {linter}; `make install` brings it")
-    run(REPOSITORY, str(linter), str(DOCKERFILE))
+    output_of(str(linter), str(DOCKERFILE), cwd=REPOSITORY)
 
 
 def test_what_each_stage_makes_does_not_run_as_root() -> None:
@@ -64,13 +59,13 @@ def test_what_each_stage_makes_does_not_run_as_root() -> None:
 @pytest.mark.parametrize(("step", "stage"), [("make install", "cpu"), ("make install-gpu", "gpu")])
 def test_a_step_that_installs_has_what_its_rules_read(step: str, stage: str, tmp_path: Path) -> None:
     assert context(tmp_path, step) == stage
-    assert "uv pip" in run(tmp_path, *step.split(), "--dry-run")
+    assert "uv pip" in output_of(*step.split(), "--dry-run", cwd=tmp_path)
 
 
 def test_what_is_copied_before_the_first_of_them_is_enough_to_build_the_package(tmp_path: Path) -> None:
     context(tmp_path, "make install")
     code = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
-    wheel = run(tmp_path, sys.executable, "-c", code, str(tmp_path / "dist")).splitlines()[-1]
+    wheel = output_of(sys.executable, "-c", code, str(tmp_path / "dist"), cwd=tmp_path).splitlines()[-1]
     names = zipfile.ZipFile(tmp_path / "dist" / wheel).namelist()
     assert {"actors/controller.py", "solrl_ray/cli/__init__.py", "solrl_ray/configs/demo.yaml"} <= set(names)
 
@@ -90,6 +85,8 @@ def test_what_is_added_for_gpus_has_transformer_engine_and_changes_no_other_vers
 @pytest.mark.timeout(3600)
 def test_the_steps_of_the_first_stage_make_an_environment_that_plans_the_demo(tmp_path: Path) -> None:
     context(tmp_path, "make install")
-    run(tmp_path, "make", "install", f"PYTHON={sys.executable}")
-    planned = run(tmp_path, str(tmp_path / ".venv/bin/python"), "-m", "solrl_ray", "plan", "configs/demo.yaml")
+    output_of("make", "install", f"PYTHON={sys.executable}", cwd=tmp_path)
+    planned = output_of(
+        str(tmp_path / ".venv/bin/python"), "-m", "solrl_ray", "plan", "configs/demo.yaml", cwd=tmp_path
+    )
     assert "12 prompts × 24 seeds" in planned

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from actors.client import launch
 from actors.client.controller_actor import ControllerActor
 from solrl_ray.common.lazy_imports import import_large
 from tests.support import made_runs
+from tests.support.processes import python
 
 HEAVY = {"torch._dynamo", "transformers", "diffusers", "peft", "deepspeed", "accelerate", "matplotlib", "tensorboard"}
 
@@ -26,8 +25,7 @@ def imported(*modules: str) -> set[str]:
 def modules_after(program: str) -> set[str]:
     """Names in `sys.modules` of a new interpreter that has run `program`."""
     program += "\nimport sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines()[-1].split())
+    return set(python("-c", program).splitlines()[-1].split())
 
 
 def test_controller_driver_and_workers_import_no_model_library_before_they_start() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.processes import output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,8 +29,7 @@ def test_every_node_joins_the_first_with_one_token_and_the_run_is_begun_or_resum
     }
     script = ROOT / "deploy" / "slurm" / "train.sbatch"
     command = ["bash", script, "flux1_dev_eight_gpus", "--set", "run.root=/shared/runs"]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
-    token, called = done.stdout.splitlines()
+    token, called = output_of(*command, **variables).splitlines()
     assert re.fullmatch(r"token [0-9a-f]{64}", token)
     ray, run = called.split(" -- ")
     assert ray.split()[1:3] == [".venv/bin/ray", "symmetric-run"]
@@ -38,7 +38,5 @@ def test_every_node_joins_the_first_with_one_token_and_the_run_is_begun_or_resum
         ".venv/bin/python -m solrl_ray train --address n7:6379 --continue --no-live "
         "flux1_dev_eight_gpus --set run.root=/shared/runs"
     )
-    known = subprocess.run(
-        [Path(sys.executable).parent / "ray", "symmetric-run", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    known = output_of(Path(sys.executable).parent / "ray", "symmetric-run", "--help")
     assert all(option in known for option in re.findall(r"--\w[\w-]*", ray.partition("symmetric-run")[2]))

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from solrl_ray.cli import main
-from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
 from solrl_ray.report.compare_runs import Compared, compare, notes
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
-from tests.support.made_runs import BASE, FINAL, config, evaluation, write_run
+from tests.support.made_runs import BASE, FINAL, evaluation, write_run
 from tests.unit.report.test_report import Page
 
 CURVE = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 40.0, 0.6, 0.0), Point(8, 100.0, 0.5, 0.0)), gpus=2.0)
@@ -63,11 +62,8 @@ def test_runs_that_were_evaluated_with_other_prompts_or_rewards_are_told(
 ) -> None:
     one, same = write_run(tmp_path / "one"), write_run(tmp_path / "same", done=2, of=2)
     fewer = {"aa": BASE["aa"], "bb": BASE["bb"]}
-    other = write_run(tmp_path / "other", evaluated=[evaluation(0, "base", fewer), evaluation(3, "ema", fewer)])
-    chosen = config()
-    heavier = [chosen.rewards[0].model_copy(update={"weight": 2.0}), *chosen.rewards[1:]]
-    changed = chosen.model_copy(update={"rewards": heavier})
-    (other / "config.yaml").write_text(to_yaml(changed))
+    evaluated = [evaluation(0, "base", fewer), evaluation(3, "ema", fewer)]
+    other = write_run(tmp_path / "other", evaluated=evaluated, rewards=[{"kind": "clipscore", "weight": 2.0}])
     assert notes(compare([one, same])) == []
     page = tmp_path / "both.html"
     assert main(["report", str(one), str(same), str(other), "--out", str(page)]) == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from actors.workers.regenerator import evaluating
 from solrl_ray import models
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config, SigmaSchedule
+from solrl_ray.config.schema import Config
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
@@ -25,6 +25,7 @@ from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import Brightness
 from tests.support import families, made_runs
+from tests.support.made_configs import changed
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SHIPPED = {
@@ -79,9 +80,7 @@ def test_every_family_has_a_call() -> None:
 
 
 def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
-    config = config_of("flux1_dev")
-    changed = config.model_copy(update={"model": config.model.model_copy(update={"guidance": 2.5})})
-    assert given(changed)["guidance_scale"] == 2.5
+    assert given(changed(config_of("flux1_dev"), model={"guidance": 2.5}))["guidance_scale"] == 2.5
 
 
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
@@ -101,9 +100,7 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp
         ("evaluation.steps=5", "evaluation.samples=2"),
     )
     model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
-    config = shipped.model_copy(
-        update={"model": model, "rollout": shipped.rollout.model_copy(update={"solver": solver})}
-    )
+    config = changed(shipped, rollout={"solver": solver}).model_copy(update={"model": model})
     prompt = Prompt(id="p", text="a prompt")
     addresses = [
         Address(run_seed=config.run.seed, purpose="evaluation-noise", iteration=0, prompt_id="p", index=i)
@@ -132,9 +129,8 @@ def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(t
 
 
 def test_a_schedule_of_ones_own_is_in_the_lines() -> None:
-    config = config_of("sd35_large")
-    own = config.model.model_copy(update={"schedule": SigmaSchedule(kind="shift", shift=4.5)})
-    text = rendered("call.txt", drawing=Drawing.of(config.model_copy(update={"model": own})))
+    config = changed(config_of("sd35_large"), model={"schedule": {"kind": "shift", "shift": 4.5}})
+    text = rendered("call.txt", drawing=Drawing.of(config))
     assert re.search(r"^pipe\.scheduler = Solver\(shift=4\.5\)$", text, re.MULTILINE)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.schema import Config, FallbackLevel, Fidelity
+from solrl_ray.config.schema import Config
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Candidate, Selection
 from solrl_ray.report.iteration_metrics import iteration_metrics
 from solrl_ray.scheduling.iteration_state import Counts, IterationSummary
 from tests.support import made_runs
+from tests.support.made_configs import changed
 
 
 def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
@@ -76,10 +76,9 @@ def test_rewards_are_those_in_full_precision_and_ranks_compare_both() -> None:
 
 @pytest.mark.parametrize(("level", "expected"), [(0, 12 * (24 - 12)), (1, 0)])
 def test_dropped_previews_stand_beside_those_that_were_to_be_dropped(level: int, expected: int) -> None:
-    made = made_runs.config()
-    rollout = made.rollout.model_copy(update={"preview": PreviewConfig(prune=Prune(after=2, keep=12))})
-    fidelity = Fidelity(floor=0.5, fallback=[FallbackLevel(prune=Prune())])
-    found = record(passes=48, config=made.model_copy(update={"rollout": rollout, "fidelity": fidelity}), level=level)
+    rollout = {"preview": {"prune": {"after": 2, "keep": 12}}}
+    config = changed(made_runs.config(), rollout=rollout, fidelity={"floor": 0.5, "fallback": [{"prune": {}}]})
+    found = record(passes=48, config=config, level=level)
     assert (found.dropped, found.expected_dropped) == (7, expected)
 
 
@@ -92,7 +91,6 @@ def test_prompts_whose_rewards_are_all_the_same_are_counted() -> None:
 
 @pytest.mark.parametrize("change", [{"strategy": "scaled"}, {"selection": "best"}])
 def test_only_the_best_and_the_worst_of_a_pool_speak_for_all_of_it(change: dict[str, str]) -> None:
-    made = made_runs.config()
-    config = made.model_copy(update={"rollout": made.rollout.model_copy(update=change)})
+    config = changed(made_runs.config(), rollout=change)
     found = record(passes=48, config=config, previews=((0.5, 0.5), (0.5, 0.5)), rewards=((0.5, 0.5), (0.3, 0.1)))
     assert (found.constant_groups, found.constant_pools) == (1, 0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.errors import UserError
 from solrl_ray.report import trackers
+from tests.support.processes import python
 
 PROGRAM = """
 import sys
@@ -40,13 +38,6 @@ needs = {
 }
 
 
-def python(program: str, *arguments: object, **variables: str) -> str:
-    words = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | variables, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_run_keeps_its_id_and_another_one_has_another(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     first = trackers.run_id(one)
@@ -62,8 +53,8 @@ def test_a_run_keeps_its_id_and_another_one_has_another(tmp_path: Path) -> None:
 def test_trackio_goes_on_with_a_resumed_run(tmp_path: Path) -> None:
     store, run = tmp_path / "store", tmp_path / "run"
     for first, end in ((0, 2), (1, 3)):  # the second iteration is done again
-        python(PROGRAM, "trackio", run, first, end, TRACKIO_DIR=str(store))
-    found = json.loads(python(READ, TRACKIO_DIR=str(store)))
+        python("-c", PROGRAM, "trackio", run, f"{first}", f"{end}", TRACKIO_DIR=str(store))
+    found = json.loads(python("-c", READ, TRACKIO_DIR=str(store)))
     ((name, lines),) = found.items()
     assert name == f"small world-{trackers.run_id(run)}"
     rewards = [(line["step"], line["reward/train"]) for line in lines if "reward/train" in line]
@@ -79,7 +70,7 @@ def test_wandb_goes_on_with_a_resumed_run(tmp_path: Path) -> None:
     """Offline, W&B has a folder for each process, which it brings together by the run's id when they are synced."""
     run = tmp_path / "run"
     for first, end in ((0, 2), (1, 3)):
-        python(PROGRAM, "wandb", run, first, end, WANDB_MODE="offline")
+        python("-c", PROGRAM, "wandb", run, f"{first}", f"{end}", WANDB_MODE="offline")
     number = trackers.run_id(run)
     written = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
     assert [path.name for path in written] == [f"run-{number}.wandb"] * 2

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from actors.client.evaluate import with_regenerators_alone
-from solrl_ray.config.fleet import WorkerPool
 from solrl_ray.config.schema import Config
 from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
 from tests.support.learning import config
+from tests.support.made_configs import changed
 
 LEARNERS = Node(resources={"CPU": 16.0, "GPU": 4.0}, labels={"role": "learner"})
 EXPLORER = Node(resources={"CPU": 4.0, "GPU": 1.0}, labels={"role": "explorer", "accelerator": "B200"})
@@ -76,7 +76,7 @@ def colocated(ranks: int, **counts: int) -> Config:
     worker = {"num_gpus": 1, "num_cpus": 2}
     pools = {pool: worker | {"count": count} for pool, count in counts.items()}
     settings = run_with({"num_gpus": 1, "num_cpus": 4}, pools["explorers"], pools["regenerators"], ranks=ranks)
-    return settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"placement": "colocated"})})
+    return changed(settings, fleet={"placement": "colocated"})
 
 
 def test_a_card_is_one_request_with_the_resources_of_learners() -> None:
@@ -120,8 +120,8 @@ def test_the_placement_that_leaves_no_room_is_named() -> None:
 
 def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:
     settings = run_with({"num_gpus": 1, "placement": "STRICT_PACK"}, {"num_gpus": 1}, ranks=2)
-    fleet = settings.fleet.model_copy(update={"regenerators": WorkerPool(count=3, num_gpus=1)})
-    alone = requests(with_regenerators_alone(settings.model_copy(update={"fleet": fleet})))
+    more = changed(settings, fleet={"regenerators": {"count": 3, "num_gpus": 1}})
+    alone = requests(with_regenerators_alone(more))
     assert {request.key: request.total("GPU") for request in alone} == {
         "fleet.explorers": 0,
         "fleet.regenerators": 3,

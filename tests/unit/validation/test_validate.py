@@ -25,6 +25,7 @@ from solrl_ray.validation.session import Session
 from solrl_ray.validation.steps import Lacks, Measure, Outcome, Step, at_most, run, without_home
 from tests.support import families, tiny
 from tests.support.command_line import refusal, solrl
+from tests.support.made_configs import changed
 
 CPU = torch.device("cpu")
 STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
@@ -147,7 +148,7 @@ def test_a_wrong_guidance_fails_the_comparison(tmp_path: Path) -> None:
     guided = tiny.build_pipeline(tmp_path / "guided", guidance_embeds=True)
     one = session(tmp_path, guided)
     assert compared(one) == {"forward": set(), "picture": set()}
-    one.config = one.config.model_copy(update={"model": one.config.model.model_copy(update={"guidance": 7.0})})
+    one.config = changed(one.config, model={"guidance": 7.0})
     against_stock.load(one)
     assert failing(against_stock.forward(one))
 
