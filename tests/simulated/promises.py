@@ -140,7 +140,7 @@ def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     assert dispatcher._holders == holders, f"{dispatcher._holders} instead of {holders}"
     client = parts.rollouts._selector
     assert not client._inbox, f"answers left: {client._inbox}"
-    for kept in (client._plans, client._revised, client._groups):
+    for kept in (client._plans, client._revised, client._results, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
     assert set(router._results) <= open_, f"futures left: {set(router._results) - open_}"
     awaited = [list(router._results.get(this.batch, {})) for this in parts.rollouts._open.values()]

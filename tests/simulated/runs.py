@@ -38,7 +38,7 @@ from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
 from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result
-from tests.simulated.world import SimulatedWorld
+from tests.simulated.world import SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = Path(__file__).with_name("prompts")
@@ -136,9 +136,11 @@ def run(plan: Plan, *, lost: int | None = None) -> Ended:
 
 
 def _damage(path: Any, promises: Promises, chance: random.Random) -> None:
-    """Let the newest checkpoint be damaged, if there is one before it."""
+    """Let the newest checkpoint be damaged, if there is one before it, or a journal."""
     *before, newest = [None, None, *RunFolder(path).checkpoints()]
-    if newest is not None and before[-1] is not None:
+    if newest is None or before[-1] is None or chance.random() < 0.5:
+        damage_a_line(path.disk, chance)
+    else:
         path.disk.damage(str(chance.choice(sorted(newest[1].iterdir()))), chance)
         promises.newest = before[-1][0]
 

@@ -401,8 +401,10 @@ class SimulatedWorld:
                 self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
-            if fault == "dies before":
+            if fault.startswith("dies before"):
                 self._die(host, "the worker died")
+                if fault != "dies before":
+                    damage_a_line(self.disk, self._random)
                 return
             await asyncio.sleep({"is slow": SLOW * size, "is late": LATE * seconds}.get(fault, seconds))
             controller, self.disk.user = self.disk.user, actor.user
@@ -508,6 +510,13 @@ class SimulatedWorld:
 
     def _note(self, text: str) -> None:
         self.trace.append(f"{self.now():.3f} {text}")
+
+
+def damage_a_line(disk: MemoryDisk, chance: random.Random) -> None:
+    """In one of the two newest journals, which may be open."""
+    journals = sorted(path for path in disk.path("/run/journal").glob("*.jsonl") if path.read_bytes())
+    if journals:
+        disk.alter(str(chance.choice(journals[-2:])), chance)
 
 
 class _Nobody:
