@@ -250,14 +250,11 @@ class OpenIteration(Owner):
         )
 
     async def make_again(self, regenerating: Regenerating) -> None:
-        """Make what the selector has lost; return when all of it is there."""
+        """Make groups that the selector has lost; return when all of them are there."""
         async with regenerating():
             units = await self._selector.wanted(self.plan.iteration)
             for unit in units:
-                if unit.stage == "audit":
-                    self.audits.discard(unit.prompt_id)
-                else:
-                    self.groups.pop(unit.prompt_id, None)
+                self.groups.pop(unit.prompt_id, None)
             self._start(units)
             await self.finish()
 

@@ -75,6 +75,8 @@ class Learners(LearnerGroup):
     def saved(self) -> None:
         self._world.promises.keep(self._made, self._world.disk.path("/run"))
         super().saved()
+        del self._made
+        assert self._beginning == self._last_state, "learners keep a state that is on the disk"
 
     async def _join(self, state: LearnerState | None) -> None:
         self._world.promises.resumed(state)
@@ -87,6 +89,18 @@ def _group(config: Config, world: Any, **others: Any) -> LearnerGroup:
 
 
 run_components.LearnerGroup = _group  # type: ignore[assignment, misc]
+
+
+def watch_levels(parts: RunComponents) -> None:
+    """Each iteration is explored on the fallback level for which its revision was made."""
+    open_iteration = parts.open_iteration
+
+    async def opened(iteration: int) -> None:
+        await open_iteration(iteration)
+        sent, level = parts.publisher.sent_to_explorers.fallback_level, parts.rollouts[iteration].plan.fallback_level
+        assert sent == level, f"iteration {iteration} of level {level} is explored with a revision of level {sent}"
+
+    parts.open_iteration = opened  # type: ignore[method-assign]
 
 
 def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
-from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result
+from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result, watch_levels
 from tests.simulated.world import SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +179,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         return not claim.cancelled() and claim.result()
     controller = Controller(config, path, world)  # type: ignore[arg-type]
     told = _listen(controller)
+    watch_levels(controller._components)
     others: list[asyncio.Task[None]] = []
     for call, pool, size in plan.scales:
         world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))

@@ -271,23 +271,32 @@ async def damaged(scene: Scene, line: int) -> None:
     await scene.selector._restart(WorkerGone("the selector", "a test"))
 
 
-@scene
-async def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(scene: Scene) -> None:
-    this = await scene.begin()
-    await scene.answer(await scene.worker("explorer-0", "explorers"))
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    await scene.answer(regenerator)
-    assert is_finished(this)
-    scene.selector._groups[4][0].lost = True
-    scene.selector._actor._of(4).settle(wait=True)
-    next(scene.world._folder.rglob("beef.safetensors")).unlink()
-    await scene.selector._restart(WorkerGone("the selector", "a test"))
-    made = asyncio.ensure_future(this.make_again(nullcontext))
-    await settled()
-    assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
-    await scene.answer(regenerator)
-    await made
-    assert not isinstance(await scene.selector.close(4), tuple)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(
+    tmp_path: Path, staleness: int
+) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(replace(PLAN, staleness=staleness))
+            await scene.answer(await scene.worker("explorer-0", "explorers", ("old", 4 - staleness)))
+            if staleness:
+                this.revised(await scene.selector.revise(4, "bb"))
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            await scene.answer(regenerator)
+            assert is_finished(this)
+            scene.selector._groups[4][0].lost = True
+            scene.selector._actor._of(4).settle(wait=True)
+            next(scene.world._folder.rglob("beef.safetensors")).unlink()
+            await scene.selector._restart(WorkerGone("the selector", "a test"))
+            made = asyncio.ensure_future(this.make_again(nullcontext))
+            await settled()
+            assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
+            await scene.answer(regenerator)
+            await made
+            assert not isinstance(await scene.selector.close(4), tuple)
+
+    asyncio.run(acted())
 
 
 def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_none_is_missing(tmp_path: Path) -> None:
