@@ -179,7 +179,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         return not claim.cancelled() and claim.result()
     controller = Controller(config, path, world)  # type: ignore[arg-type]
     told = _listen(controller)
-    watch_levels(controller._components)
+    levels = watch_levels(controller._components)
     others: list[asyncio.Task[None]] = []
     for call, pool, size in plan.scales:
         world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))
@@ -198,6 +198,10 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             exactly = not plan.colocated and not plan.evaluations
+            recorded = {
+                record.iteration: record.fallback_level for record in controller._components.telemetry.iterations
+            }
+            assert recorded | levels == recorded, f"{recorded} were recorded, of {levels}"
             check_budget(controller._components, world.causes, [text for _, text in told], exactly=exactly)
         return not world.crashed.is_set()
     finally:
