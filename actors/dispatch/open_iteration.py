@@ -44,7 +44,6 @@ class _Accepted:
 
     answer: Answer
     ack: Ack
-    """`refused`: a new selector lacks the prompt's selection, which its disk has lost."""
 
 
 class OpenIteration(Owner):
@@ -112,12 +111,10 @@ class OpenIteration(Owner):
         """
         samples: dict[WorkUnit, Any] = {}
         """In one stage: references of the pool's samples."""
-        while pool := [unit for unit in wanted if unit.stage in _EXPLORING]:
+        if pool := [unit for unit in wanted if unit.stage in _EXPLORING]:
             explored = [await result for result in self._request(pool)]
             samples |= {each.answer.unit: each.answer.large for each in explored if each.answer.large is not None}
-            chosen = dict.fromkeys(unit for each in explored for unit in each.ack.units)
-            # Nothing is chosen yet if a new selector lacks results that its disk has lost.
-            wanted = list(chosen) or await self._wanted(prompt_id)
+            wanted = list(dict.fromkeys(unit for each in explored for unit in each.ack.units))
         if self._staged and not self.plan.one_stage:
             await self.explored.wait()
         if self.plan.staleness:
@@ -127,18 +124,13 @@ class OpenIteration(Owner):
             for unit in wanted:
                 await self._assemble(unit, samples)
             return
-        is_lost = False
         for unit, result in zip(wanted, self._request(wanted), strict=True):
             made = await result
-            if made.ack.refused:
-                is_lost = True
-            elif unit.stage == "audit":
+            if unit.stage == "audit":
                 self.audits.add(prompt_id)
                 self._changed()
             else:
                 self._give_to_learner(prompt_id, made.answer.value.rewards, made.answer.large)
-        if is_lost:
-            await self._make_group(prompt_id, await self._wanted(prompt_id))
 
     async def _assemble(self, unit: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
         """Have the selector put a prompt's group together from samples of its pool; lost ones are made again."""
@@ -170,12 +162,6 @@ class OpenIteration(Owner):
             results += self._router.request(self, same, pool, priority=priority)
         return results
 
-    async def _wanted(self, prompt_id: str) -> list[WorkUnit]:
-        return [unit for unit in await self._selector.wanted(self.plan.iteration) if unit.prompt_id == prompt_id]
-
-    async def _must_explore(self, prompt_id: str) -> bool:
-        return any(unit.stage in _EXPLORING for unit in await self._wanted(prompt_id))
-
     def _is_done(self, unit: WorkUnit) -> bool:
         return unit.prompt_id in (self.audits if unit.stage == "audit" else self.groups)
 
@@ -199,8 +185,6 @@ class OpenIteration(Owner):
         else:
             ack = await self._selector.accept(value)
         if ack.refused:
-            if unit.stage not in _EXPLORING and await self._must_explore(unit.prompt_id):
-                return _Accepted(answer, ack)
             raise NonsenseError(ack.refused)
         self._reward_costs.update(value.reward_costs or {})
         self.clocks["explore" if unit.stage in _EXPLORING else unit.stage].stop(self._world.now(), value.seconds)
@@ -266,14 +250,11 @@ class OpenIteration(Owner):
         )
 
     async def make_again(self, regenerating: Regenerating) -> None:
-        """Make what the selector has lost; return when all of it is there."""
+        """Make groups that the selector has lost; return when all of them are there."""
         async with regenerating():
             units = await self._selector.wanted(self.plan.iteration)
             for unit in units:
-                if unit.stage == "audit":
-                    self.audits.discard(unit.prompt_id)
-                else:
-                    self.groups.pop(unit.prompt_id, None)
+                self.groups.pop(unit.prompt_id, None)
             self._start(units)
             await self.finish()
 

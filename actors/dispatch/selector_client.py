@@ -4,7 +4,8 @@
 
     answers ─► inbox ─► accept (all that came while it answered before) ─► acknowledgements, to the senders
 
-A new selector replays the journals of the open iterations and gets all groups again, because the old one may not have
+A new selector replays the journals of the open iterations. It gets all accepted results again, because a disk may have
+damaged a line, and explorers may hold the next revision by now; and all groups, because the old one may not have
 written them. Results without acknowledgement are sent again; one that was journaled already is a harmless duplicate.
 """
 
@@ -58,6 +59,8 @@ class SelectorClient:
         self._actor = world.selector(self._name)
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
+        self._results: dict[int, list[UnitResult]] = {}
+        """By iteration: accepted ones."""
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of accepted groups."""
         self._inbox: list[_PendingResult] = []
@@ -85,6 +88,7 @@ class SelectorClient:
         """Forget an iteration that a checkpoint contains; who sends a result of it is cancelled."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
+        self._results.pop(iteration, None)
         self._groups.pop(iteration, None)
         await self._ask("drop", iteration)
 
@@ -151,16 +155,17 @@ class SelectorClient:
                 for each in groups:
                     await self._flush_groups([each])
             return
-        for each, ack in zip(groups, acks, strict=True):
-            if not ack.refused and each.iteration in self._plans:  # else it was dropped meanwhile
-                self._groups.setdefault(each.iteration, []).append(each.result)
         self._acknowledge(groups, acks)
 
     def _acknowledge(self, pending: Sequence[_PendingResult], acks: Sequence[Ack]) -> None:
         for each, ack in zip(pending, acks, strict=True):
             if each.iteration not in self._plans:  # it was dropped meanwhile, and a new selector knows nothing of it
                 each.ack.cancel()
-            elif not each.ack.done():  # else who sent it is gone
+                continue
+            if not (ack.refused or ack.differs):
+                accepted: dict[int, list[Any]] = self._groups if each.is_group else self._results
+                accepted.setdefault(each.iteration, []).append(each.result)
+            if not each.ack.done():  # else who sent it is gone
                 each.ack.set_result(ack)
 
     # Calls, and the restart
@@ -202,6 +207,7 @@ class SelectorClient:
             self._tell(opened.message)
         if plan.iteration in self._revised:
             await self._call("revise", plan.iteration, self._revised[plan.iteration])
+        await self._call("accept_again", *self._results.get(plan.iteration, []))
         for group in self._groups.get(plan.iteration, []):
             with suppress(InputGone):  # it was lost with its node and is made again when the iteration is closed
                 await self._call("accept_again", group)

@@ -148,8 +148,8 @@ class Selector(Callee):
         message = ""
         if damaged:
             message = (
-                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it, of "
-                f"iteration {plan.iteration}, are computed again"
+                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it are left out, "
+                f"and what iteration {plan.iteration} then lacks is computed again"
             )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
@@ -212,11 +212,17 @@ class Selector(Callee):
         with self._together():
             return [self._acknowledged(group) for group in groups]
 
-    def accept_again(self, *groups: SampleGroup) -> None:
-        """After a restart: take groups accepted before; those in the journal change nothing."""
-        self.accept_groups(
-            *[group for group in groups if group.prompt_id not in self._of(group.iteration).state.group_rewards]
-        )
+    def accept_again(self, *accepted: UnitResult | SampleGroup) -> None:
+        """After a restart: take results and groups accepted before; those in the journal change nothing."""
+        with self._together():
+            for each in accepted:
+                if self._lacks(each):
+                    self._acknowledged(each)
+
+    def _lacks(self, accepted: UnitResult | SampleGroup) -> bool:
+        if isinstance(accepted, SampleGroup):
+            return accepted.prompt_id not in self._of(accepted.iteration).state.group_rewards
+        return self._of(accepted.unit.iteration).state.ledger.wants(accepted.unit.id)
 
     def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
         """All units of an iteration that workers should do now."""
@@ -285,8 +291,6 @@ class Selector(Callee):
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
-        if prompt_id not in opened.state.selections:  # a line of the journal was lost with it
-            return opened.state.wanted(prompt_id), None
         try:
             group = self._folder.load_group(iteration, prompt_id)
             if opened.state.holds(group):

@@ -21,7 +21,7 @@ class Deadlines(Section):
     explore: Seconds = 120.0
     """One micro-batch of previews; a unit of several gets this much for each."""
     regenerate: Seconds = 300.0
-    """Regeneration of one prompt."""
+    """Regeneration, audit or evaluation of one prompt; one unit of a pool in strategies of one stage."""
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0

@@ -270,8 +270,6 @@ class Dispatcher:
             mates = {name: mine for name, mine in self._workers.items() if mine.pool == pool}
             out = [Out(tuple(mine.units), now - mine.turn_since) for mine in mates.values() if mine.units]
             idle = [name for name, mine in mates.items() if mine.holds and not mine.units]
-            if not out or not idle:
-                continue
             for worker, unit in self._hedging[pool].pairs(idle, out):
                 entry = self._entries.get(unit.id)
                 if entry is not None and entry.place == (pool, mates[worker].holds) and len(entry.workers) == 1:

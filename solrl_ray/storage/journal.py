@@ -30,6 +30,7 @@ class Journal:
         self.path = path
         self._file: IO[bytes] | None = None
         self._together = False
+        self._synced = True
 
     def entries(self) -> list[dict[str, Any]]:
         """All valid entries, oldest first; empty if there is no file yet."""
@@ -57,19 +58,20 @@ class Journal:
         file = self._file or self._open()
         file.write(b"".join(_line(entry) for entry in entries))
         file.flush()
+        self._synced = False
         if not self._together:
-            sync(self.path, file)
+            self._sync()
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Wait once, at the end, until all that is appended in the block is on the disk."""
-        end, self._together = self._file.tell() if self._file else 0, True
+        self._together = True
         try:
             yield
         finally:
             self._together = False
-            if self._file is not None and self._file.tell() != end:
-                sync(self.path, self._file)
+            if not self._synced:
+                self._sync()
 
     def set_aside(self) -> Path:
         """Rename the file to ``….stale``, so that the journal is empty again; returns its new path."""
@@ -83,6 +85,11 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        sync(self.path, self._file)
+        self._synced = True
 
     def _open(self) -> IO[bytes]:
         make_folder(self.path.parent)

@@ -152,6 +152,16 @@ def does_not_tell_a_new_selector_the_revised_policy(patch: pytest.MonkeyPatch) -
     patch.setattr(SelectorClient, "_reopen", reopened)
 
 
+def does_not_tell_a_new_selector_what_the_old_one_had_accepted(patch: pytest.MonkeyPatch) -> None:
+    reopen = SelectorClient._reopen
+
+    async def reopened(self: SelectorClient, plan: IterationPlan) -> None:
+        self._results.pop(plan.iteration, None)
+        await reopen(self, plan)
+
+    patch.setattr(SelectorClient, "_reopen", reopened)
+
+
 def counts_the_units_of_lost_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
     lost = Dispatcher.lost
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 KINDS = {
     "dies before": "the process ends before it does the call",
     "dies after": "the process ends when the call is done, and its answer is lost",
+    "dies before, and a line is damaged": "and on its disk, a line of an open journal has another byte",
     "hangs": "the call is never done",
     "hangs after": "the call is done, and never answered",
     "is slow": "the call takes nearly as long as its deadline allows",
@@ -24,7 +25,8 @@ KINDS = {
     "dies beside the disk": "the controller ends before or after work that it has given to a thread",
     "hangs at the disk": "work that the controller has given to a thread never returns",
     "loses power": "the process that uses the disk ends in the middle of an operation, with the machine",
-    "loses power and a block": "and a file of the newest checkpoint cannot be read afterwards, or has another byte",
+    "loses power and a block": "and afterwards a file of the newest checkpoint cannot be read, or it or a journal has "
+    "another byte",
     "is full": "the disk takes no more bytes",
 }
 """Possible faults of an actor's call, the controller, a node, or the disk."""

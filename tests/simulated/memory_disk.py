@@ -119,8 +119,13 @@ class MemoryDisk:
         if chance.random() < 0.5:
             file.unreadable = True
         else:
-            file.data[chance.randrange(len(file.data))] ^= 1 << chance.randrange(8)
-            file.synced = bytes(file.data)
+            self.alter(path, chance)
+
+    def alter(self, path: str, chance: random.Random) -> None:
+        """Give a file another byte."""
+        file = self.node(_names(path))
+        file.data[chance.randrange(len(file.data))] ^= 1 << chance.randrange(8)
+        file.synced = bytes(file.data)
 
     def _synced(self, names: Names) -> Any:
         node: Any = self._root

@@ -15,7 +15,7 @@ WORKER = (*ANSWER, "lost its samples", "cannot start", "is never placed")
 KINDS = {
     "explorer": (*WORKER, "answers NaN", "answers another unit", "answers another revision"),
     "regenerator": WORKER,
-    "selector": ANSWER,
+    "selector": (*ANSWER, "dies before, and a line is damaged"),
     "learner": CALL,
     "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
     "node": ("dies", "drains"),

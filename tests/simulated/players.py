@@ -81,13 +81,14 @@ class Worker:
     def __init__(self, name: str, tier: str, on_card: bool = False) -> None:
         """`on_card`: whether it is a role of a learner rank's card, which makes its weights of the factors."""
         self._name, self._tier, self._on_card = name, tier, on_card
+        self._score_class = f"{self.role} {tier}".strip()
         self._holds: tuple[str, int] | None = None
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
 
     def start(self) -> Attestation:
-        return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
+        return Attestation(worker=self._name, device="none", tier="none", score_class=self._score_class, checks={})
 
     def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt | Refusal:
         received = read(sent)
@@ -107,7 +108,7 @@ class Worker:
             worker=self._name,
             role=self.role,
             revision=manifest.revision,
-            score_class=self.role,
+            score_class=self._score_class,
             policy=manifest.policy,
             bound_modules=expected.modules,
             buffer_digest=expected.digest,
@@ -121,7 +122,8 @@ class Worker:
         return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
-        return UnitResult(unit=unit, rewards=self._rewards(unit), worker=self._name, score_class=self.role, seconds=0.5)
+        rewards = self._rewards(unit)
+        return UnitResult(unit=unit, rewards=rewards, worker=self._name, score_class=self._score_class, seconds=0.5)
 
     def spoilt(self, value: UnitResult, fault: str) -> UnitResult:
         """What a worker answers that has a fault."""

@@ -75,6 +75,8 @@ class Learners(LearnerGroup):
     def saved(self) -> None:
         self._world.promises.keep(self._made, self._world.disk.path("/run"))
         super().saved()
+        del self._made
+        assert self._beginning == self._last_state, "learners keep a state that is on the disk"
 
     async def _join(self, state: LearnerState | None) -> None:
         self._world.promises.resumed(state)
@@ -87,6 +89,20 @@ def _group(config: Config, world: Any, **others: Any) -> LearnerGroup:
 
 
 run_components.LearnerGroup = _group  # type: ignore[assignment, misc]
+
+
+def watch_levels(parts: RunComponents) -> dict[int, int]:
+    """Each iteration is explored on the fallback level for which its revision was made. Returns the levels so far."""
+    open_iteration, levels = parts.open_iteration, dict[int, int]()
+
+    async def opened(iteration: int) -> None:
+        await open_iteration(iteration)
+        sent, level = parts.publisher.sent_to_explorers.fallback_level, parts.rollouts[iteration].plan.fallback_level
+        assert sent == level, f"iteration {iteration} of level {level} is explored with a revision of level {sent}"
+        levels[iteration] = level
+
+    parts.open_iteration = opened  # type: ignore[method-assign]
+    return levels
 
 
 def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
@@ -140,7 +156,7 @@ def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     assert dispatcher._holders == holders, f"{dispatcher._holders} instead of {holders}"
     client = parts.rollouts._selector
     assert not client._inbox, f"answers left: {client._inbox}"
-    for kept in (client._plans, client._revised, client._groups):
+    for kept in (client._plans, client._revised, client._results, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
     assert set(router._results) <= open_, f"futures left: {set(router._results) - open_}"
     awaited = [list(router._results.get(this.batch, {})) for this in parts.rollouts._open.values()]

@@ -145,6 +145,19 @@ def test_what_a_journal_has_written_is_durable_and_what_it_writes_is_torn() -> N
     assert disk.durable("/journal/iteration-000000.jsonl") == journal.path.read_bytes() != before
 
 
+def test_a_journal_waits_for_a_line_that_is_as_long_as_the_damaged_one_which_it_replaces() -> None:
+    disk = MemoryDisk()
+    path: Any = disk.path("/journal.jsonl")
+    Journal(path).append({"n": 1})
+    disk.alter(str(path), random.Random(1))
+    journal = Journal(path)
+    assert journal.recover() == []
+    with journal.together():
+        journal.append({"n": 1})
+    disk.lose_power(0)
+    assert journal.entries() == [{"n": 1}]
+
+
 def test_nothing_is_written_after_the_process_that_wrote_has_lost_power() -> None:
     disk = MemoryDisk()
     disk.user = "the writer"

@@ -123,6 +123,17 @@ def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) 
     assert ended.digests == undisturbed(shape)
 
 
+def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:
+    plan = Plan(2, replace(Plan.of(4).shape, iterations=4, staleness=1), explorers=1, regenerators=1, ranks=1)
+    told: list[str] = []
+    for operation in range(300, 348, 8):
+        ended = run(replace(plan, ends=(Fault("disk", operation, "loses power and a block"),)))
+        assert ended.digests == undisturbed(plan.shape)
+        assert not ended.errors
+        told += ended.told
+    assert any("the checkpoint after 3 updates is passed over" in text for text in told)
+
+
 @pytest.mark.parametrize("faults", [(), ("dies before", "hangs"), ("dies after", "dies before")])
 def test_learners_compile_before_their_first_update_and_so_do_those_that_replace_them(faults: tuple[str, ...]) -> None:
     """`players.Learner` refuses an update before it has compiled, and to compile twice."""

@@ -28,6 +28,7 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
+from tests.simulated.deadlines import check_named, deadline
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.promises import Promises
@@ -53,6 +54,8 @@ class Ref:
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
         self.lost = False
+        self.seconds: float | None = None
+        """Of an answer: the deadline that a wait for it must have."""
 
     @property
     def value(self) -> Any:
@@ -119,6 +122,7 @@ class SimulatedWorld:
         nodes: int = 1,
         cards: int = 0,
         size: Callable[[WorkUnit], float] = lambda unit: 1.0,
+        config: Config | None = None,
     ) -> None:
         """
         Args:
@@ -127,8 +131,9 @@ class SimulatedWorld:
             nodes: number of nodes for explorers, regenerators and cards.
             cards: number of learner ranks that share their processes with explorers and regenerators.
             size: factor of a unit's time.
+            config: says which deadline each wait must have.
         """
-        self._make, self._size, self._ranks = make, size, cards
+        self._make, self._size, self._ranks, self._config = make, size, cards, config
         self._cards: dict[int, _Host] = {}
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
@@ -211,6 +216,8 @@ class SimulatedWorld:
         loop = asyncio.get_running_loop()
         large = Ref(loop.create_future()) if parts == 2 else None
         sent = Sent(Ref(loop.create_future()), large, actor.host.process)
+        if self._config is not None and method != "prepare":  # which nobody waits for
+            sent.answer.seconds = deadline(self._config, actor.role, method, arguments)
         self._note(f"{actor.name} is sent {method}")
         self._meanwhile()
         call = _Call(method, arguments, parts, sent)
@@ -222,6 +229,8 @@ class SimulatedWorld:
         return sent
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        if self._config is not None:
+            assert seconds == sent.answer.seconds, f"{what} has {seconds} s instead of {sent.answer.seconds}"
         try:
             with sent.process.waited_for(seconds) as deadline:
                 async with asyncio.timeout(deadline) as limit:
@@ -242,6 +251,8 @@ class SimulatedWorld:
     # Blocking work and output
 
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
+        if self._config is not None:
+            check_named(self._config, what, seconds)
         self._count["blocking"] += 1
         if self._hits("controller", "hangs at the disk", self._count["blocking"]):
             self._happens(f"the controller hangs at the disk: {what}")
@@ -401,7 +412,7 @@ class SimulatedWorld:
                 self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
-            if fault == "dies before":
+            if fault.startswith("dies before"):
                 self._die(host, "the worker died")
                 return
             await asyncio.sleep({"is slow": SLOW * size, "is late": LATE * seconds}.get(fault, seconds))
@@ -500,6 +511,8 @@ class SimulatedWorld:
                 self.disk.gone.add(actor.user)
                 for folder in ("journal", "samples"):
                     self.disk.lose_power(self._random.randrange(1 << 30), f"/run/{folder}")
+            if host.cause.endswith("damaged"):
+                damage_a_line(self.disk, self._random)
         if host.life is not None and host.life is not asyncio.current_task():
             host.life.cancel()
 
@@ -508,6 +521,13 @@ class SimulatedWorld:
 
     def _note(self, text: str) -> None:
         self.trace.append(f"{self.now():.3f} {text}")
+
+
+def damage_a_line(disk: MemoryDisk, chance: random.Random) -> None:
+    """In one of the two newest journals, which may be open."""
+    journals = sorted(path for path in disk.path("/run/journal").glob("*.jsonl") if path.read_bytes())
+    if journals:
+        disk.alter(str(chance.choice(journals[-2:])), chance)
 
 
 class _Nobody:

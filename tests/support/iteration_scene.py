@@ -119,7 +119,7 @@ class Scene:
             self.world,
             tasks,
             seconds=60.0,
-            replacements=Replacements(1),
+            replacements=Replacements(2),
             tell=self.watching.said.append,
         )
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from actors.training.learner_group import LearnerGroup
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.scheduling.replacements import Replacements
-from tests.simulated import virtual_clock
+from solrl_ray.weight_sync.checksums import stamps
+from tests.simulated import players, virtual_clock
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk
 from tests.simulated.world import SimulatedWorld
@@ -18,6 +21,9 @@ from tests.support.small import small_config
 
 OFFER = 8
 """The first rank's first offer comes after start, node, join of both ranks, and the address of one."""
+
+STATE = 8
+"""After start, node, address, join, feed, update and shard."""
 
 
 class Rank:
@@ -37,6 +43,14 @@ class Rank:
 
     def update(self, iteration: int) -> str:
         return f"update {iteration}"
+
+
+class OnGpu(players.Learner):
+    """Makes other bits in each process."""
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        self._step(torch.rand(()).item())
+        return super().update(iteration)
 
 
 async def nothing(*_: Any) -> Any:
@@ -74,3 +88,26 @@ def test_what_was_offered_to_ranks_that_are_gone_is_not_waited_for(tmp_path: Pat
 
     virtual_clock.run(test())
     assert replacements.left == 5 - spent
+
+
+def test_a_revision_is_of_the_state_that_comes_with_it_though_a_repeated_update_has_other_bits(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "ranks")
+
+    async def test() -> None:
+        faults = [Fault("learner", STATE, "dies before")]
+        world: Any = SimulatedWorld(lambda role, name, tier: OnGpu(config), MemoryDisk(), faults=faults)
+        group = LearnerGroup(
+            config, world, last_state=nothing, replacements=Replacements(1), tell=lambda text: None, supply=nothing
+        )
+        await group.spawn()
+        await group.start(None)
+        await group.update(0, [], [])
+        state, revision = await group.updated(lambda: None)
+        for actor in world.actors:
+            world.kill(actor)
+        await asyncio.sleep(0.0)
+        assert world.happened == ["learner-0.0 dies before at state"]
+        made = {name: each for name, each in revision.manifest.tensors.items() if name in state.old}
+        assert made == stamps(state.old)
+
+    virtual_clock.run(test())

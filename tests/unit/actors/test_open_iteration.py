@@ -230,89 +230,73 @@ async def test_what_a_new_selector_knows_already_is_not_handed_out_and_what_is_a
     assert sorted(ids(regenerator.given)) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
 
 
-@scene
-async def test_what_a_new_selector_has_lost_with_its_disk_is_explored_again(scene: Scene) -> None:
-    this = await scene.begin()
-    explorer = await scene.worker("explorer-0", "explorers")
-    explorer.given, last = explorer.given[:3], explorer.given[3]
-    await scene.answer(explorer)
-    journal = next(scene.world._folder.rglob("*.jsonl"))
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b'"', b"'", 1)]))  # the third result
-    await scene.selector._restart(WorkerGone("the selector", "a test"))
-    assert "is damaged" in scene.watching.said[-1]
-    explorer.given = [last]
-    await scene.answer(explorer)
-    assert ids(explorer.given) == ["explore/4/cafe/0-1"]
-    await scene.answer(explorer)
-    await scene.answer(await scene.worker("regenerator-0", "regenerators"))
-    assert is_finished(this)
-    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
-
-
-@scene
-async def test_a_selection_that_a_new_selector_has_lost_with_its_disk_is_made_again_and_nobody_is_blamed(
-    scene: Scene,
+@pytest.mark.parametrize("one_stage", [False, True])
+@pytest.mark.parametrize("explored", [3, 4])
+def test_whatever_line_its_disk_has_lost_a_new_selector_is_told_what_the_old_one_knew(
+    tmp_path: Path, one_stage: bool, explored: int
 ) -> None:
-    this = await scene.begin()
-    explorer = await scene.worker("explorer-0", "explorers")
-    await scene.answer(explorer)
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    assert len(regenerator.given) == 2
+    """Nothing is made again: explorers may hold the next revision by then. And nobody is blamed."""
+
+    async def acted(folder: Path, line: int) -> None:
+        async with Tasks() as tasks:
+            scene = Scene(folder, tasks)
+            this = await scene.begin(replace(PLAN, one_stage=one_stage))
+            explorer = await scene.worker("explorer-0", "explorers")
+            explorer.given, rest = explorer.given[:explored], explorer.given[explored:]
+            await scene.answer(explorer)
+            await damaged(scene, line)
+            assert any(f"line {line + 1} of" in said and "is damaged" in said for said in scene.watching.said)
+            explorer.given += rest
+            await scene.answer(explorer)
+            await scene.answer(await scene.worker("regenerator-0", "regenerators"))
+            assert is_finished(this)
+            assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+            await damaged(scene, line)
+            assert [group.value.prompt_id for group in await this.stored(nullcontext)] == ["beef", "cafe"]
+            assert not isinstance(await scene.selector.close(4), tuple)
+            assert explorer.given == []
+            assert not [said for said in scene.watching.said if "strike" in said or "done again" in said]
+
+    for line in range(1 + explored):  # the header, and at least as many as there are results
+        asyncio.run(acted(tmp_path / str(line), line))
+
+
+async def damaged(scene: Scene, line: int) -> None:
+    """Restart the selector, where a line of the journal has another byte."""
+    scene.selector._actor._of(4).settle(wait=True)
     journal = next(scene.world._folder.rglob("*.jsonl"))
     lines = journal.read_bytes().splitlines(keepends=True)
-    at = max(number for number, line in enumerate(lines) if b'"kind": "explore"' in line or b'"explore"' in line)
-    lines[at] = lines[at].replace(b'"', b"'", 1)  # the result that completed the second pool
+    lines[line] = lines[line].replace(b'"', b"'", 1)
     journal.write_bytes(b"".join(lines))
     await scene.selector._restart(WorkerGone("the selector", "a test"))
-    await scene.answer(regenerator)
-    assert len(this.groups) == 1
-    assert len(explorer.given) == 1
-    await scene.answer(explorer)
-    await scene.answer(regenerator)
-    assert is_finished(this)
-    assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
-    assert not [said for said in scene.watching.said if "strike" in said]
 
 
-@scene
-async def test_groups_that_are_wanted_once_more_from_a_selector_without_their_selection_are_explored_again(
-    scene: Scene,
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(
+    tmp_path: Path, staleness: int
 ) -> None:
-    this = await scene.begin()
-    explorer = await scene.worker("explorer-0", "explorers")
-    await scene.answer(explorer)
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    await scene.answer(regenerator)
-    assert is_finished(this)
-    journal = next(scene.world._folder.rglob("*.jsonl"))
-    journal.write_bytes(journal.read_bytes().replace(b'"explore"', b"'explore'"))
-    await scene.selector._restart(WorkerGone("the selector", "a test"))
-    stored = asyncio.ensure_future(this.stored(nullcontext))
-    await settled()
-    assert len(explorer.given) == 4
-    await scene.answer(explorer)
-    await scene.answer(regenerator)
-    assert [group.value.prompt_id for group in await stored] == ["beef", "cafe"]
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(replace(PLAN, staleness=staleness))
+            await scene.answer(await scene.worker("explorer-0", "explorers", ("old", 4 - staleness)))
+            if staleness:
+                this.revised(await scene.selector.revise(4, "bb"))
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            await scene.answer(regenerator)
+            assert is_finished(this)
+            scene.selector._groups[4][0].lost = True
+            scene.selector._actor._of(4).settle(wait=True)
+            next(scene.world._folder.rglob("beef.safetensors")).unlink()
+            await scene.selector._restart(WorkerGone("the selector", "a test"))
+            made = asyncio.ensure_future(this.make_again(nullcontext))
+            await settled()
+            assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
+            await scene.answer(regenerator)
+            await made
+            assert not isinstance(await scene.selector.close(4), tuple)
 
-
-@scene
-async def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(scene: Scene) -> None:
-    this = await scene.begin()
-    await scene.answer(await scene.worker("explorer-0", "explorers"))
-    regenerator = await scene.worker("regenerator-0", "regenerators")
-    await scene.answer(regenerator)
-    assert is_finished(this)
-    scene.selector._groups[4][0].lost = True
-    scene.selector._actor._of(4).settle(wait=True)
-    next(scene.world._folder.rglob("beef.safetensors")).unlink()
-    await scene.selector._restart(WorkerGone("the selector", "a test"))
-    made = asyncio.ensure_future(this.make_again(nullcontext))
-    await settled()
-    assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
-    await scene.answer(regenerator)
-    await made
-    assert not isinstance(await scene.selector.close(4), tuple)
+    asyncio.run(acted())
 
 
 def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_none_is_missing(tmp_path: Path) -> None:

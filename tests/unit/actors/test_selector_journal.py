@@ -52,9 +52,8 @@ def test_a_damaged_line_in_the_middle_is_told_with_what_is_computed_again(tmp_pa
     path.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"', b"'", 1), *lines[3:]]))
     opened = Selector(tmp_path).open(PLAN)
     after = len(lines) - 3
-    assert opened.message == (
-        f"line 3 of {path.name} is damaged; it and the {after} after it, of iteration 4, are computed again"
-    )
+    assert f"line 3 of {path.name} is damaged; it and the {after} after it" in opened.message
+    assert "iteration 4" in opened.message
     assert opened.candidates == 2
     assert Selector(tmp_path).open(PLAN).message == ""  # the journal goes on from there
 

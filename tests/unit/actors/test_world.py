@@ -140,8 +140,8 @@ def test_after_a_loss_a_card_that_answers_lives_on_and_one_that_hangs_is_lost(
 def test_a_deadline_counts_the_calls_that_are_ahead_in_the_same_process() -> None:
     card, other = Process("card-0"), Process("card-1")
     with card.waited_for(10.0) as first, other.waited_for(7.0) as elsewhere:
-        with card.waited_for(5.0) as second, card.waited_for(None) as without:
-            assert (first, second, without, elsewhere) == (10.0, 15.0, None, 7.0)
+        with card.waited_for(5.0) as second, card.waited_for(None) as without, card.waited_for(3.0) as last:
+            assert (first, second, without, last, elsewhere) == (10.0, 15.0, None, 18.0, 7.0)
         with card.waited_for(1.0) as third:
             assert third == 11.0
     with card.waited_for(2.0) as later:

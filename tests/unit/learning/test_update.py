@@ -174,11 +174,17 @@ def test_a_learner_compiles_none_of_the_optimisers_that_deepspeed_knows(build: B
     assert dict(os.environ) == before
 
 
-def test_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
+def test_rates_and_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
     build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    learner = build(learner={"updates": 2}, objective={"old_decay": {"kind": "linear", "slope": 0.1, "cap": 0.9}})
+    learner = build(
+        learner={"updates": 2, "schedule": {"warmup": 8}},
+        objective={"old_decay": {"kind": "linear", "slope": 0.1, "cap": 0.9}},
+    )
     averages: list[float] = []
+    rates: list[float] = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self, lr: (rates.append(lr), step(self, lr))[1])
     update = Ema.update
     monkeypatch.setattr(
         Ema, "update", lambda self, trained, decay: (averages.append(decay), update(self, trained, decay))
@@ -188,6 +194,7 @@ def test_decays_are_of_the_optimisers_steps_of_which_an_update_may_make_several(
     before = learner.factors("old")
     run(learner, 1, first=1)
     assert averages == pytest.approx([2 / 11, 3 / 12, 4 / 13, 5 / 14])  # (1 + s) / (10 + s)
+    assert rates == pytest.approx([rate * rates[-1] for rate in (1 / 4, 2 / 4, 3 / 4, 1)])
     trained, old = learner.factors("default"), learner.factors("old")
     for name in before:  # after four steps
         torch.testing.assert_close(old[name], 0.4 * before[name] + 0.6 * trained[name])

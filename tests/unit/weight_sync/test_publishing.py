@@ -137,6 +137,16 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
         assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA, factors())
 
 
+def test_ranks_that_share_the_work_name_in_one_order_what_has_outgrown_its_scale() -> None:
+    modules = ("a", "b", "c")  # two ranks have a and c, and b
+    maker = Publisher({m: randn(32, 32) for m in modules}, LORA, formats=dict.fromkeys(modules, "nvfp4"))
+    large = {f"{m}.lora_A": 9.0 * randn(LORA.rank, 32) for m in modules}
+    large |= {f"{m}.lora_B": 9.0 * randn(32, LORA.rank) for m in modules}
+    alone = maker.build(4, large).manifest
+    assert alone.bumped == modules
+    assert assemble([maker.shard(4, large, rank=rank, world_size=2) for rank in (0, 1)], LORA, large).manifest == alone
+
+
 # Receivers
 
 

@@ -1,0 +1,48 @@
+"""Which of `fleet.deadlines` a call has, as the descriptions of these keys say: written down a second time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from solrl_ray.config.pools import encodes_on_cards
+from solrl_ray.config.schema import Config
+
+LEARNERS = {
+    **dict.fromkeys(("start", "node", "address", "join", "load"), "start"),
+    **dict.fromkeys(("offer", "update", "state"), "update"),
+    **dict.fromkeys(("shard", "factors"), "publish"),
+    "warm_up": "warm_up",
+}
+SAMPLERS = {
+    "explore": "explore",
+    **dict.fromkeys(("sample", "regenerate", "audit", "evaluate", "score"), "regenerate"),
+    "start": "start",
+    "warm_up": "warm_up",
+    "load_revision": "publish",
+    "alive": "fetch",
+}
+
+
+def deadline(config: Config, role: str, method: str, arguments: tuple[Any, ...]) -> float | None:
+    """Seconds; None for a place in the cluster, whose wait has a limit of its own."""
+    deadlines = config.fleet.deadlines
+    if role == "selector":
+        return deadlines.selector
+    if role == "text_encoder":
+        load = deadlines.start * encodes_on_cards(config.fleet)
+        return deadlines.encode * len(arguments[0]) + load if method == "embed" else deadlines.start
+    if role == "learner":
+        return 4 * deadlines.fetch if method == "feed" else getattr(deadlines, LEARNERS[method])
+    if method == "node":
+        return None
+    seconds: float = getattr(deadlines, SAMPLERS[method])
+    if method == "explore":
+        return seconds * len(arguments[0].indices) / config.rollout.explore.micro_batch
+    return seconds
+
+
+def check_named(config: Config, what: str, seconds: float) -> None:
+    """A wait that names its deadline has that."""
+    for name in re.findall(r"\(fleet\.deadlines\.(\w+)\)", what):
+        assert seconds == getattr(config.fleet.deadlines, name), f"{what} has {seconds:g} s"
