@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from solrl_ray import models
 from solrl_ray.common.files import located
@@ -20,8 +21,9 @@ from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.policy.reading import load_lora
 from solrl_ray.policy.saving import FILE as LORA_FILE
-from solrl_ray.policy.saving import load_lora
+from solrl_ray.policy.tool_names import Network
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publish import touched_linears
@@ -48,7 +50,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.is_file() or (path / LORA_FILE).is_file():
-        factors = load_lora(path, config.model.lora)
+        factors = load_lora(path, config.model.lora, network_of(config.model))
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
@@ -65,6 +67,14 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     if config.run.init_digest not in ("", digest):
         raise UserError(f"{named}, whose digest is {digest}, but run.init_digest is {config.run.init_digest}.")
     return config.model_copy(update={"run": config.run.model_copy(update={"init_digest": digest})}), state
+
+
+def network_of(model: Model) -> Network:
+    """The configured transformer; reads no weight."""
+    family = models.family(model)
+    modules = family.skeleton(model, "model.path").named_modules()
+    rows = {path: module.out_features for path, module in modules if isinstance(module, nn.Linear)}
+    return Network(family.TRANSFORMER.__name__, rows)
 
 
 def factor_shapes(config: Config) -> dict[str, torch.Size]:
