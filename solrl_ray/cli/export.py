@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from solrl_ray.common.files import make_folder, replace_file
+from solrl_ray.common.files import replace_file
 from solrl_ray.config import continuation
 from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import Tool
@@ -40,8 +40,8 @@ def export(arguments: argparse.Namespace) -> int:
         size = fuse(_base(config.model), folder, factors, config.model.lora)
         print(f"written: {folder}: {what}, merged into {config.model.path}, {size / 1e9:.1f} GB")
     else:
-        make_folder(folder)
-        file = _lora_file(arguments.format, folder, config.run.name, factors, config.model)
+        # Not `run.name`, which in somebody else's configuration may be any path.
+        file = _lora_file(arguments.format, folder, run.resolve().name, factors, config.model)
         print(f"written: {file}: {what}, {_ranks(file)}")
     return 0
 

@@ -146,7 +146,7 @@ def _stored(commands: Any) -> None:
         "a LoRA file for diffusers, comfyui or kohya's scripts, or a whole diffusers checkpoint with the policy in it"
     )
     action.add_argument("--format", required=True, choices=export.FORMATS, help=words)
-    words = "ema (as in the run's folder lora; default) or default (as trained)"
+    words = "the policy: ema (its moving average, as in the run's folder lora; default) or default (as trained)"
     action.add_argument("--policy", choices=export.POLICIES, default="ema", help=words)
     action.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")

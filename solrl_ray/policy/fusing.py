@@ -32,8 +32,8 @@ OTHER_WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".msgp
 def fuse(base: Path, folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> int:
     """Write the checkpoint `base` to the new `folder` with the weights W + alpha / rank · B A, and return its bytes.
 
-    Sums are of float64 and rounded once (`merge.merged_weight`): weights of bfloat16 get the bits that regenerators
-    sampled with. Those of float16 are rounded a second time.
+    Sums are of float64 and rounded once (`merge.merged_weight`): weights of bfloat16 get the bits of a
+    regenerator with this policy. Those of float16 are rounded a second time.
 
     Args:
         base: a local diffusers checkpoint.

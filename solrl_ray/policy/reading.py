@@ -100,7 +100,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], str | None]:
             header = (content.metadata() or {}).get(METADATA_KEY)
             tensors = {key: content.get_tensor(key).float() for key in content.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"The LoRA file {file} cannot be read: {error}") from error
+        raise UserError(f"The LoRA file {file} cannot be read as safetensors: {error}") from error
     if key := first_not_finite(tensors):
         raise UserError(f"The LoRA file {file} holds NaN or Inf in {key}.")
     return tensors, header
