@@ -3,6 +3,7 @@
 | written by | keys | alpha |
 |---|---|---|
 | us, diffusers | ``transformer.<ours>.lora_A.weight`` | in the header, PEFT's `LoraConfig`; else the rank |
+| PEFT, as Flow-GRPO saves | ``base_model.model.<ours>.lora_A.weight`` | in ``adapter_config.json`` beside it |
 | ai-toolkit | the same, or ``diffusion_model.<ours or published>.lora_A.weight`` | the rank |
 | SimpleTuner | either | in ``….alpha``, or in the header |
 | kohya's scripts | ``lora_unet_<published>.lora_down.weight`` | in ``….alpha`` |
@@ -28,7 +29,7 @@ from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
 from solrl_ray.policy.saving import FILE, METADATA_KEY
-from solrl_ray.policy.tool_names import OURS, Network, keys_of
+from solrl_ray.policy.tool_names import OURS, PEFT, Network, keys_of
 
 READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 """Fields of PEFT's `LoraConfig` that say what the factors mean."""
@@ -50,12 +51,20 @@ KINDS = {
     ".diff": "a whole difference of weights",
 }
 """Parts of keys → what is there that a run cannot begin with."""
+PEFT_FILE, PEFT_HEADER = "adapter_model.safetensors", "adapter_config.json"
+"""Names in a folder of PEFT's ``save_pretrained``."""
 PARTS = {"lora_A.weight": "A", "lora_down.weight": "A", "lora_B.weight": "B", "lora_up.weight": "B", "alpha": "alpha"}
 """Ends of keys."""
 
 
+def lora_file(path: Path) -> Path | None:
+    """The LoRA file that `path` is, or that it has as a folder of diffusers or PEFT."""
+    places = (path, path / FILE, path / PEFT_FILE)
+    return next((place for place in places if place.is_file()), None)
+
+
 def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
-    """Read a LoRA file of the kinds above; `path` is the file, or the folder of one that diffusers wrote.
+    """Read a LoRA file of the kinds above; `path` as for `lora_file`.
 
     Rows of several of our linears that share one LoRA are split exactly, each with its own copy of A. Columns of B that
     are zero in a linear's rows are left out if the rank is larger than `lora.rank`: a block-diagonal B comes apart.
@@ -67,7 +76,7 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
         UserError: the file is missing, damaged, not finite, of another rank, with metadata that changes its meaning in
             a way that a run cannot keep, or holds more than LoRA factors of `network`.
     """
-    file = path / FILE if path.is_dir() else path
+    file = lora_file(path) or path
     tensors, header = _read(file)
     adapter = None if header is None else _adapter(header, file)
     linears = keys_of(network)
@@ -101,6 +110,13 @@ def _read(file: Path) -> tuple[dict[str, Tensor], str | None]:
             tensors = {key: content.get_tensor(key).float() for key in content.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"The LoRA file {file} cannot be read as safetensors: {error}") from error
+    if header is None and any(key.startswith(PEFT) for key in tensors):
+        beside = file.with_name(PEFT_HEADER)
+        if not beside.is_file():
+            raise UserError(
+                f"The LoRA file {file} is of PEFT, which writes alpha to {PEFT_HEADER}; put it beside the file."
+            )
+        header = beside.read_text(encoding="utf-8", errors="replace")
     if key := first_not_finite(tensors):
         raise UserError(f"The LoRA file {file} holds NaN or Inf in {key}.")
     return tensors, header
@@ -176,8 +192,8 @@ def _adapter(header: str, file: Path) -> dict[str, Any]:
         stated = False
     if not stated:
         raise UserError(
-            f"The header of the LoRA file {file} ({METADATA_KEY}) does not state r and lora_alpha of a transformer's "
-            f"adapter: {header[:60]}"
+            f"The header of the LoRA file {file} ({METADATA_KEY}, {PEFT_HEADER}) does not state r and lora_alpha of a "
+            f"transformer's adapter: {header[:60]}"
         )
     changes = {name: value for name, value in adapter.items() if name not in READ | NEUTRAL and value}
     changes = {name: value for name, value in changes.items() if value not in USUAL.get(name, ())}

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 Tool: TypeAlias = Literal["comfyui", "kohya"]
 
-OURS, NATIVE, KOHYA = "transformer.", "diffusion_model.", "lora_unet_"
-"""What a key begins with: diffusers, ComfyUI, kohya's scripts."""
+OURS, NATIVE, KOHYA, PEFT = "transformer.", "diffusion_model.", "lora_unet_", "base_model.model."
+"""What a key begins with: diffusers, ComfyUI, kohya's scripts, PEFT."""
 
 Table: TypeAlias = Mapping[str, tuple[str, ...]]
 """A linear of the published model → ours whose rows it has, from top to bottom; ``#`` is a block's number."""
@@ -212,7 +212,7 @@ def published_linears(table: Table, linears: Iterable[str]) -> dict[str, tuple[s
 def keys_of(network: Network) -> dict[str, tuple[str, ...]]:
     """Every name that a file may have for a linear → our linears whose rows it holds, from top to bottom."""
     found: dict[str, tuple[str, ...]] = {
-        key_of(prefix, path): (path,) for path in network.rows for prefix in (OURS, NATIVE, KOHYA)
+        key_of(prefix, path): (path,) for path in network.rows for prefix in (OURS, NATIVE, KOHYA, PEFT)
     }
     if names := TOOL_NAMES.get(network.name):
         for theirs, parts in published_linears(names.table, network.rows).items():

@@ -21,8 +21,8 @@ from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.policy.reading import load_lora
-from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.policy.reading import PEFT_FILE, load_lora, lora_file
+from solrl_ray.policy.saving import FILE
 from solrl_ray.policy.tool_names import Network
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
@@ -49,14 +49,14 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_base(trained, config.model, named)
         _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
-    elif path.is_file() or (path / LORA_FILE).is_file():
-        factors = load_lora(path, config.model.lora, network_of(config.model))
+    elif file := lora_file(path):
+        factors = load_lora(file, config.model.lora, network_of(config.model))
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
         state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
     else:
-        problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
+        problem = f"a folder of another kind, with no {FILE} or {PEFT_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
     state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
     try:

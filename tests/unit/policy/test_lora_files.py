@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -133,3 +133,20 @@ def test_a_lora_file_that_says_too_little_of_itself_is_refused(said: str, tmp_pa
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": said})
     with pytest.raises(UserError, match=r"does not state r and lora_alpha of a transformer's adapter"):
         load_lora(tmp_path, ONE, NETWORK)
+
+
+def test_a_folder_of_peft_is_read_at_its_alpha(tmp_path: Path) -> None:
+    network = nn.ModuleDict({"a": nn.ModuleDict({"to_q": nn.Linear(6, 5), "to_k": nn.Linear(6, 5)})})
+    adapter = LoraConfig(r=4, lora_alpha=6, target_modules=["to_q", "to_k"], init_lora_weights="gaussian")
+    model = get_peft_model(network, adapter)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    loaded = load_lora(tmp_path, LORA, NETWORK)
+    for end in ("to_q", "to_k"):
+        changed = 10.0 / 4 * loaded[f"a.{end}.lora_B"] @ loaded[f"a.{end}.lora_A"]
+        torch.testing.assert_close(changed, model.base_model.model.a[end].get_delta_weight("default").detach())
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(UserError, match=r"adapter_config\.json"):
+        load_lora(tmp_path, LORA, NETWORK)

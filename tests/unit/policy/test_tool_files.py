@@ -301,7 +301,7 @@ PROJ = "lora_unet_double_blocks_1_img_attn_proj"
         ({"transformer.x.lokr_w1": A}, "transformer.x.lokr_w1, of LoKr"),
         ({f"{PROJ}.hada_w1_a": A}, "of LoHa"),
         ({f"{PROJ}.diff_b": A}, "a whole difference"),
-        ({"base_model.model.x.lora_A.weight": A}, "base_model.model.x.lora_A.weight, .* Flux2Transformer2DModel"),
+        ({"lora_transformer_x.lora_down.weight": A}, "lora_transformer_x.lora_down.weight, .* Flux2Transformer2DModel"),
         ({f"transformer.{OUT}.lora_A.weight": A, f"transformer.{OUT}.lora_B.weight": B[:32]}, f"{OUT} twice"),
         ({f"{PROJ}.lora_up.weight": None}, rf"{PROJ}: A is \[2, 32\], B \[0\]"),
         ({f"{PROJ}.lora_up.weight": B}, rf"96 rows of {PROJ}"),
