@@ -7,6 +7,7 @@ Resuming reads that checkpoint and never `run.init` again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from solrl_ray import models
 from solrl_ray.common.files import located
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Lora, Model
@@ -50,7 +52,9 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif file := lora_file(path):
-        factors = load_lora(file, config.model.lora, network_of(config.model))
+        network = network_of(config.model)
+        factors = load_lora(file, config.model.lora, network)
+        _check_targets(factors, config.model.lora, network, named)
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
@@ -105,6 +109,18 @@ def _check_base(found: Model, wanted: Model, named: str) -> None:
             f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "
             "a LoRA goes with the base that it was trained on."
         )
+
+
+def _check_targets(factors: Tensors, lora: Lora, network: Network, named: str) -> None:
+    """Refuse a file of other linears than the targets, with those that are its own if there are such."""
+    linears = {name.rpartition(".")[0] for name in factors}
+    other = linears ^ {path for path in network.rows if ends_in(path, lora.targets)}
+    if not other:
+        return
+    ends = sorted({re.sub(r"^.*?\.\d+\.", "", path) for path in linears})
+    fits = linears == {path for path in network.rows if ends_in(path, ends)}
+    fitting = f"; it has those of model.lora.targets=[{', '.join(ends)}]" if fits else ""
+    raise UserError(f"{named}, a LoRA of other linears than model.lora.targets names, such as {min(other)}{fitting}.")
 
 
 def _check_lora(found: Lora, wanted: Lora, named: str) -> None:

@@ -122,6 +122,9 @@ def test_a_saved_lora_has_the_same_bytes_whatever_the_order_of_factors_and_targe
 def test_what_is_no_lora_of_the_transformer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.safetensors"):
         load_lora(tmp_path / "missing.safetensors", ONE, NETWORK)
+    torch.save({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / "pickled.safetensors")
+    with pytest.raises(UserError, match=r"pickled\.safetensors cannot be read as safetensors"):
+        load_lora(tmp_path / "pickled.safetensors", ONE, NETWORK)
     header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
     save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
     with pytest.raises(UserError, match=r"text_encoder\.a\.lora_A\.weight"):
