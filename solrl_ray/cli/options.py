@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import solrl_ray
-from solrl_ray.cli import push, verbs
+from solrl_ray.cli import export, push, verbs
 from solrl_ray.common.files import located
 from solrl_ray.errors import UserError
 
@@ -140,6 +140,16 @@ def _stored(commands: Any) -> None:
     trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
     report.add_argument("--out", type=_path, metavar="FILE", help="for several runs; default: runs.html")
+    words = "write a run's policy as other tools read it, or merged into its checkpoint"
+    action = _add(commands, "export", export.export, words, RUN)
+    words = (
+        "a LoRA file for diffusers, comfyui or kohya's scripts, or a whole diffusers checkpoint with the policy in it"
+    )
+    action.add_argument("--format", required=True, choices=export.FORMATS, help=words)
+    words = "the policy: ema (its moving average, as in the run's folder lora; default) or default (as trained)"
+    action.add_argument("--policy", choices=export.POLICIES, default="ema", help=words)
+    action.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
+    action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
     action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")

@@ -85,8 +85,8 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
     _, state, _ = newest_state(there, run)
     if state is None:
         raise UserError(
-            f"{run} has no checkpoint yet, so there is no policy to evaluate: the first is written after the first "
-            "update; wait for it, or resume the run if it has stopped."
+            f"{run} has no checkpoint yet, so it has no policy: the first is written after the first update; wait for "
+            "it, or resume the run if it has stopped."
         )
     return state
 

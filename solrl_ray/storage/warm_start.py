@@ -7,21 +7,25 @@ Resuming reads that checkpoint and never `run.init` again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from solrl_ray import models
 from solrl_ray.common.files import located
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.policy.saving import FILE as LORA_FILE
-from solrl_ray.policy.saving import load_lora
+from solrl_ray.policy.reading import PEFT_FILE, load_lora, lora_file
+from solrl_ray.policy.saving import FILE
+from solrl_ray.policy.tool_names import Network
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publish import touched_linears
@@ -47,14 +51,16 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_base(trained, config.model, named)
         _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
-    elif path.is_file() or (path / LORA_FILE).is_file():
-        factors = load_lora(path, config.model.lora)
+    elif file := lora_file(path):
+        network = network_of(config.model)
+        factors = load_lora(file, config.model.lora, network)
+        _check_targets(factors, config.model.lora, network, named)
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
         state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
     else:
-        problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
+        problem = f"a folder of another kind, with no {FILE} or {PEFT_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
     state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
     try:
@@ -65,6 +71,14 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     if config.run.init_digest not in ("", digest):
         raise UserError(f"{named}, whose digest is {digest}, but run.init_digest is {config.run.init_digest}.")
     return config.model_copy(update={"run": config.run.model_copy(update={"init_digest": digest})}), state
+
+
+def network_of(model: Model) -> Network:
+    """The configured transformer; reads no weight."""
+    family = models.family(model)
+    modules = family.skeleton(model, "model.path").named_modules()
+    rows = {path: module.out_features for path, module in modules if isinstance(module, nn.Linear)}
+    return Network(family.TRANSFORMER.__name__, rows)
 
 
 def factor_shapes(config: Config) -> dict[str, torch.Size]:
@@ -95,6 +109,18 @@ def _check_base(found: Model, wanted: Model, named: str) -> None:
             f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "
             "a LoRA goes with the base that it was trained on."
         )
+
+
+def _check_targets(factors: Tensors, lora: Lora, network: Network, named: str) -> None:
+    """Refuse a file of other linears than the targets, with those that are its own if there are such."""
+    linears = {name.rpartition(".")[0] for name in factors}
+    other = linears ^ {path for path in network.rows if ends_in(path, lora.targets)}
+    if not other:
+        return
+    ends = sorted({re.sub(r"^.*?\.\d+\.", "", path) for path in linears})
+    fits = linears == {path for path in network.rows if ends_in(path, ends)}
+    fitting = f"; it has those of model.lora.targets=[{', '.join(ends)}]" if fits else ""
+    raise UserError(f"{named}, a LoRA of other linears than model.lora.targets names, such as {min(other)}{fitting}.")
 
 
 def _check_lora(found: Lora, wanted: Lora, named: str) -> None:

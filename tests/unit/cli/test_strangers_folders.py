@@ -87,6 +87,7 @@ READING = {
     "verify": ["verify", "{}"],
     "trace": ["trace", "{}"],
     "push": ["push", "{}", "me/mine", "--dry-run"],
+    "export": ["export", "{}", "--format", "kohya"],
     "plan": ["plan", "{}/config.yaml"],
     "config": ["config", "{}/config.yaml"],
 }

@@ -14,7 +14,9 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.config.schema import Lora, Model
 from solrl_ray.models.sana import LinearGLU, as_linear
-from solrl_ray.policy.saving import load_lora, save_lora
+from solrl_ray.policy.reading import load_lora
+from solrl_ray.policy.saving import save_lora
+from solrl_ray.policy.tool_names import Network
 from solrl_ray.quantization.scope import quantize_
 from tests.support import tiny
 
@@ -93,7 +95,8 @@ def test_a_stock_checkpoint_quantises_in_its_feed_forward(path: Path, skip: list
 def test_lora_factors_of_convolutions_are_saved_in_their_shape_and_read_as_matrices(tmp_path: Path) -> None:
     end = "transformer_blocks.0.ff.conv_point"
     factors = {f"{end}.lora_A": torch.ones(2, 6), f"{end}.lora_B": torch.ones(4, 2)}
-    factors |= {"transformer_blocks.0.attn1.to_q.lora_A": torch.ones(2, 4)}
+    other = "transformer_blocks.0.attn1.to_q"
+    factors |= {f"{other}.lora_A": torch.ones(2, 4), f"{other}.lora_B": torch.ones(3, 2)}
     lora = Lora(rank=2, alpha=4.0, targets=["conv_point", "to_q"])
     file = save_lora(tmp_path, factors, lora, models.FAMILIES["sana"].convolutions)
     with safe_open(file, framework="pt") as content:
@@ -101,9 +104,10 @@ def test_lora_factors_of_convolutions_are_saved_in_their_shape_and_read_as_matri
     assert shapes == {
         f"transformer.{end}.lora_A.weight": (2, 6, 1, 1),
         f"transformer.{end}.lora_B.weight": (4, 2, 1, 1),
-        "transformer.transformer_blocks.0.attn1.to_q.lora_A.weight": (2, 4),
+        f"transformer.{other}.lora_A.weight": (2, 4),
+        f"transformer.{other}.lora_B.weight": (3, 2),
     }
-    loaded = load_lora(file, lora)
+    loaded = load_lora(file, lora, Network("SanaTransformer2DModel", {end: 4, other: 3}))
     assert {name: factor.shape for name, factor in loaded.items()} == {n: f.shape for n, f in factors.items()}
 
 

@@ -99,6 +99,17 @@ def test_a_lora_file_keeps_its_strength_under_another_alpha(source: Config, tmp_
         assert torch.equal(first.ema[name], factor * 4 if name.endswith("lora_B") else factor)
 
 
+@pytest.mark.parametrize("targets", ["to_q, to_k", "to_q, to_k, to_v, to_out.0, proj_mlp, proj_out"])
+def test_a_lora_file_of_other_linears_is_refused_with_the_targets_that_fit(
+    targets: str, source: Config, tmp_path: Path
+) -> None:
+    file = save_lora(tmp_path / "lora", factors(source, 3), source.model.lora)
+    with pytest.raises(UserError, match=r"^run\.init .* such as [\w.]+; ") as refused:
+        warm_start(forked(source, file, f"model.lora.targets=[{targets}]"))
+    fitting = str(refused.value).partition("model.lora.targets=")[2].removesuffix(".")
+    assert warm_start(forked(source, file, f"model.lora.targets={fitting}"))[1].ema.keys() == factors(source, 3).keys()
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [

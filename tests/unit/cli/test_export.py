@@ -1,0 +1,99 @@
+"""``solrl export``: a policy of a run in each format, and the sentences if it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from safetensors.torch import load_file
+
+from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
+from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.schema import Config
+from solrl_ray.models import paths
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.warm_start import warm_start
+from tests.support.command_line import refusal, solrl
+from tests.support.small import small_config
+from tests.unit.storage.test_warm_start import state
+
+
+def make_run(root: Path, *overrides: str) -> Config:
+    """A run with checkpoints after 1 and 2 updates."""
+    config = small_config(root, "small", *overrides)
+    run = RunFolder.of(config)
+    run.path.mkdir(parents=True)
+    (run.path / FORMAT_FILE).write_text(str(FORMAT))
+    (run.path / "config.yaml").write_text(to_yaml(config))
+    for updates in (1, 2):
+        state(config, updates).save(run.checkpoint(updates))
+    return config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_run(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["diffusers", "comfyui", "kohya"])
+@pytest.mark.parametrize(("options", "updates", "policy"), [((), 2, "ema"), (("--updates", "1"), 1, "default")])
+def test_a_run_begins_with_the_policy_of_an_exported_file(
+    kind: str, options: tuple[str, ...], updates: int, policy: str, config: Config
+) -> None:
+    run = RunFolder.of(config).path
+    assert solrl("export", run, "--format", kind, "--policy", policy, *options) == 0
+    (file,) = (run / "export" / kind).iterdir()
+    _, first = warm_start(small_config(run.parent, "fork", f"run.init='{file}'"))
+    assert lora_digest(first.default) == lora_digest(getattr(state(config, updates), policy))
+
+
+def test_the_command_says_what_it_wrote_and_which_rank_it_has(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = RunFolder.of(config).path, tmp_path / "loras"
+    assert solrl("export", run, "--format", "kohya", "--out", out) == 0
+    file = out / "small.safetensors"
+    # Of the double block: the output, and q, k, v in one; of the single ones q, k, v, proj_mlp in one.
+    ranks = [len(tensor) for key, tensor in load_file(file).items() if key.endswith("lora_down.weight")]
+    said = ", ".join(f"rank {rank} of {ranks.count(rank)} linears" for rank in (16, 48, 64))
+    assert capsys.readouterr().out == f"written: {file}: ema after update 2, {said}\n"
+    assert sorted(set(ranks)) == [16, 48, 64]
+
+
+def test_a_checkpoint_has_the_weights_that_diffusers_makes_of_the_lora(config: Config, tmp_path: Path) -> None:
+    run, out = RunFolder.of(config).path, tmp_path / "whole"
+    assert solrl("export", run, "--format", "checkpoint", "--out", out) == 0
+    assert solrl("export", run, "--format", "diffusers") == 0
+    base = DiffusionPipeline.from_pretrained(paths.resolve(config.model.path), dtype=torch.float32)
+    base.load_lora_weights(run / "export" / "diffusers")
+    base.fuse_lora()
+    base.unload_lora_weights()
+    found = DiffusionPipeline.from_pretrained(out, dtype=torch.bfloat16).transformer.state_dict()
+    for name, weight in base.transformer.state_dict().items():
+        torch.testing.assert_close(found[name], weight.bfloat16(), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["comfyui", "kohya"])
+def test_keys_that_a_tool_does_not_know_are_refused_and_nothing_is_written(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.of(make_run(tmp_path, "model.lora.targets=[to_q, x_embedder]")).path
+    said = refusal(capsys, "export", run, "--format", kind)
+    assert "x_embedder" in said
+    assert kind in said
+    assert not (run / "export").exists()
+
+
+def test_what_cannot_be_exported_is_one_sentence(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.of(config).path
+    (tmp_path / "file").touch()
+    assert "comfy" in refusal(capsys, "export", run, "--format", "comfy")
+    assert "--updates is 7" in refusal(capsys, "export", run, "--format", "kohya", "--updates", "7")
+    assert "it must be a folder" in refusal(capsys, "export", run, "--format", "kohya", "--out", tmp_path / "file")
+    assert "is not a run folder" in refusal(capsys, "export", tmp_path, "--format", "kohya")
+    assert "is there already" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
