@@ -1,0 +1,60 @@
+"""Whether a few updates raise what they are rewarded for.
+
+An objective can be right and not fit a checkpoint: users saw DiffusionNFT lower every reward on Z-Image. Nothing that
+needs no training showed such a fall beforehand (docs/decisions/z-image.md), so this step trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from solrl_ray.config.samplers import Ode
+from solrl_ray.policy import adapters
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.validation.roles import alone
+from solrl_ray.validation.session import PROMPTS, Brightness, Session
+from solrl_ray.validation.steps import Measure, at_least
+
+UPDATES = 4
+SEEDS = tuple(range(8))
+"""Of each prompt, in each update; others measure."""
+FALL = -3.0
+"""Standard errors. One in 700 sound models falls by as much."""
+
+
+def climb(session: Session) -> list[Measure]:
+    """On-policy updates with the pictures' brightness as reward, which is compared on the same noise before and after.
+
+    Not compiled, because batches have other shapes than a run's.
+    """
+    session.release()
+    eager = session.config.compile.model_copy(update={"enabled": False, "learner": False})
+    settings = session.config.model_copy(update={"compile": eager})
+    steps, record = settings.rollout.regenerate.steps, settings.objective.needs_trajectory
+    with alone(session, settings, "transformer", "vae") as (model, learner):
+        given = {"steps": steps, "micro_batch": len(SEEDS)}
+        sampler = Sampler(settings, model, Brightness("brightness"), record=record, **given)
+        measuring = Sampler(settings, model, Brightness("brightness"), sampler=Ode(), **given)
+
+        def brightness() -> np.ndarray:
+            with adapters.using(model.transformer, "old"):
+                drawn = [session.sample(measuring, prompt, stage="evaluate", indices=SEEDS)[0] for prompt in PROMPTS]
+            return torch.cat([each.rewards for each in drawn]).double().numpy()
+
+        before = brightness()
+        for update in range(UPDATES):
+            with adapters.using(model.transformer, "old"):
+                made = [session.sample(sampler, prompt, iteration=update, indices=SEEDS)[1] for prompt in PROMPTS]
+            learner.update(update, [replace(group, revision=update) for group in made], session.embeddings)
+        change = brightness() - before
+    error = change.std(ddof=1) / len(change) ** 0.5
+    why = "a reward that falls in its first updates falls in a run: try another objective"
+    return [
+        Measure("objective", settings.objective.kind),
+        Measure(f"brightness before {UPDATES} updates", float(before.mean())),
+        Measure("change of the brightness", float(change.mean())),
+        at_least("change in standard errors", float(change.mean() / max(error, 1e-12)), FALL, why),
+    ]
