@@ -6,8 +6,6 @@ needs no training showed such a fall beforehand (docs/decisions/z-image.md), so 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -37,9 +35,9 @@ def climb(session: Session) -> list[Measure]:
     settings = session.config.model_copy(update={"compile": eager})
     steps, record = settings.rollout.regenerate.steps, settings.objective.needs_trajectory
     with alone(session, settings, "transformer", "vae") as (model, learner):
-        given = {"steps": steps, "micro_batch": len(SEEDS)}
-        sampler = Sampler(settings, model, Brightness("brightness"), record=record, **given)
-        measuring = Sampler(settings, model, Brightness("brightness"), sampler=Ode(), **given)
+        reward, size = Brightness("brightness"), len(SEEDS)
+        sampler = Sampler(settings, model, reward, steps=steps, micro_batch=size, record=record)
+        measuring = Sampler(settings, model, reward, steps=steps, micro_batch=size, sampler=Ode())
 
         def brightness() -> np.ndarray:
             with adapters.using(model.transformer, "old"):
@@ -50,7 +48,7 @@ def climb(session: Session) -> list[Measure]:
         for update in range(UPDATES):
             with adapters.using(model.transformer, "old"):
                 made = [session.sample(sampler, prompt, iteration=update, indices=SEEDS)[1] for prompt in PROMPTS]
-            learner.update(update, [replace(group, revision=update) for group in made], session.embeddings)
+            learner.update(update, made, session.embeddings)
         change = brightness() - before
     error = change.std(ddof=1) / len(change) ** 0.5
     why = "a reward that falls in its first updates falls in a run: try another objective"
