@@ -22,7 +22,13 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
 from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
+from solrl_ray.config.strategies import (
+    is_one_stage,
+    pool_sampling,
+    reward_weights,
+    unreproducible_rewards,
+    warnings,
+)
 from solrl_ray.errors import WorkerGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics
@@ -152,7 +158,9 @@ class RunComponents:
             pool=config.rollout.pool,
             keep=config.rollout.keep,
             unit=pool_sampling(config).unit,
-            selection=SelectionRule(kind=config.rollout.selection, run_seed=config.run.seed),
+            selection=SelectionRule(
+                kind=config.rollout.selection, run_seed=config.run.seed, weights=reward_weights(config)
+            ),
             one_stage=is_one_stage(config),
             kinds=kinds_of_prompts(config),
             audit=audit_plan(config),

@@ -119,7 +119,13 @@ class UnitResult:
     started: float = 0.0
     """Start of computing: seconds since 1970, by the worker's clock. Only the trace reads it."""
     early: tuple[float, ...] = ()
-    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue."""
+    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue. With
+    `components`: their contrasts inside the unit (`objectives.gdpo`).
+    """
+    components: tuple[tuple[float, ...], ...] = ()
+    """Per index each reward's own value (float32), if they are summed with their own statistics: as `rewards`, of a
+    pruned member those of its early score.
+    """
     samples_digest: str = ""
     """For a ``sample`` unit: digest of its samples (`scheduling.iteration_state.group_digest`)."""
     reward_costs: Mapping[str, int] | None = None
@@ -131,7 +137,9 @@ class Candidate:
     prompt_id: str
     index: int
     reward: float
-    """Ranks the pool; for a preview, a proxy that only ranks (design law 1)."""
+    """Ranks the pool; for a preview, a proxy that only ranks (design law 1). Of several rewards with their own
+    statistics: their contrast in the pool (`objectives.gdpo`).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +180,8 @@ class SampleGroup(Portable):
     """Candidate indices, in the selection's order (best, then worst)."""
     rewards: tuple[float, ...]
     """Rewards of the full-precision images, one per index."""
+    components: tuple[tuple[float, ...], ...] = ()
+    """As of `UnitResult`."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
     trajectory: Trajectory | None = None

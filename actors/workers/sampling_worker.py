@@ -192,6 +192,7 @@ class SamplingWorker(Callee):
         result = UnitResult(
             unit=unit,
             rewards=tuple(sampled.rewards.tolist()),
+            components=tuple(map(tuple, sampled.components.tolist())) if sampled.components.numel() else (),
             worker=self._name,
             score_class=self._score_class,
             seconds=time.perf_counter() - started,

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _steps(session: Session) -> list[Step]:
     """The steps for the model, in order."""
     from solrl_ray.quantization.capability import QUANTIZED_TIERS
-    from solrl_ray.validation import against_stock, roles
+    from solrl_ray.validation import against_stock, climb, roles
     from solrl_ray.validation.steps import Step
 
     def of(name: str, does: str, work: Any, *needs: str) -> Step:
@@ -117,4 +117,5 @@ def _steps(session: Session) -> list[Step]:
         ),
         of("update", "one update of the policy", roles.update, "regenerate"),
         of("revision", "publish, swap, prove", roles.revision, "update"),
+        of("climb", "a few updates on the pictures' brightness: does it rise?", climb.climb, "update"),
     ]

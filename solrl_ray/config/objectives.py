@@ -28,11 +28,18 @@ class OldDecay(Section):
 
 
 class Advantage(Section):
-    std: Literal["global", "group", "group_unbiased", "none"] = "global"
+    std: Literal["global", "group", "group_unbiased", "none", "gdpo"] = "global"
     """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
-    n - 1, or 1."""
+    n - 1, or 1. ``gdpo``: each of several rewards is divided by its own in the prompt before they are summed, then the
+    sum by that of the whole iteration; seeds are chosen by such sums too (arXiv 2601.05242).
+    """
     clip: AboveZero = 5.0
     """Advantages are clipped to ± this."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the first advantage needs the rewards of all samples of the iteration."""
+        return self.std in ("global", "gdpo")
 
 
 def share_of(count: int, fraction: float) -> int:

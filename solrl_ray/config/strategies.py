@@ -180,6 +180,11 @@ def at_fallback_level(config: Config, fallback_level: int) -> Config:
     return config.model_copy(update={"rollout": rollout.model_copy(update={"explore": explore, "preview": preview})})
 
 
+def reward_weights(config: Config) -> tuple[float, ...]:
+    """Weights of rewards that have their own statistics before they are summed (`objectives.gdpo`); empty if not."""
+    return tuple(reward.weight for reward in config.rewards) if config.objective.advantage.std == "gdpo" else ()
+
+
 def unreproducible_rewards(config: Config) -> tuple[str, ...]:
     """Keys of the rewards that may score the same picture differently each time."""
     found = []

@@ -85,6 +85,6 @@ def _prepared(config: Config) -> int:
     all_in_step = math.ceil(step / (learner.micro_batch * learner.world_size))
     there = (rollout.prompts - 1) * rollout.keep
     early = all_in_step if step <= there else math.ceil(there // learner.micro_batch / learner.world_size)
-    if config.objective.advantage.std != "global" and learner.zero_stage == 1:
+    if not config.objective.advantage.needs_all and learner.zero_stage == 1:
         return int(early == all_in_step)
     return early

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from solrl_ray.config import fitting, problems
+from solrl_ray.config import fitting, problems, reward_kinds
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
 from solrl_ray.config.loading import read_file
@@ -189,11 +189,17 @@ def _on_its_card(facts: ModelFacts) -> Figure:
 
 
 def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
-    """Of an image. Lists have it with CLIPScore, which stands for all rewards."""
+    """Of an image. Lists have it with CLIPScore, which stands for all rewards that are no language models."""
     found, others = costs.decode_and_reward, [reward.kind for reward in config.rewards if reward.kind != "clipscore"]
     if not others:
         return found
-    return Figure(ms=found.ms, measured=False, source=f"{', '.join(others)} counted as CLIPScore; {found.source}")
+    slow = {kind: reward_kinds.REGISTERED[kind].ms for kind in others if kind in reward_kinds.REGISTERED}
+    slow = {kind: ms for kind, ms in slow.items() if ms}
+    said = [f"{kind} estimated at {ms:g} ms" for kind, ms in slow.items()]
+    if counted := [kind for kind in others if kind not in slow]:
+        said.insert(0, f"{', '.join(counted)} counted as CLIPScore")
+    ms = found.ms + sum(slow.get(kind, 0) for kind in others)
+    return Figure(ms=ms, measured=False, source=f"{'; '.join(said)}; {found.source}")
 
 
 def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:

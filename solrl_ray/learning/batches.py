@@ -141,5 +141,5 @@ def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
 
 def fingerprint(groups: Sequence[SampleGroup]) -> int:
     """A 32-bit checksum of prompts, indices and rewards, to compare between ranks."""
-    text = ";".join(f"{g.iteration}/{g.revision}/{g.prompt_id}/{g.indices}/{g.rewards}" for g in groups)
+    text = ";".join(f"{g.iteration}/{g.revision}/{g.prompt_id}/{g.indices}/{g.rewards}{g.components}" for g in groups)
     return zlib.crc32(text.encode())

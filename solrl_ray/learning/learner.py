@@ -190,7 +190,7 @@ class Learner:
             self._follow()
         self._open = None
         update.seconds += time.perf_counter() - started
-        advantages, clip = update.advantages(self._config.objective.advantage), self._config.objective.advantage.clip
+        advantages, clip = update.advantages(self._config), self._config.objective.advantage.clip
         return update_metrics(update, done, advantages, revision=self.revision, clip=clip)
 
     def _opened(self) -> OpenUpdate:
@@ -234,7 +234,7 @@ class Learner:
         """
         if part.old_is_default is None:
             part.old_is_default = self._old_is_default()
-        known = update.advantages(self._config.objective.advantage)
+        known = update.advantages(self._config)
         # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples so far.
         alone = self._config.learner.zero_stage == 1
         while part.slots or part.prepared:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solrl_ray.config.objectives import Advantage
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import reward_weights
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, equal_parts, rank_slots, rewards_and_groups
 from solrl_ray.objectives.advantages import advantages
@@ -152,8 +153,12 @@ class OpenUpdate:
     def complete(self) -> bool:
         return len(self.groups) == len(self.sizes)
 
-    def advantages(self, config: Advantage) -> NDArray[np.float64]:
+    def advantages(self, config: Config) -> NDArray[np.float64]:
         """Advantages that are known so far, in sample order, float64."""
-        if not self.groups or (config.std == "global" and not self.complete):
+        advantage, weights = config.objective.advantage, reward_weights(config)
+        if not self.groups or (advantage.needs_all and not self.complete):
             return np.empty(0)
-        return advantages(*rewards_and_groups(self.groups), config)
+        own = [each for group in self.groups for each in group.components]
+        return advantages(
+            *rewards_and_groups(self.groups), advantage, components=np.array(own) if own else None, weights=weights
+        )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solrl_ray.config.objectives import Advantage
+from solrl_ray.objectives import gdpo
 
 EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward."""
@@ -15,19 +17,28 @@ UNBIASED_EPSILON = 1e-8
 """The same for the unbiased one, as in DanceGRPO."""
 
 
-def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage) -> NDArray[np.float64]:
+def advantages(
+    rewards: NDArray[np.float64],
+    groups: NDArray[np.int64],
+    config: Advantage,
+    *,
+    components: NDArray[np.float64] | None = None,
+    weights: Sequence[float] = (),
+) -> NDArray[np.float64]:
     """A_i = (R_i - mean of i's group) / (std + 1e-4), float64 [n], not clipped (the objective clips).
 
     `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their
     common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's own
-    rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4. A
-    group of equal rewards has advantage 0.
+    rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4.
+    ``gdpo``: see `objectives.gdpo`. A group of equal rewards has advantage 0.
 
     All sums are correctly rounded, so the order of the samples changes no bit.
 
     Args:
         rewards: rewards of the regenerated, full-precision samples of one iteration, [n].
         groups: one integer per prompt, [n].
+        components: each reward's own values for ``gdpo``, [n, rewards]; None: `rewards` alone.
+        weights: of these rewards.
 
     Raises:
         ValueError: no samples, shapes that differ, groups that are not integers, a reward that is not finite.
@@ -41,6 +52,10 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: 
         raise ValueError(f"groups are integers, got {groups.dtype}")
     if not np.isfinite(rewards).all():
         raise ValueError(f"reward {rewards[~np.isfinite(rewards)][0]} is not finite")
+    if config.std == "gdpo":
+        if components is None:
+            return gdpo.advantages(rewards[:, None], groups, [1.0])
+        return gdpo.advantages(components, groups, weights)
     result = np.empty_like(rewards)
     global_std = _std(rewards)
     for group in np.unique(groups):

@@ -51,7 +51,8 @@ def iteration_metrics(
     """
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)[fallback_level]
-    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(summary), full)
+    compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
+    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(summary), compared)
     rollout, counts = config.rollout, summary.counts
     return IterationMetrics(
         iteration=iteration,
@@ -71,7 +72,7 @@ def iteration_metrics(
         reward_std=float(full.std()),
         proxy_reward_mean=summary.proxy_mean,
         spearman=fidelity.spearman if fidelity else None,
-        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), full) if fidelity else {},
+        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), compared) if fidelity else {},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
         audit=audit(summary.audited) if summary.audited else {},
@@ -85,7 +86,7 @@ def iteration_metrics(
         preview_precision=preview.tier if preview else None,
         dropped=counts.dropped,
         expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
-        constant_groups=_constant_rows(full),
+        constant_groups=_constant_rows(compared),
         # Of the best and the worst: if those are equal, all others are.
         constant_pools=_constant_rows(_proxies(summary)) if preview and rollout.selection == "best_worst" else 0,
         **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},

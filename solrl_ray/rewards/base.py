@@ -30,6 +30,11 @@ class Reward(ABC):
         """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
 
+    def score_each(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """`score`, followed by each reward's own value in a sum of several: [B, 1 + rewards]. See `score`."""
+        values = self.score(images, prompts)
+        return torch.stack([values, values], dim=1)
+
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """Score images.

@@ -25,7 +25,7 @@ BERT_TOKENIZER = ("tokenizer.json", "vocab.txt")
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 
 
-def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str = "") -> Path:
+def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str = "", whole: bool = False) -> Path:
     """The folder of a checkpoint: `path` itself, or its snapshot in the Hugging Face cache.
 
     Rewards have gigabytes, so the user fetches them once. A worker's start has a deadline.
@@ -35,6 +35,7 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         files: required files; each entry is a file, or several of which one is enough.
         key: the name of the configuration's entry in a message.
         source: where to get a file that is not on the hub.
+        whole: its weights are in several files, so all of the repository is to be fetched.
 
     Raises:
         UserError: no such folder, or files are missing from it.
@@ -52,7 +53,7 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         raise UserError(f"{key} is {path!r}, but {listed} cannot be read from that folder: no such file; {advice}.")
     raise MissingCheckpoint(
         f"{key} is {path!r}, which is not a local folder, and {listed} cannot be read from the Hugging Face cache; "
-        f"run `hf download {path} {listed}` on every machine that scores."
+        f"run `hf download {path}{'' if whole else f' {listed}'}` on every machine that scores."
     )
 
 

@@ -41,9 +41,16 @@ class RewardMixture(Reward):
         return {each.reward.name: each.reward.score(images, prompts) for each in self._rewards}
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        total = torch.zeros(len(images), dtype=torch.float32)
-        for reward, weight, mean, std in self._rewards:
-            total = total + weight * ((reward.score(images, prompts) - mean) / std)
+        return self._sum(list(self.components(images, prompts).values()))
+
+    def score_each(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        own = list(self.components(images, prompts).values())
+        return torch.stack([self._sum(own), *own], dim=1)
+
+    def _sum(self, own: Sequence[Tensor]) -> Tensor:
+        total = torch.zeros(len(own[0]), dtype=torch.float32)
+        for values, (_, weight, mean, std) in zip(own, self._rewards, strict=True):
+            total = total + weight * ((values - mean) / std)
         return total
 
     def take_costs(self) -> dict[str, int]:

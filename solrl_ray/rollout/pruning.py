@@ -41,7 +41,7 @@ def dropped(result: UnitResult) -> tuple[int, ...]:
         return ()
     kept = set(survivors(early, unit.prune.keep))
     out = [position for position in range(len(early)) if position not in kept]
-    if any(result.rewards[position] != early[position] for position in out):
+    if not result.components and any(result.rewards[position] != early[position] for position in out):
         raise ValueError(
             f"{result.worker} answered {unit.describe()} with other rewards than early scores of those dropped"
         )

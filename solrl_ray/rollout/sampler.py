@@ -19,8 +19,10 @@ from torch import Tensor
 
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import reward_weights
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.stock_call import Drawing
+from solrl_ray.objectives.gdpo import contrasts
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.pruning import survivors
@@ -43,6 +45,8 @@ class Sampled:
     """float32 [n, 3, H, W] in [0, 1], on the sampling device."""
     rewards: Tensor
     """float32 [n], on the CPU."""
+    components: Tensor
+    """Each reward's own values, float32 [n, rewards], on the CPU; [n, 0] unless they have their own statistics."""
     trajectory: Trajectory | None = None
     """Of a sampler that records; on the CPU."""
     reward_costs: Mapping[str, int] = field(default_factory=dict)
@@ -55,8 +59,12 @@ class Previewed:
 
     rewards: Tensor
     """float32 [n], on the CPU; for a pruned member its early score."""
+    components: Tensor
+    """As of `Sampled`; for a pruned member those of its early score."""
     early: Tensor
-    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; [0] if the unit is not pruned."""
+    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; [0] if the unit is not pruned. Of rewards with
+    their own statistics: contrasts inside the unit.
+    """
     reward_costs: Mapping[str, int]
     """As of `Sampled`, for both scorings."""
 
@@ -111,6 +119,7 @@ class Sampler:
         self._sampler = config.rollout.sampler if sampler is None else sampler
         self._model = model
         self._reward = reward
+        self._weights = reward_weights(config)
         self._micro_batch = micro_batch
         self._record = record
         self._regenerate_steps = config.rollout.regenerate.steps
@@ -137,12 +146,13 @@ class Sampler:
         batch = self._batch(unit, prompt, embedding)
         parts = [self._one(part, prompt, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
-        latents, images, rewards, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
+        latents, images, scores, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
         start = window_start(self._sampler, unit, self._run_seed)
         return Sampled(
             latents=latents,
             images=images,
-            rewards=rewards,
+            rewards=scores[:, 0],
+            components=scores[:, 1:],
             trajectory=Trajectory(states=states, first_step=start) if self._record else None,
             reward_costs=self._reward.take_costs(),
         )
@@ -152,22 +162,28 @@ class Sampler:
         """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
         batch, count = self._batch(unit, prompt, embedding), len(unit.indices)
         if unit.prune is None:
-            rewards = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
-            scores = torch.cat(rewards)[:count]
-            return Previewed(rewards=scores, early=torch.empty(0), reward_costs=self._reward.take_costs())
+            parts = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
+            return self._previewed(torch.cat(parts)[:count], torch.empty(0))
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
         early = torch.cat([self._decode_and_score(_estimate(state), prompt)[1] for state in begun])[:count]
-        kept = survivors(early.tolist(), unit.prune.keep)
+        deciding = early[:, 0]
+        if self._weights:
+            deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()
+        kept = survivors(deciding.tolist(), unit.prune.keep)
         final = self._finish(unit, solvers.together(begun), kept, prompt, batch)
-        scores = early.index_copy(0, torch.tensor(kept), final)
-        return Previewed(rewards=scores, early=early, reward_costs=self._reward.take_costs())
+        return self._previewed(early.index_copy(0, torch.tensor(kept), final), deciding)
+
+    def _previewed(self, scores: Tensor, early: Tensor) -> Previewed:
+        return Previewed(
+            rewards=scores[:, 0], components=scores[:, 1:], early=early, reward_costs=self._reward.take_costs()
+        )
 
     def _finish(
         self, unit: WorkUnit, state: State, kept: Sequence[int], prompt: Prompt, batch: dict[str, Tensor]
     ) -> Tensor:
-        """Rewards of the members at the positions `kept`, which continue from `state` in new micro-batches."""
+        """Scores of the members at the positions `kept`, which continue from `state` in new micro-batches."""
         assert unit.prune is not None
         place = {unit.indices[position]: position for position in kept}
         scores = []
@@ -192,20 +208,25 @@ class Sampler:
             yield replace(unit, indices=part + part[-1:] * (self._micro_batch - len(part)))
 
     def _one(self, part: WorkUnit, prompt: Prompt, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """(latents, images, rewards, recorded states); the states are empty if none are recorded."""
+        """(latents, images, scores, recorded states); the states are empty if none are recorded."""
         state, states = self._advance(part, self._noise(part), batch)
-        images, rewards = self._decode_and_score(state.latents, prompt)
-        kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(rewards), 0)
-        return state.latents.float(), images.float(), rewards, kept
+        images, scores = self._decode_and_score(state.latents, prompt)
+        kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(scores), 0)
+        return state.latents.float(), images.float(), scores, kept
 
     def _noise(self, part: WorkUnit) -> State:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
         return State(noise.to(self._model.device))
 
     def _decode_and_score(self, latents: Tensor, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Images, and their rewards: float32 on the CPU."""
+        """Images, and their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what `Sampled.components`
+        has.
+        """
         images = self._model.decode(latents)
-        return images, self._reward.score(images, [prompt.text] * len(images)).float().cpu()
+        prompts = [prompt.text] * len(images)
+        if self._weights:
+            return images, self._reward.score_each(images, prompts).float().cpu()
+        return images, self._reward.score(images, prompts).float().cpu()[:, None]
 
     def _advance(
         self, part: WorkUnit, state: State, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
@@ -250,6 +271,7 @@ def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
         prompt_id=unit.prompt_id,
         indices=unit.indices,
         rewards=result.rewards,
+        components=result.components,
         latents=sampled.latents.cpu(),
         trajectory=sampled.trajectory,
         seconds=result.seconds,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from solrl_ray.config.schema import SelectionKind
+from solrl_ray.objectives.gdpo import Contrast
 from solrl_ray.records import Address, Candidate, Selection
 from solrl_ray.sampling.noise import permutation
 
@@ -38,6 +39,8 @@ class SelectionRule:
     kind: SelectionKind = "best_worst"
     run_seed: int = 0
     """Of the draw ``random``."""
+    weights: tuple[float, ...] = ()
+    """Of rewards with their own statistics, whose contrast ranks a pool (`objectives.gdpo`); empty: their sum does."""
 
     def eligible(self, rewards: Sequence[float], keep: int, *, iteration: int, prompt_id: str) -> list[int]:
         """Positions, rising."""
@@ -77,26 +80,53 @@ class PromptSelection:
         self.prompt_id = prompt_id
         self._keep = keep
         self._rule, self._iteration = rule, iteration
+        self._contrast: Contrast | None = None
         self._rewards: dict[int, float] = {}
         self._dropped: dict[int, float] = {}
+        self._components: dict[int, tuple[float, ...]] = {}
 
-    def add(self, index: int, reward: float) -> None:
+    def add(self, index: int, reward: float, components: tuple[float, ...] = ()) -> None:
         """Take the proxy reward of one seed, rounded to float32.
+
+        Args:
+            components: each reward's own value, if the rule has weights.
 
         Raises:
             ValueError: the reward is not finite, the index is outside the pool, or it was added before.
         """
         self._rewards[index] = self._checked(index, reward)
+        self._components[index] = components
 
-    def drop(self, index: int, early: float) -> None:
+    def drop(self, index: int, early: float, components: tuple[float, ...] = ()) -> None:
         """As `add`, for a seed whose preview was pruned after this early score, so that it cannot be chosen."""
         self._dropped[index] = self._checked(index, early)
+        self._components[index] = components
+
+    def given(self, index: int) -> tuple[float, tuple[float, ...]]:
+        """Reward and components of a seed that was added."""
+        return self._rewards[index], self._components[index]
+
+    def contrasts(self, components: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        """What ranks seeds of this prompt, given their components: float32 values, by the statistics of the pool's
+        seeds that were not dropped. The pool must be complete.
+        """
+        if self._contrast is None:
+            own = [self._components[index] for index in sorted(self._rewards)]
+            self._contrast = Contrast.of(own, self._rule.weights)
+        return tuple(_float32(value) for value in self._contrast(components))
 
     @property
     def scores(self) -> list[float]:
         """Of all seeds known so far, in the order of their indices; of a dropped one the early score."""
         known = self._rewards | self._dropped
         return [known[index] for index in sorted(known)]
+
+    @property
+    def ranking(self) -> tuple[float, ...]:
+        """What ranks the seeds, in the order of their indices: `scores`, or the contrasts of a complete pool."""
+        if not self._rule.weights:
+            return tuple(self.scores)
+        return self.contrasts([self._components[index] for index in sorted(self._components)])
 
     @property
     def dropped(self) -> tuple[int, ...]:
@@ -117,24 +147,30 @@ class PromptSelection:
         if not self.complete:
             raise ValueError(f"prompt {self.prompt_id} has {len(self._rewards)} of {self.pool} rewards")
         indices, keep = sorted(self._rewards), self._keep
-        rewards = [self._rewards[index] for index in indices]
+        ranked = dict(zip(sorted(self._components), self.ranking, strict=True))
+        rewards = [ranked[index] for index in indices]
         left = self._rule.eligible(rewards, keep, iteration=self._iteration, prompt_id=self.prompt_id)
         indices = [indices[position] for position in left]
         best, worst = extremes([rewards[position] for position in left], keep)
-        return tuple(self._candidate(indices[i]) for i in best), tuple(self._candidate(indices[i]) for i in worst)
-
-    def _candidate(self, index: int) -> Candidate:
-        return Candidate(prompt_id=self.prompt_id, index=index, reward=self._rewards[index])
+        sides = [
+            tuple(Candidate(prompt_id=self.prompt_id, index=indices[i], reward=ranked[indices[i]]) for i in side)
+            for side in (best, worst)
+        ]
+        return sides[0], sides[1]
 
     def _checked(self, index: int, reward: float) -> float:
         if not 0 <= index < self.pool:
             raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
         if index in self._rewards or index in self._dropped:
             raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
-        value = ctypes.c_float(reward).value  # too large a value becomes infinite
+        value = _float32(reward)  # too large a value becomes infinite
         if not math.isfinite(value):
             raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
         return value
+
+
+def _float32(value: float) -> float:
+    return ctypes.c_float(value).value
 
 
 def selection_digest(selections: Iterable[Selection]) -> str:

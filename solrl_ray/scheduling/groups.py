@@ -33,6 +33,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
         prompt_id=unit.prompt_id,
         indices=unit.indices,
         rewards=tuple(part.rewards[row] for part, row in chosen),
+        components=tuple(part.components[row] for part, row in chosen if part.components),
         latents=torch.stack([part.latents[row] for part, row in chosen]),
         trajectory=_trajectory(chosen),
         seconds=sum(part.seconds for part in parts),

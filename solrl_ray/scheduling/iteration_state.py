@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -117,6 +118,10 @@ class IterationSummary:
     """In prompt order."""
     violations: tuple[str, ...] = ()
     """A sentence for each repeated result with other bytes; the first one counted."""
+    contrasts: tuple[tuple[float, ...], ...] = ()
+    """Of several rewards with their own statistics: those of the groups, in prompt order, to compare with the
+    selections' rewards.
+    """
 
 
 @lru_cache(maxsize=1024)
@@ -136,7 +141,8 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
     Args:
         scores: include the rewards; only if they are reproducible.
     """
-    digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards) if scores else b"")
+    values = (*group.rewards, *chain.from_iterable(group.components)) if scores else ()
+    digest = hashlib.sha256(struct.pack(f"<{len(values)}f", *values))
     digest.update(np.ascontiguousarray(group.latents).data)
     if group.trajectory is not None:
         digest.update(struct.pack("<q", group.trajectory.first_step))
@@ -150,7 +156,9 @@ class IterationState:
         self.ledger = Ledger()
         self.selections: dict[str, Selection] = {}
         self.group_rewards: dict[str, tuple[float, ...]] = {}
-        """Prompt id → rewards of its accepted group."""
+        """Prompt id → rewards of its accepted group; of several with their own statistics, their contrasts as of the
+        prompt's pool, so that they compare with those of previews.
+        """
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         self._units: dict[str, list[WorkUnit]] = {prompt_id: [] for prompt_id in plan.prompt_ids}
         """Prompt id → its units so far, in the order of their stages."""
@@ -173,9 +181,8 @@ class IterationState:
         unit, is_audit = result.unit, result.unit.stage == "audit"
         self._refuse_nonsense(result, self.plan.revision if is_audit else self.plan.exploring_revision)
         out = set(dropped(result))
-        scores = (
-            rewards_digest((*result.rewards, *result.early)) if self.plan.reproducible else "scores that may differ"
-        )
+        values = (*result.rewards, *result.early, *chain.from_iterable(result.components))
+        scores = rewards_digest(values) if self.plan.reproducible else "scores that may differ"
         outcome = self._finish(unit, scores + result.samples_digest, result.worker)
         if outcome is not Outcome.ACCEPTED:
             return outcome, None
@@ -183,8 +190,9 @@ class IterationState:
             self._audits[unit.prompt_id] = result
             return outcome, None
         pool = self._pools[unit.prompt_id]
-        for index, reward in zip(unit.indices, result.rewards, strict=True):
-            (pool.drop if index in out else pool.add)(index, reward)
+        components = result.components or ((),) * len(unit.indices)
+        for index, reward, each in zip(unit.indices, result.rewards, components, strict=True):
+            (pool.drop if index in out else pool.add)(index, reward, each)
         return outcome, self._select(unit.prompt_id) if pool.complete else None
 
     def record_group(self, group: SampleGroup) -> Outcome:
@@ -198,11 +206,12 @@ class IterationState:
                 f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
                 f"expected {unit.indices} of revision {unit.revision}"
             )
+        self._refuse_components(group.components, len(group.indices), group.worker)
         if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(np.asarray(group.latents)).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         outcome = self._finish(unit, self.digest(group), group.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self.group_rewards[group.prompt_id] = group.rewards
+            self.group_rewards[group.prompt_id] = self._comparable(group)
         return outcome
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
@@ -242,7 +251,9 @@ class IterationState:
         """A group of kept samples with the scores that chose them: samples that were made again may have others."""
         if self.plan.reproducible:
             return group
-        return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))
+        pool = self._pools[group.prompt_id]
+        rewards, components = zip(*(pool.given(index) for index in group.indices), strict=True)
+        return replace(group, rewards=rewards, components=components if group.components else ())
 
     def regenerate_unit(self, selection: Selection) -> WorkUnit:
         """A selection, as a unit."""
@@ -303,6 +314,7 @@ class IterationState:
             counts=self.counts(),
             audited=tuple(self._audited_pool(prompt_id) for prompt_id in self._audited),
             violations=tuple(self._violations),
+            contrasts=tuple(self.group_rewards[p] for p in self.plan.prompt_ids) if self.plan.selection.weights else (),
         )
 
     def ordered_selections(self) -> tuple[Selection, ...]:
@@ -338,14 +350,27 @@ class IterationState:
             self._violations.append(f"{worker} brought other bytes for {unit.describe()} than {first}")
         return outcome
 
+    def _comparable(self, made: SampleGroup | UnitResult) -> tuple[float, ...]:
+        """Rewards that compare with those of the prompt's selection."""
+        if not self.plan.selection.weights:
+            return made.rewards
+        prompt_id = made.prompt_id if isinstance(made, SampleGroup) else made.unit.prompt_id
+        return self._pools[prompt_id].contrasts(made.components)
+
+    def _refuse_components(self, components: Sequence[Sequence[float]], count: int, worker: str) -> None:
+        rewards = len(self.plan.selection.weights)
+        sizes = [rewards] * count if rewards else []
+        if [len(each) for each in components] != sizes or not all(map(math.isfinite, chain.from_iterable(components))):
+            raise ValueError(f"{worker} brought components {components} for {count} samples and {rewards} rewards")
+
     def _audited_pool(self, prompt_id: str) -> AuditedPool:
         result, pool = self._audits[prompt_id], self._pools[prompt_id]
         return AuditedPool(
-            proxies=tuple(pool.scores),
+            proxies=pool.ranking,
             chosen=self.regenerate_unit(self.selections[prompt_id]).indices,
             chosen_rewards=self.group_rewards[prompt_id],
             audited=result.unit.indices,
-            audited_rewards=result.rewards,
+            audited_rewards=self._comparable(result),
             dropped=pool.dropped,
         )
 
@@ -359,5 +384,6 @@ class IterationState:
         scores = (*result.rewards, *result.early)
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
             raise ValueError(f"{result.worker} answered {unit.describe()} with rewards {scores}")
+        self._refuse_components(result.components, len(unit.indices), result.worker)
         if self._kinds and unit.stage != "audit" and kind_of(result.worker) != kind:
             raise ValueError(f"{result.worker} answered {unit.describe()}, which is for explorers of kind {kind!r}")

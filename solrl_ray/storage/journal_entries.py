@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from solrl_ray.records import Selection, UnitResult, WorkUnit
@@ -24,6 +25,8 @@ def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 def plan_entry(plan: IterationPlan) -> dict[str, Any]:
     """All of it, as JSON has it."""
     entry: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    if not plan.selection.weights:  # as in journals of versions without them
+        del entry["selection"]["weights"]
     return entry
 
 
@@ -50,6 +53,7 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
         "indices": list(result.unit.indices),
         "rewards": _hex(result.rewards),
         **({"early": _hex(result.early), "dropped": list(dropped(result))} if result.early else {}),
+        **({"components": _hex([*chain.from_iterable(result.components)])} if result.components else {}),
         "worker": result.worker,
         "score_class": result.score_class,
         "seconds": result.seconds,
@@ -71,6 +75,7 @@ def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
         ),
         rewards=_floats(entry["rewards"]),
         early=_floats(entry.get("early", "")),
+        components=_rows(_floats(entry.get("components", "")), len(plan.selection.weights)),
         worker=entry["worker"],
         score_class=entry["score_class"],
         seconds=entry["seconds"],
@@ -85,6 +90,10 @@ def _hex(values: Sequence[float]) -> str:
 def _floats(text: str) -> tuple[float, ...]:
     raw = bytes.fromhex(text)
     return struct.unpack(f"<{len(raw) // 4}f", raw)
+
+
+def _rows(values: tuple[float, ...], width: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(values[start : start + width] for start in range(0, len(values), width)) if width else ()
 
 
 def selection_entry(selection: Selection) -> dict[str, Any]:

@@ -281,6 +281,8 @@ class RunFolder:
             "seconds": group.seconds,
             "worker": group.worker,
         }
+        if group.components:
+            header["components"] = group.components
         tensors = {"latents": group.latents}
         if group.trajectory is not None:
             header["first_step"] = group.trajectory.first_step
@@ -308,6 +310,7 @@ class RunFolder:
                 prompt_id=prompt_id,
                 indices=tuple(header["indices"]),
                 rewards=tuple(header["rewards"]),
+                components=tuple(tuple(each) for each in header.get("components", ())),
                 latents=tensors["latents"].clone(),
                 trajectory=trajectory,
                 seconds=header["seconds"],

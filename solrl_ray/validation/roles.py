@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from solrl_ray.config.samplers import Ode
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
@@ -106,29 +109,37 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
     return [Measure("lowest PSNR to previews in full precision, dB", lowest)]
 
 
-def update(session: Session) -> list[Measure]:
-    """One update of the configured objective on the samples of `regenerate`, by a learner group of one."""
-    session.release()
+@contextmanager
+def alone(session: Session, config: Config, *components: str) -> Iterator[tuple[DiffusionModel, Learner]]:
+    """A loaded model and its learner, in a group of one."""
     # One optimiser step, because the configured ones may need more than two prompts.
-    alone = session.config.learner.model_copy(update={"world_size": 1, "updates": 1})
-    config = session.config.model_copy(update={"learner": alone})
+    single = config.learner.model_copy(update={"world_size": 1, "updates": 1})
+    config = config.model_copy(update={"learner": single})
     where, seconds, network = session.device, config.fleet.deadlines.collective, config.fleet.network
     process_group(0, 1, "127.0.0.1", free_port(), device=where, timeout=seconds, one_host=True, network=network)
     try:
-        learner = Learner(config, session.load("transformer"), 0, 1)
+        model = session.load(*components)
+        learner = Learner(config, model, 0, 1)
         try:
-            before = learner.factors("default")
-            metrics = learner.update(0, session.groups, session.embeddings)
-            after = learner.factors("default")
+            yield model, learner
         finally:
             learner.close()
     finally:
         leave_process_group()
+
+
+def update(session: Session) -> list[Measure]:
+    """One update of the configured objective on the samples of `regenerate`, by a learner group of one."""
+    session.release()
+    with alone(session, session.config, "transformer") as (_, learner):
+        before = learner.factors("default")
+        metrics = learner.update(0, session.groups, session.embeddings)
+        after = learner.factors("default")
     session.factors = {name: factor * ENLARGED ** name.endswith(".lora_B") for name, factor in after.items()}
     changed = sum(not torch.equal(after[name], factor) for name, factor in before.items())
     finite = all(bool(torch.isfinite(factor).all()) for factor in after.values())
     return [
-        Measure("objective", config.objective.kind),
+        Measure("objective", session.config.objective.kind),
         Measure("compiled", learner.compiled or "no"),
         Measure("loss", metrics.loss),
         is_true("loss and factors are finite", finite and math.isfinite(metrics.loss), "else a run ends here"),

@@ -101,9 +101,17 @@ class Session:
         velocity = model.velocity(latents, PROBE_SIGMA, embedding).cpu()
         return velocity, time.perf_counter() - started
 
-    def sample(self, sampler: Sampler, prompt: Prompt) -> tuple[Sampled, SampleGroup]:
+    def sample(
+        self,
+        sampler: Sampler,
+        prompt: Prompt,
+        *,
+        stage: str = "regenerate",
+        iteration: int = 0,
+        indices: tuple[int, ...] = SEEDS,
+    ) -> tuple[Sampled, SampleGroup]:
         """The samples of one prompt's seeds, as a regenerator makes them, and the group for a learner."""
-        unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=SEEDS)
+        unit = WorkUnit(stage=stage, iteration=iteration, revision=iteration, prompt_id=prompt.id, indices=indices)
         sampled = sampler(unit, prompt, self.embeddings[prompt.id])
         scores = tuple(sampled.rewards.tolist())
         result = UnitResult(unit=unit, rewards=scores, worker="validation", score_class="", seconds=0.0)

@@ -102,6 +102,9 @@ def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_es
     mixed = figure("clipscore", "pickscore", "hpsv2")
     assert (mixed.ms, mixed.measured) == (40.6, False)
     assert mixed.source.startswith("pickscore, hpsv2 counted as CLIPScore; rollout_sd3_all_blocks.json: its VAE")
+    slow = figure("pickscore", "hpsv3", "unifiedreward")
+    assert slow.ms == pytest.approx(40.6 + 28 + 100)
+    assert "hpsv3 estimated at 28 ms; unifiedreward estimated at 100 ms" in slow.source
 
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]

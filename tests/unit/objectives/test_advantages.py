@@ -133,3 +133,40 @@ def test_timesteps_are_the_front_of_the_samples_own_permutation() -> None:
     assert timesteps_of(5) == noise.permutation(sample(5), 10)[:6].tolist()
     assert timesteps_of(5, fraction=0.2) == timesteps_of(5)[:2]
     assert sorted(timesteps_of(5, fraction=1.0)) == list(range(10))
+
+
+COMPONENTS = np.array([[0.0, 10.0], [1.0, 0.0], [2.0, 2.0], [7.0, 5.0], [9.0, 5.0], [11.0, 5.0]])
+"""Two rewards of six samples, three a prompt; the second reward of the second prompt is constant."""
+
+
+def test_each_reward_has_its_own_statistics_before_they_are_summed() -> None:
+    # Unbiased deviations: 1 and sqrt(28) in the first prompt, 2 and 0 in the second. Sums, with weights 1 and 2:
+    # -1 + 2 · 6/√28, 0 - 2 · 4/√28, 1 - 2 · 2/√28; then -1, 0, 1. Their deviation: √(Σ c² / 5), about their mean 0.
+    sums = np.array([-1 + 12 / 28**0.5, -8 / 28**0.5, 1 - 4 / 28**0.5, -1, 0, 1])
+    expected = sums / (sums**2).sum() ** 0.5 * 5**0.5
+    groups = np.array([0, 0, 0, 1, 1, 1])
+    found = advantages(COMPONENTS.sum(axis=1), groups, Advantage(std="gdpo"), components=COMPONENTS, weights=(1.0, 2.0))
+    np.testing.assert_allclose(found, expected, atol=4e-4, rtol=0)  # 1e-4 is added to each deviation
+    order = np.array([3, 1, 5, 0, 4, 2])
+    shuffled = advantages(
+        np.zeros(6), groups[order], Advantage(std="gdpo"), components=COMPONENTS[order], weights=(1.0, 2.0)
+    )
+    np.testing.assert_array_equal(shuffled, found[order])
+
+
+def test_a_rewards_scale_does_not_matter_with_its_own_statistics() -> None:
+    groups, config = np.array([0, 0, 0, 1, 1, 1]), Advantage(std="gdpo")
+    one, other = (
+        advantages(np.zeros(6), groups, config, components=COMPONENTS * scale + 3, weights=(1.0, 1.0))
+        for scale in (np.array([1.0, 1.0]), np.array([1.0, 1000.0]))
+    )
+    np.testing.assert_allclose(one, other, atol=2e-4)
+    assert advantages(REWARDS, GROUPS, config)[4:].tolist() == pytest.approx([0, 0, 0, 0])
+
+
+def test_components_that_do_not_fit_are_refused() -> None:
+    groups, config = np.zeros(6, dtype=int), Advantage(std="gdpo")
+    with pytest.raises(ValueError, match=r"\[n >= 1, 3\], got \(6, 2\)"):
+        advantages(np.zeros(6), groups, config, components=COMPONENTS, weights=(1.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="inf is not finite"):
+        advantages(np.zeros(6), groups, config, components=COMPONENTS + np.inf, weights=(1.0, 1.0))

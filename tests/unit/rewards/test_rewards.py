@@ -205,6 +205,8 @@ def test_a_mixture_is_the_weighted_sum() -> None:
         "a": [1.0, 2.0, 3.0],
         "b": [4.0, 0.0, -1.0],
     }
+    assert mixture.score_each(pictures(3), PROMPTS).T.tolist() == [[8.5, 1, -0.5], [1, 2, 3], [4, 0, -1]]
+    assert first.score_each(pictures(3), PROMPTS).T.tolist() == [[1, 2, 3], [1, 2, 3]]
 
 
 def test_a_mixture_names_the_member_that_failed() -> None:

@@ -19,6 +19,7 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Prompt, PromptEmbedding, Pruning, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.mixture import RewardMixture, Weighted
 from solrl_ray.rollout.pruning import dropped, survivors
 from solrl_ray.rollout.sampler import Previewed, Sampler
 from tests import oracle
@@ -181,3 +182,39 @@ def test_what_a_preview_costs_is_that_of_both_scorings() -> None:
     bench = Bench(configured(), "float32")
     assert bench.preview(UNIT).reward_costs == {"requests": 3 + 2}
     assert bench.preview(replace(UNIT, prune=None)).reward_costs == {"requests": 3}
+
+
+class BrightAndRed(RewardMixture):
+    """Two rewards of very different scales."""
+
+    def __init__(self) -> None:
+        super().__init__([Weighted(Redness("redness"), 1.0), Weighted(Brightness("brightness"), 1.0)])
+
+
+class Brightness(Reward):
+    def compute(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        return 1000 * images.mean(dim=(1, 2, 3))
+
+
+def test_a_unit_of_several_rewards_is_pruned_by_their_contrast_inside_the_unit() -> None:
+    rewards = "rewards=[{kind: 'a.py:redness'}, {kind: 'a.py:brightness'}]"
+    config = load([CONFIGS / "demo.yaml"], [rewards, "objective.advantage.std=gdpo"])
+    model, embedding = model_in("float32")
+    previewed = [
+        Sampler(one, model, BrightAndRed(), steps=6, micro_batch=4).preview(UNIT, PROMPT, embedding)
+        for one in (config, load([CONFIGS / "demo.yaml"], [rewards]))
+    ]
+    own, plain = previewed
+    assert own.components.shape == (12, 2)
+    assert plain.components.shape == (12, 0)
+    torch.testing.assert_close(own.rewards, own.components.sum(dim=1))
+    dropped_rows = [row for row in range(12) if row not in survivors(own.early.tolist(), 6)]
+    early = own.components[dropped_rows].double()  # their components are those of their early scores
+    assert survivors(own.early.tolist(), 6) != survivors(plain.early.tolist(), 6)
+    found = own.early[dropped_rows].double()
+    # Contrasts are linear in both rewards: three of the dropped seeds fix the plane, the others lie on it.
+    plane = torch.linalg.lstsq(torch.cat([early, torch.ones(6, 1)], dim=1), found[:, None]).solution
+    torch.testing.assert_close(
+        torch.cat([early, torch.ones(6, 1)], dim=1) @ plane, found[:, None], atol=1e-3, rtol=1e-3
+    )
+    assert abs(plane[0] / plane[1]) > 50

@@ -62,11 +62,12 @@ def test_a_journal_that_was_set_aside_begins_anew(tmp_path: Path) -> None:
 def test_a_group_comes_back_with_its_trajectory_which_its_digest_covers(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     states = torch.randn(len(GROUP.indices), 3, *GROUP.latents.shape[1:], generator=torch.Generator().manual_seed(3))
-    group = replace(GROUP, trajectory=Trajectory(states=states, first_step=4))
+    own = ((0.25, 1.0), (0.5, 2.0), (0.75, 3.0), (1.0, 4.0))
+    group = replace(GROUP, trajectory=Trajectory(states=states, first_step=4), components=own)
     folder.save_group(group)
     back = folder.load_group(group.iteration, group.prompt_id)
     assert torch.equal(back.latents, GROUP.latents)
-    assert replace(back, latents=GROUP.latents, trajectory=None) == GROUP
+    assert replace(back, latents=GROUP.latents, trajectory=None) == replace(GROUP, components=own)
     assert back.trajectory.first_step == 4
     assert torch.equal(back.trajectory.states, states)
     others = (GROUP, replace(group, trajectory=Trajectory(states=states, first_step=5)))

@@ -29,7 +29,7 @@ from tests.support.made_configs import changed
 
 CPU = torch.device("cpu")
 STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
-STEPS += ["preview nvfp4-emulated", "update", "revision"]
+STEPS += ["preview nvfp4-emulated", "update", "revision", "climb"]
 TARGETS = {
     "flux": ["to_q", "to_k"],
     "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],

@@ -1,0 +1,88 @@
+"""Do two rewards of different scales both rise: summed as they are, and with own statistics? On the testbed, on a CPU.
+
+    python benchmarks/own_statistics.py [--seeds 3] [--iterations 12] [--at-once 1] [--root runs/own_statistics]
+
+Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
+run is evaluated by both rewards. Prints the mean gain of each on held-out prompts, with its standard error over seeds;
+writes benchmarks/results/own_statistics.json. A begun run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from campaign import REPOSITORY, Job, train_all
+
+from solrl_ray.storage.run_folder import RunFolder
+
+RESULTS = REPOSITORY / "benchmarks" / "results" / "own_statistics.json"
+REDNESS = f"{REPOSITORY}/examples/own_reward/my_rewards.py:redder"
+REWARDS = (
+    f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward', weight: 1.0}}, {{kind: '{REDNESS}', weight: 100.0}}]"
+)
+ROWS = {"summed": "global", "own statistics": "gdpo"}
+"""Row → `objective.advantage.std`."""
+
+
+def job(row: str, seed: int, arguments: argparse.Namespace) -> Job:
+    name = f"{ROWS[row]}-{seed}"
+    settings = (
+        REWARDS,
+        f"objective.advantage.std={ROWS[row]}",
+        f"run={{name: {name}, root: '{arguments.root}', seed: {seed}, iterations: {arguments.iterations}}}",
+        "evaluation={every: 100, prompts: 64, samples: 4, steps: 10, pictures: 0, reference: ''}",
+    )
+    return Job((REPOSITORY / "configs" / "demo.yaml",), settings)
+
+
+def evaluate(each: Job) -> list[str] | None:
+    """The command that evaluates a finished run by each reward; None if that was done."""
+    folder = RunFolder.of(each.config).path
+    if (folder / "each" / "evaluation.json").is_file():
+        return None
+    parts = folder / "redness.yaml"
+    parts.write_text(f"rewards:\n  - {{kind: '{REDNESS}', weight: 1.0}}\n")
+    command = [sys.executable, "-m", "solrl_ray", "eval", str(folder), "--rewards", "testbed_clip", str(parts)]
+    return [*command, "--out", str(folder / "each"), "--no-live"]
+
+
+def gains(each: Job) -> dict[str, float] | None:
+    """Reward → gain of the held-out mean over the base model; None if the run is not evaluated."""
+    file = RunFolder.of(each.config).path / "each" / "evaluation.json"
+    if not file.is_file():
+        return None
+    cells = json.loads(file.read_text())["cells"]
+    return {cell["reward"]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
+
+
+def shown(values: list[float]) -> str:
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{mean(values):+.4f} ± {error:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--root", type=Path, default=Path("runs/own_statistics"))
+    arguments = parser.parse_args()
+    jobs = {(row, 42 + n): job(row, 42 + n, arguments) for n in range(arguments.seeds) for row in ROWS}
+    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=float("inf"), after=evaluate)
+    found: dict[str, Any] = {row: {} for row in ROWS}
+    for (row, seed), each in jobs.items():
+        if (gained := gains(each)) is not None:
+            found[row][str(seed)] = gained
+    RESULTS.write_text(json.dumps({"iterations": arguments.iterations, "gains": found}, indent=1) + "\n")
+    for row, of in found.items():
+        for reward in next(iter(of.values()), {}):
+            print(f"| {row} | {reward} | {shown([gained[reward] for gained in of.values()])} | {len(of)} seeds |")
+
+
+if __name__ == "__main__":
+    main()

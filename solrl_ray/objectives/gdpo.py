@@ -1,0 +1,86 @@
+"""Several rewards, each with its own group statistics before they are summed (GDPO, arXiv 2601.05242).
+
+In a plain sum the reward with the largest variance decides, and different combinations of rewards have the same
+advantage. Here each reward k of a prompt's group is standardised alone::
+
+    c = sum_k w_k (r_k - mean_k) / (std_k + 1e-4)
+
+Choosing seeds ranks a pool by c. An advantage is c standardised once more, over all samples of an iteration. Standard
+deviations are unbiased (n - 1), as in the released code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+EPSILON = 1e-4
+"""Added to each standard deviation, in units of the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Rewards on one scale, by the statistics of one group."""
+
+    weights: tuple[float, ...]
+    means: tuple[float, ...]
+    stds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, components: ArrayLike, weights: Sequence[float]) -> Contrast:
+        """Of a group's own values.
+
+        Args:
+            components: each reward's values, unweighted, [n >= 1, rewards].
+            weights: of the rewards.
+
+        Raises:
+            ValueError: another number of rewards than weights, no values, or one that is not finite.
+        """
+        values = np.asarray(components, dtype=np.float64)
+        if values.ndim != 2 or values.shape[0] == 0 or values.shape[1] != len(weights):
+            raise ValueError(f"components must be [n >= 1, {len(weights)}], got {values.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"reward {values[~np.isfinite(values)][0]} is not finite")
+        columns = [statistics(column) for column in values.T]
+        return cls(tuple(weights), *(tuple(each) for each in zip(*columns, strict=True)))
+
+    def __call__(self, components: ArrayLike) -> NDArray[np.float64]:
+        """c of each row of [n, rewards], float64 [n]."""
+        values = np.asarray(components, dtype=np.float64)
+        total = np.zeros(len(values))
+        for column, weight, mean, std in zip(values.T, self.weights, self.means, self.stds, strict=True):
+            total += weight * ((column - mean) / (std + EPSILON))
+        return total
+
+
+def contrasts(components: ArrayLike, weights: Sequence[float]) -> NDArray[np.float64]:
+    """c of each member of one group by the group's own statistics, float64 [n]; see `Contrast.of`."""
+    return Contrast.of(components, weights)(components)
+
+
+def advantages(components: ArrayLike, groups: NDArray[np.int64], weights: Sequence[float]) -> NDArray[np.float64]:
+    """(c - mean of all c) / (std of all c + 1e-4), float64 [n], not clipped.
+
+    Sums are correctly rounded, so the order of the samples changes no bit.
+
+    Args:
+        components: as of `Contrast.of`, of all samples of an iteration.
+        groups: one integer per prompt, [n].
+    """
+    values, result = np.asarray(components, dtype=np.float64), np.empty(len(groups))
+    for group in np.unique(groups):
+        members = groups == group
+        result[members] = contrasts(values[members], weights)
+    mean, std = statistics(result)
+    return (result - mean) / (std + EPSILON)
+
+
+def statistics(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and unbiased standard deviation; of one value 0."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((values - mean) ** 2) / max(1, len(values) - 1))

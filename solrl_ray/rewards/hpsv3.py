@@ -1,0 +1,143 @@
+"""HPSv3 (Ma et al. 2025, arXiv 2508.03789): Qwen2-VL-7B fine-tuned on human preferences, with a head on one token.
+
+The published code is written for transformers 4.45 and is not run: the weights go into transformers' own network and
+the head below. Two of its properties, without which scores are others (MizzenAI/HPSv3, `model/qwen2vl_trainer.py`):
+
+* The tokens of the image have the plain positions 0, 1, 2, … of a text, not Qwen2-VL's positions of time, row and
+  column: the published forward passes none to the language model, in training too.
+* The score is the first output, the mean of the estimated preference; the second one is its uncertainty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
+
+from solrl_ray.common.progress_note import progress_note
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+from solrl_ray.models.base import freeze
+from solrl_ray.rewards import checkpoints, qwen_vl
+from solrl_ray.rewards.base import Keys
+
+FILE = "HPSv3.safetensors"
+QUESTION = Path(__file__).with_name("hpsv3_question.txt")
+"""What the network was trained with, to the last space: it is part of the checkpoint. ``{prompt}`` stands for the
+prompt.
+"""
+TOKEN = "<|Reward|>"
+"""Added to Qwen2-VL's tokenizer; the head reads the hidden state of it."""
+AREA = 256 * 28 * 28
+"""Pixels of a resized image: 448 x 448 of a square one of 512 or 1024."""
+WIDTHS = (1024, 16, 2)
+_RENAMED = (
+    (re.compile(r"^(model\.)?visual\."), "visual."),
+    (re.compile(r"^model\.(language_model\.)?(?!visual\.)"), "language_model."),
+)
+"""Names of transformers before and since 4.52 → those of `Qwen2VLModel`."""
+
+
+class HPSv3(qwen_vl.QwenVLReward):
+    """The preference's mean, without bounds, about -5 to 15. `path` holds `FILE`, `base` is Qwen2-VL-7B-Instruct.
+
+    The network in bfloat16, the head in float32, as published.
+    """
+
+    def __init__(
+        self, name: str, model: Qwen2VLModel, head: nn.Module, processor: Qwen2VLProcessor, device: torch.device | str
+    ) -> None:
+        super().__init__(name, processor, (AREA, AREA), device)
+        self._model: Any = freeze(model).to(self._device)
+        self._head = freeze(head).to(self._device)
+        self._token = processor.tokenizer.convert_tokens_to_ids(TOKEN)
+        self._question = QUESTION.read_text(encoding="utf-8")
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        _folders(config, keys)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv3:
+        folder, base = _folders(config, keys)
+        processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
+        processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
+        sizes = Qwen2VLConfig.from_pretrained(str(base))
+        weights = _read(folder, keys("path"))
+        head = score_head(sizes.text_config.hidden_size)
+        checkpoints.fill(head, _under(weights, "rm_head."), folder, FILE, keys("path"))
+        sizes.text_config.vocab_size = len(processor.tokenizer)
+        named = {
+            _renamed(key): tensor for key, tensor in weights.items() if not key.startswith(("rm_head.", "lm_head"))
+        }
+        try:
+            with progress_note(f"loading {FILE}"):
+                model, info = Qwen2VLModel.from_pretrained(
+                    None, config=sizes, state_dict=named, dtype=qwen_vl.DTYPE, output_loading_info=True
+                )
+        except (RuntimeError, ValueError) as error:
+            raise UserError(paths.unreadable(folder, FILE, keys("path"), error)[:600]) from error
+        if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
+            raise UserError(f"{keys('path')} is {config.path!r}, but {FILE} does not fit Qwen2-VL, first {wrong[0]}.")
+        return cls(name, model, head, processor, device)
+
+    def answer(self, images: Tensor, prompt: str) -> Tensor:
+        asked = self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt))
+        given = self.inputs(images, asked)
+        tokens = given["input_ids"]
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
+        hidden = self._model(**given, position_ids=positions, use_cache=False).last_hidden_state
+        scores: Tensor = self._head(hidden[tokens == self._token].float())
+        return scores[:, 0]
+
+
+def score_head(features: int) -> nn.Sequential:
+    """features-1024-16-2 with a ReLU behind the first two, in float32. Parameters have the published names."""
+    first, second, outputs = WIDTHS
+    return nn.Sequential(
+        nn.Linear(features, first),
+        nn.ReLU(),
+        nn.Dropout(0.05),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, outputs),
+    )
+
+
+def _renamed(key: str) -> str:
+    for pattern, replacement in _RENAMED:
+        if pattern.match(key):
+            return pattern.sub(replacement, key)
+    return key
+
+
+def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+
+
+def _read(folder: Path, key: str) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(folder / FILE)
+    except (OSError, SafetensorError) as error:
+        raise UserError(paths.unreadable(folder, FILE, key, error)) from error
+
+
+def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+    """Folders of the checkpoint and of Qwen2-VL."""
+    folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
+    base = checkpoints.folder(config.base, qwen_vl.PROCESSOR, keys("base"))
+    found = paths.read_json(base, "config.json", keys("base")).get("model_type")
+    if found != "qwen2_vl":
+        raise UserError(
+            f"{keys('base')} is {config.base!r}, a checkpoint of type {found!r}, but {config.kind} needs a 'qwen2_vl' "
+            "one: Qwen/Qwen2-VL-7B-Instruct."
+        )
+    return folder, base

@@ -1,0 +1,93 @@
+"""UnifiedReward 2.0 (Wang et al. 2025, arXiv 2503.05236): a Qwen vision-language model that writes three marks.
+
+Only the checkpoints on Qwen2.5-VL and Qwen3-VL, whose classes transformers has. The first version for Qwen
+(`UnifiedReward-qwen-7b`) also answers this question, with marks of its own; those on LLaVA-OneVision need code of their
+authors, which is never run. `examples/pairwise` compares pictures with each other instead.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+)
+
+from solrl_ray.config.problems import listed
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.errors import RewardError, UserError
+from solrl_ray.models import paths
+from solrl_ray.models.base import freeze
+from solrl_ray.rewards import checkpoints, qwen_vl
+from solrl_ray.rewards.base import Keys
+
+CLASSES = {
+    "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor),
+    "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLProcessor),
+}
+"""By ``model_type``."""
+QUESTION = Path(__file__).with_name("unifiedreward_question.txt")
+"""What the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
+MARKS = ("Alignment", "Coherence", "Style")
+LOW, HIGH = 1.0, 5.0
+MAX_TOKENS = 128
+"""Of an answer. Three marks with the fifteen decimals of the training data are about 80."""
+_MARK = re.compile(rf"({'|'.join(MARKS)}) Score(?: \(1-5\))?: *(\d+(?:\.\d+)?)")
+
+
+class UnifiedReward(qwen_vl.QwenVLReward):
+    """The mean of the three marks, from 1 … 5 to 0 … 1. Tokens are chosen greedily, so an image has one score."""
+
+    def __init__(self, name: str, model: Any, processor: Any, device: torch.device | str) -> None:
+        size = processor.image_processor.size
+        super().__init__(name, processor, (size["shortest_edge"], size["longest_edge"]), device)
+        self._model: Any = freeze(model).to(self._device)
+        self._question = QUESTION.read_text(encoding="utf-8")
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        _folder(config, keys)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> UnifiedReward:
+        folder, model_type = _folder(config, keys)
+        model_class, processor_class = CLASSES[model_type]
+        model = paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE)
+        return cls(name, model, qwen_vl.load_processor(processor_class, folder, keys("path")), device)
+
+    def answer(self, images: Tensor, prompt: str) -> Tensor:
+        asked = self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt))
+        given = self.inputs(images, asked)
+        greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None}
+        tokens = self._model.generate(**given, max_new_tokens=MAX_TOKENS, **greedy)[:, given["input_ids"].shape[1] :]
+        answers = self._processor.batch_decode(tokens, skip_special_tokens=True)
+        return torch.tensor([self._score(text, prompt) for text in answers])
+
+    def _score(self, text: str, prompt: str) -> float:
+        marks = {name: float(value) for name, value in _MARK.findall(text)}
+        if len(marks) != len(MARKS) or not all(LOW <= mark <= HIGH for mark in marks.values()):
+            raise RewardError(
+                f"Reward {self.name} answered {text[:200]!r} for the prompt {prompt!r}; right would be the marks "
+                f"{listed(MARKS)} between {LOW:g} and {HIGH:g}."
+            )
+        return (sum(marks.values()) / len(MARKS) - LOW) / (HIGH - LOW)
+
+
+def _folder(config: RewardConfig, keys: Keys) -> tuple[Path, str]:
+    """The checkpoint's folder and ``model_type``."""
+    files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
+    folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
+    found = paths.read_json(folder, "config.json", keys("path")).get("model_type")
+    if found not in CLASSES:
+        raise UserError(
+            f"{keys('path')} is {config.path!r}, a checkpoint of type {found!r}, but {config.kind} takes "
+            f"{listed(list(CLASSES))} ones, such as CodeGoat24/UnifiedReward-2.0-qwen-7b."
+        )
+    return folder, found
