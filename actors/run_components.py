@@ -17,6 +17,7 @@ from actors.evaluation.schedule import EvaluationSchedule
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.training.checkpoints import CheckpointWriter
+from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
@@ -53,6 +54,7 @@ class RunComponents:
     publisher: PolicyPublisher
     evaluations: EvaluationSchedule
     checkpoints: CheckpointWriter
+    brake: CollapseBrake
     requests: EvaluationRequests
     embeddings: PromptEmbeddings
     point: ResumePoint
@@ -125,6 +127,8 @@ class RunComponents:
             config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
+        save_best = self.checkpoints.save_best
+        self.brake = CollapseBrake(config, self.folder, world, self.telemetry, save_best)
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
@@ -230,6 +234,8 @@ class RunComponents:
             await self.learners.start(point.state)
         self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
         await self._make(point.updates)
+        if self.config.run.on_collapse == "rollback" and point.state is None:  # the base may be the best
+            await self.checkpoints.save(await self.learners.state(), 0)
         if not behind and point.updates < self.config.run.iterations:
             await publisher.to_explorers()
         await publisher.to_regenerators()

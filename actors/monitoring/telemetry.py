@@ -22,6 +22,7 @@ from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
+from solrl_ray.evaluation import stability
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
@@ -201,7 +202,10 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """An iteration is over: pass on its metrics."""
+        """An iteration is over: pass on its metrics, with its alarms."""
+        metrics = replace(metrics, alarms=stability.alarms(self.iterations, metrics))
+        if news := stability.news(self.iterations, metrics):
+            self.message(f"warning: {news}")
         self.iterations.append(metrics)
         if news := constant_rewards.news(self._config, self.iterations):
             self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
@@ -211,6 +215,9 @@ class Telemetry:
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
+        metrics = replace(metrics, fall=stability.fall(self.evaluations, metrics))
+        if metrics.fall:
+            self.message(f"warning: {stability.fall_in_words(metrics)}")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
@@ -230,6 +237,7 @@ class Telemetry:
             workers=dict(self._workers),
             notes={actor: words for actor, (words, until) in self._notes.items() if self._world.now() < until},
             messages=tuple(self._messages),
+            alarm=stability.alarm(self.iterations, self.evaluations),
             elapsed=self._before + self._world.now() - self._started,
             remaining=self._remaining(),
         )

@@ -66,7 +66,7 @@ class Learner:
             raise RunError(f"learner {rank} of {world_size} joined its group as {joined[0]} of {joined[1]}")
         self._config, self._model = config, model
         self._rank, self._world_size = rank, world_size
-        self._updates = self._steps = 0
+        self._updates = self._steps = self._rollbacks = 0
         self._failed = False
         self._open: OpenUpdate | None = None
         steps, section = config.rollout.regenerate.steps, config.objective
@@ -220,7 +220,7 @@ class Learner:
         if not math.isfinite(loss):
             raise RunError(f"the loss of iteration {update.iteration} is {loss}: the update was not made")
         self._steps += 1
-        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps))
+        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps, self._rollbacks))
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
         if self._anchor_decay is not None:
             adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")
@@ -350,7 +350,7 @@ class Learner:
         parts = {name: self.factors(name, on_host=False) for name in names}
         parts |= {key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS}
         on_host = {name: to_host(part, None if buffers is None else buffers[name]) for name, part in parts.items()}
-        return LearnerState(updates=self._updates, steps=self._steps, **on_host)
+        return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **on_host)
 
     def load(self, state: LearnerState) -> None:
         """Continue from `state`, whatever world size or ZeRO stage it was made at.
@@ -368,7 +368,7 @@ class Learner:
         self._engine.restore(moments, state.steps)
         if self._anchor_decay is not None:  # another objective's state has none: it starts at the trained policy
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
-        self._updates, self._steps = state.updates, state.steps
+        self._updates, self._steps, self._rollbacks = state.updates, state.steps, state.rollbacks
 
     def close(self) -> None:
         """Remove DeepSpeed's hooks from the factors; the process group stays."""

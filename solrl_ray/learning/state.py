@@ -58,6 +58,10 @@ class LearnerState(Portable, read_only=True):
     exp_avg_sq: Tensors
     anchor: Tensors = field(default_factory=dict)
     """Empty if the objective has none."""
+    rollbacks: int = 0
+    """How often the run has gone back to an earlier checkpoint; each makes its steps smaller
+    (`objectives.schedules.learning_rate`).
+    """
 
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
@@ -75,6 +79,7 @@ class LearnerState(Portable, read_only=True):
             contents[name] = safetensors_file.pieces(tensors, {})
         files = {name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
+        manifest |= {"rollbacks": self.rollbacks} if self.rollbacks else {}
         manifest["sha256"] = _manifest_digest(manifest)
         contents["state.json"] = [json.dumps(manifest, indent=2).encode() + b"\n"]
         replace_folder(folder, contents)
@@ -101,7 +106,8 @@ class LearnerState(Portable, read_only=True):
             for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
-        return cls(updates=manifest["updates"], steps=manifest["steps"], **parts)
+        counts = {"updates": manifest["updates"], "steps": manifest["steps"], "rollbacks": manifest.get("rollbacks", 0)}
+        return cls(**counts, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

@@ -12,10 +12,11 @@ from solrl_ray.config.continuation import FILE, check_format
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.evaluation.paired_gain import PairedGain, paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, PairedGain, Summary, find_evaluation, paired_gain
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
 from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"

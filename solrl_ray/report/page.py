@@ -64,7 +64,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "strategy": config.rollout.strategy,
         "one_stage": is_one_stage(config),
         "wanted": pool_sampling(config).tier,
-        "warnings": all_warnings(config, iterations),
+        "warnings": all_warnings(config, iterations, data.evaluations),
         "base": base,
         "final": final,
         "real": real,
