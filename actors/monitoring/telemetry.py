@@ -221,6 +221,8 @@ class Telemetry:
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
+        if metrics.policy == "ema":
+            self._exporter.set("solrl_alarm", bool(metrics.fall), measure="heldout_reward")
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_sums()
 
@@ -323,6 +325,8 @@ class Telemetry:
             exporter.set("solrl_rank_fidelity", metrics.spearman)
         for name in EXPORTED:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
+        for name in stability.MEASURES:
+            exporter.set("solrl_alarm", name in metrics.alarms, measure=name)
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
         self._export_sums()

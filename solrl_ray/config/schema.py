@@ -49,8 +49,8 @@ class Run(Section):
     score class.
     """
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """What follows if an evaluation on the way (`evaluation.every`) finds that the held-out reward fell by more than its
-    error allows: a warning; the end of the run; or it goes on from the best evaluated checkpoint, with half of the
+    """What follows if an evaluation on the way (`evaluation.every`) finds that held-out reward has fallen by more than
+    its error allows: a warning, the end of the run, or going on from the best evaluated checkpoint with half of the
     learning rate. Decided after the next update.
     """
     init: str = ""

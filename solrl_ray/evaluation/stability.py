@@ -23,7 +23,7 @@ RECENT = 3
 LEAST = 10
 """Iterations before them that a usual range needs."""
 DEVIATIONS = 6.0
-"""Standard deviations, estimated as 1.4826 × the median absolute deviation, from the median to the range's upper end."""
+"""Standard deviations (1.4826 × the median absolute deviation) from the median to the range's upper end."""
 NARROWEST = 0.05
 """Least standard deviation as a share of the median: values that hardly vary would make any change an alarm."""
 MEASURES = {"kl": "the KL term", "gradient_norm": "the gradient norm"}
@@ -101,7 +101,8 @@ def warnings(iterations: Sequence[IterationMetrics], evaluations: Sequence[Evalu
     """What a reader of the run's results must know: its last fall, what it went back to, and the first alarm."""
     fallen = [each for each in evaluations if each.fall]
     said = [f"Collapse: {fall_in_words(fallen[-1])}."] if fallen else []
-    back = [f"iteration {each.iteration + 1} to {each.rollback} updates" for each in iterations if each.rollback is not None]
+    went = [each for each in iterations if each.rollback is not None]
+    back = [f"iteration {each.iteration + 1} to {each.rollback} updates" for each in went]
     if back:
         said.append(f"Went back {len(back)} time(s), with half of the step each time: after {', '.join(back)}.")
     alarmed = next((each for each in iterations if each.alarms), None)

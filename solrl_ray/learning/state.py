@@ -101,13 +101,13 @@ class LearnerState(Portable, read_only=True):
             UserError: the folder is missing, of another format, or any file differs from its checksum.
         """
         manifest = _read_manifest(folder)
-        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
+        parts: dict[str, Any] = {part: {} for part in _PARTS}
         for name, expected in manifest["files"].items():
             for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
-        counts = {"updates": manifest["updates"], "steps": manifest["steps"], "rollbacks": manifest.get("rollbacks", 0)}
-        return cls(**counts, **parts)
+        rollbacks = manifest.get("rollbacks", 0)
+        return cls(updates=manifest["updates"], steps=manifest["steps"], rollbacks=rollbacks, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

@@ -94,6 +94,11 @@ class IterationMetrics:
     """Prompts whose samples all have the same reward, so that their advantages are 0."""
     constant_pools: int = 0
     """Prompts whose finished previews all have the same reward, so that the numbers of their seeds chose among them."""
+    gradient_signal: float | None = None
+    """Squared norm of the gradient without its noise, and trace of the covariance of one prompt's, both estimated over
+    sampled elements (`learning.noise_scale`). None if an optimiser step has too few prompts to tell.
+    """
+    gradient_noise: float | None = None
     alarms: dict[str, float] = field(default_factory=dict)
     """``kl`` or ``gradient_norm``, if it has left its usual range → that range's upper end (`evaluation.stability`)."""
     rollback: int | None = None

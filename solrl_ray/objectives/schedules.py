@@ -10,7 +10,6 @@ import math
 from solrl_ray.config.objectives import Anchor, OldDecay
 from solrl_ray.config.schema import LearnerConfig
 
-
 ROLLBACK_STEP = 0.5
 """What a rollback multiplies the learning rate by: the run must not make the same fall again."""
 

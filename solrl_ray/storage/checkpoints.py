@@ -31,7 +31,17 @@ BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
 """Files of the run folder that a checkpoint's copy needs to be resumed."""
 TRACKED = "trackers.json"
 """The run's identity at trackers, if it has any."""
-END = (*BESIDE, TRACKED, "starts.json", "attestations.json", "evaluations", "lora", "lora_best", "summary.json", "report.html")
+END = (
+    *BESIDE,
+    TRACKED,
+    "starts.json",
+    "attestations.json",
+    "evaluations",
+    "lora",
+    "lora_best",
+    "summary.json",
+    "report.html",
+)
 """Files of the run folder that are useful after the run; folders with all their content."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one replaces the oldest."""

@@ -56,8 +56,8 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     else:
         problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
-    moments = {"exp_avg": _zeros(state.default), "exp_avg_sq": _zeros(state.default)}
-    state = replace(state, updates=0, steps=0, rollbacks=0, **moments)
+    mean, square = _zeros(state.default), _zeros(state.default)
+    state = replace(state, updates=0, steps=0, rollbacks=0, exp_avg=mean, exp_avg_sq=square)
     try:
         state.check_fits(factor_shapes(config))
     except UserError as error:
