@@ -23,6 +23,7 @@ from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.noise_scale import noise_scale
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
@@ -325,6 +326,8 @@ class Telemetry:
             exporter.set("solrl_rank_fidelity", metrics.spearman)
         for name in EXPORTED:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
+        if (scale := noise_scale(self.iterations)) is not None:
+            exporter.set("solrl_noise_scale", scale)
         for name in stability.MEASURES:
             exporter.set("solrl_alarm", name in metrics.alarms, measure=name)
         for stage, seconds in metrics.seconds.items():

@@ -30,7 +30,7 @@ class GradientSample:
     """
 
     def __init__(self, factors: Sequence[torch.nn.Parameter], *, accumulated: bool) -> None:
-        """`accumulated`: whether a factor's ``.grad`` is the sum over passes (ZeRO-1), or of one pass alone (ZeRO-2)."""
+        """`accumulated`: whether a factor's ``.grad`` is the sum over passes (ZeRO-1), or of one alone (ZeRO-2)."""
         stride = math.ceil(sum(factor.numel() for factor in factors) / ELEMENTS)
         sizes = [math.ceil(factor.numel() / stride) for factor in factors]
         self._sum = torch.zeros(sum(sizes), device=factors[0].device)
@@ -44,7 +44,7 @@ class GradientSample:
         ]
 
     def piece(self) -> torch.Tensor:
-        """What was added since the last call, float32 [elements]. `begin` is the first one's beginning."""
+        """What was added since the last call, or since `begin`, float32 [elements]."""
         piece = self._sum - self._before
         self._before.copy_(self._sum)
         return piece

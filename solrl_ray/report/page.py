@@ -8,6 +8,7 @@ from typing import Any
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.noise_scale import advice
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
@@ -61,6 +62,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "drawing": Drawing.of(config),
         "lora": (data.folder / "lora").is_dir(),
         "best": _best(data),
+        "noise": advice(config, iterations),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,
         "strategy": config.rollout.strategy,

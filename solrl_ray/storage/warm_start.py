@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,7 +52,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         factors = load_lora(path, config.model.lora)
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
-        policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
+        policies: dict[str, Any] = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
         state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
     else:
         problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
