@@ -174,10 +174,12 @@ class Controller:
         self._clock.publish()
         level = components.fallback_level(updates + self._staleness, record)
         if back := await components.brake.gone_back_to(updates):
-            record = replace(record, rollback=back[0])
-            await components.learners.load(back[1])
-            del back  # else its state stays in memory
-        state = await components.publisher.make_updated(updates, level)
+            best, state = back
+            record = replace(record, rollback=best)
+            await components.learners.load(state)
+            await components.publisher.make(updates, level)
+        else:
+            state = await components.publisher.make_updated(updates, level)
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
             await components.publisher.to_explorers()
         digest = await components.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")

@@ -235,7 +235,9 @@ class RunComponents:
         self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
         await self._make(point.updates)
         if self.config.run.on_collapse == "rollback" and point.state is None:  # the base may be the best
-            await self.checkpoints.save(await self.learners.state(), 0)
+            first = LearnerState.first(publisher.newest.publication.revision.factors)
+            await self.learners.load(first)
+            await self.checkpoints.save(first, 0)
         if not behind and point.updates < self.config.run.iterations:
             await publisher.to_explorers()
         await publisher.to_regenerators()

@@ -63,6 +63,18 @@ class LearnerState(Portable, read_only=True):
     (`objectives.schedules.learning_rate`).
     """
 
+    @classmethod
+    def first(cls, factors: Tensors) -> LearnerState:
+        """The state before the first update, if all policies have these factors."""
+
+        def copy() -> Tensors:  # a file holds no tensor twice
+            return {name: factor.clone() for name, factor in factors.items()}
+
+        def zeros() -> Tensors:
+            return {name: torch.zeros_like(factor) for name, factor in factors.items()}
+
+        return cls(updates=0, steps=0, default=copy(), old=copy(), ema=copy(), exp_avg=zeros(), exp_avg_sq=zeros())
+
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -49,11 +48,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.is_file() or (path / LORA_FILE).is_file():
-        factors = load_lora(path, config.model.lora)
-        # All three policies are this one; copies, because a file holds no tensor twice.
-        names = ("default", "old", "ema")
-        policies: dict[str, Any] = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
-        state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
+        state = LearnerState.first(load_lora(path, config.model.lora))
     else:
         problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")

@@ -202,6 +202,7 @@ class Learner:
         self._updates = self._steps = self._rollbacks = 0
         self._b = dict.fromkeys((*POLICIES, *MOMENTS), 0.0)
         """Part of the state → each element of its factor B."""
+        self._stored: LearnerState | None = None
         self._fed: list[SampleGroup] = []
         self._to_compile = set(passes(config)) if is_compiled(config) else set()
         """Kinds of passes."""
@@ -223,6 +224,7 @@ class Learner:
 
     def load(self, state: LearnerState) -> None:
         self._updates, self._steps, self._rollbacks = state.updates, state.steps, state.rollbacks
+        self._stored = None
         self._b = {part: getattr(state, part)[f"{MODULE}.lora_B"][0, 0].item() for part in self._b}
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
@@ -237,6 +239,7 @@ class Learner:
             self._step(number(step, *[group_digest(group) for group in self._fed]))
         self._follow("old")
         self._updates += 1
+        self._stored = self._state()
         return UpdateMetrics(
             iteration=iteration,
             revision=self._updates,
@@ -268,6 +271,12 @@ class Learner:
         self._b[part] = ctypes.c_float(value).value
 
     def state(self) -> LearnerState:
+        """That after the last update, which is stored then."""
+        stored, self._stored = self._stored, None
+        assert stored is not None, "there was no update since the state was asked for"
+        return stored
+
+    def _state(self) -> LearnerState:
         parts: dict[str, Any] = {part: self._factors(part) for part in self._b}
         return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **parts)
 

@@ -76,6 +76,10 @@ class Learners(LearnerGroup):
         self._made = await super().state()
         return self._made
 
+    async def load(self, state: LearnerState) -> None:
+        self._made = state
+        await super().load(state)
+
     def saved(self) -> None:
         self._world.promises.keep(self._made, self._world.disk.path("/run"))
         super().saved()

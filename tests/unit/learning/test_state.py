@@ -30,6 +30,7 @@ def a_state(updates: int = 3) -> LearnerState:
         ema=factors(),
         exp_avg=factors(),
         exp_avg_sq=factors(),
+        rollbacks=1,
     )
 
 
