@@ -173,7 +173,13 @@ class Controller:
         components.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
         level = components.fallback_level(updates + self._staleness, record)
-        state = await components.publisher.make_updated(updates, level)
+        if back := await components.brake.gone_back_to(updates):
+            best, state = back
+            record = replace(record, rollback=best)
+            await components.learners.load(state)
+            await components.publisher.make(updates, level)
+        else:
+            state = await components.publisher.make_updated(updates, level)
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
             await components.publisher.to_explorers()
         digest = await components.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")

@@ -17,6 +17,7 @@ from actors.evaluation.schedule import EvaluationSchedule
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.training.checkpoints import CheckpointWriter
+from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
@@ -59,6 +60,7 @@ class RunComponents:
     publisher: PolicyPublisher
     evaluations: EvaluationSchedule
     checkpoints: CheckpointWriter
+    brake: CollapseBrake
     requests: EvaluationRequests
     embeddings: PromptEmbeddings
     point: ResumePoint
@@ -131,6 +133,8 @@ class RunComponents:
             config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
+        save_best = self.checkpoints.save_best
+        self.brake = CollapseBrake(config, self.folder, world, self.telemetry, save_best)
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
@@ -238,6 +242,10 @@ class RunComponents:
             await self.learners.start(point.state)
         self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
         await self._make(point.updates)
+        if self.config.run.on_collapse == "rollback" and point.state is None:  # the base may be the best
+            first = LearnerState.first(publisher.newest.publication.revision.factors)
+            await self.learners.load(first)
+            await self.checkpoints.save(first, 0)
         if not behind and point.updates < self.config.run.iterations:
             await publisher.to_explorers()
         await publisher.to_regenerators()

@@ -177,7 +177,7 @@ class Rank:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        parts = {name: to_host(factors) for name in ("default", "old", "ema", "exp_avg", "exp_avg_sq")}
+        parts: dict[str, Any] = {name: to_host(factors) for name in ("default", "old", "ema", "exp_avg", "exp_avg_sq")}
         return LearnerState(updates=updates, steps=updates, **parts), time.perf_counter() - began
 
     def shard(self, updates: int) -> tuple[RevisionShard, float]:

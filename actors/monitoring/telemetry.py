@@ -22,6 +22,8 @@ from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
+from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.noise_scale import noise_scale
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
@@ -201,7 +203,10 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """An iteration is over: pass on its metrics."""
+        """An iteration is over: pass on its metrics, with its alarms."""
+        metrics = replace(metrics, alarms=stability.alarms(self.iterations, metrics))
+        if news := stability.news(self.iterations, metrics):
+            self.message(f"warning: {news}")
         self.iterations.append(metrics)
         if news := constant_rewards.news(self._config, self.iterations):
             self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
@@ -211,9 +216,14 @@ class Telemetry:
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
+        metrics = replace(metrics, fall=stability.fall(self.evaluations, metrics))
+        if metrics.fall:
+            self.message(f"warning: {stability.fall_in_words(metrics)}")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
+        if metrics.policy == "ema":
+            self._exporter.set("solrl_alarm", bool(metrics.fall), measure="heldout_reward")
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_sums()
 
@@ -230,6 +240,7 @@ class Telemetry:
             workers=dict(self._workers),
             notes={actor: words for actor, (words, until) in self._notes.items() if self._world.now() < until},
             messages=tuple(self._messages),
+            alarm=stability.alarm(self.iterations, self.evaluations),
             elapsed=self._before + self._world.now() - self._started,
             remaining=self._remaining(),
         )
@@ -315,6 +326,10 @@ class Telemetry:
             exporter.set("solrl_rank_fidelity", metrics.spearman)
         for name in EXPORTED:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
+        if (scale := noise_scale(self.iterations)) is not None:
+            exporter.set("solrl_noise_scale", scale)
+        for name in stability.MEASURES:
+            exporter.set("solrl_alarm", name in metrics.alarms, measure=name)
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
         self._export_sums()

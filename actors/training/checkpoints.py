@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from actors.monitoring.telemetry import Telemetry
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import World
 from solrl_ray import models
+from solrl_ray.common.files import remove
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.evaluation import stability
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
@@ -45,7 +49,7 @@ class CheckpointWriter:
         await self._world.blocking(lambda: self._write(state, updates), what, seconds)
         self._learners.saved()
         if self._uploader is not None:
-            self._uploader.submit(self._folder.checkpoint(updates))
+            self._uploader.submit(self._folder.checkpoint(updates), self._best)
         saved = self._world.now() - began
         nodes = await self._world.blocking(
             self._world.draining_nodes, "reading which nodes are leaving", self._config.fleet.deadlines.fetch
@@ -54,8 +58,8 @@ class CheckpointWriter:
         return saved
 
     async def finish(self, seconds: float) -> None:
-        """Write LoRA file, summary and report; then the run is done. `seconds`: its wall time."""
-        model, deadlines = self._config.model, self._config.fleet.deadlines
+        """Write LoRA files, summary and report; then the run is done. `seconds`: its wall time."""
+        deadlines = self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
         what = "reading the last checkpoint"
         state = await self._world.blocking(self._complete, what, deadlines.checkpoint)
@@ -63,11 +67,12 @@ class CheckpointWriter:
         await self._telemetry.written()
 
         def write() -> None:
-            save_lora(self._folder.lora, state.ema, model.lora, models.FAMILIES[model.family].convolutions)
+            self._save_lora(self._folder.lora, state)
+            self.save_best()
             write_summary(self._folder.path, summary)
 
         where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"
-        await self._world.blocking(write, f"writing LoRA file and summary {where}", deadlines.checkpoint)
+        await self._world.blocking(write, f"writing LoRA files and summary {where}", deadlines.checkpoint)
         what, path = f"writing the report {where}", self._folder.path
         try:
             await self._world.blocking(lambda: self._world.write_report(path), what, deadlines.checkpoint)
@@ -78,6 +83,30 @@ class CheckpointWriter:
             close, limit = self._uploader.close, deadlines.upload
             await self._world.blocking(lambda: close(seconds=limit), "the last copies", 2 * limit)
         await self._telemetry.close()
+
+    def save_best(self) -> None:
+        """Write ``lora_best``, the weights of the best evaluated checkpoint. Blocks.
+
+        If that cannot be read there is none, which the user is told: the run is complete without it.
+        """
+        top = stability.best(self._telemetry.evaluations, trained=True)
+        if top is None:
+            return
+        try:
+            self._save_lora(self._folder.lora_best, LearnerState.load(self._folder.checkpoint(top.iteration)))
+        except UserError as error:
+            remove(self._folder.lora_best)
+            self._telemetry.message(f"no lora_best, of the policy after {top.iteration} updates: {error}")
+
+    def _save_lora(self, folder: Path, state: LearnerState) -> None:
+        model = self._config.model
+        save_lora(folder, state.ema, model.lora, models.FAMILIES[model.family].convolutions)
+
+    @property
+    def _best(self) -> frozenset[int]:
+        """Updates of the best evaluations: of the trained policy, and with the base model among them."""
+        found = [stability.best(self._telemetry.evaluations, trained=trained) for trained in (True, False)]
+        return frozenset(each.iteration for each in found if each is not None)
 
     def _complete(self) -> LearnerState:
         """The state after the last update, from the disk: on a shared GPU it may not be the learners' turn.
@@ -94,4 +123,4 @@ class CheckpointWriter:
         self._publisher.store()
         # With staleness, resuming needs the checkpoint before as well; keep one more in case the newest is damaged.
         checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
-        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}))
+        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}), self._best)

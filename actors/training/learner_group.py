@@ -121,7 +121,8 @@ class LearnerGroup:
             await self._rebuild(error)
 
     async def load(self, state: LearnerState) -> None:
-        """Go to the state of another checkpoint."""
+        """Go to the state of another checkpoint; an update that is not published is forgotten."""
+        self._inputs = None
         self._begin_with(_checkpoint(state), _fixed(state))
         await self._all("load", await self._put(state), seconds=self._config.fleet.deadlines.start)
 

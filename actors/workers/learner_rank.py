@@ -107,6 +107,7 @@ class LearnerRank(Callee):
     def load(self, state: LearnerState) -> None:
         with progress_note(f"loading the state after {state.updates} updates"):
             self._joined.load(state)
+        self._storing = None  # what it holds is no state of its last update any more
 
     @noted
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:

@@ -25,8 +25,9 @@ ROWS = {
         *("samples", "iteration", "iterations_planned"),
     ),
     "Who waits, and for what?": ("workers", "weights_wait_share", "weights_wait_seconds", "revision", "receipts"),
-    "Learning": ("loss", "policy_loss", "kl", "gradient_norm"),
+    "Learning": ("loss", "policy_loss", "kl", "gradient_norm", "noise_scale"),
     "What went wrong": (
+        "alarm",
         *("workers_lost", "replacements_left", "refused_answers"),
         *("requeued_units", "duplicate_results", "differing_results"),
     ),

@@ -153,6 +153,7 @@ def _stored(commands: Any) -> None:
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
     action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")
+    action.add_argument("--best", action="store_true", help="the best evaluated policy, not the last one")
     action.add_argument("--private", action="store_true", help="make it private; default: the owner's setting")
     action.add_argument("--revision", metavar="BRANCH", help="the branch; made if missing; default: main")
     action.add_argument("--dry-run", action="store_true", help="write the folder hub/ in the run folder, stop")

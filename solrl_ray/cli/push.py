@@ -33,6 +33,8 @@ def push(arguments: argparse.Namespace) -> int:
     from solrl_ray.report.data import read_run
 
     api, data = HfApi(), read_run(run)
+    if arguments.best:
+        data = data.at_best()
     with _told(api, repository):
         _check_name(repository)
         if not arguments.dry_run and get_token() is None:
@@ -40,7 +42,7 @@ def push(arguments: argparse.Namespace) -> int:
         licence = _licence(api, data.config.model.path, asks=not arguments.dry_run)
         target = card.Target(repository=repository, revision=arguments.revision, licence=licence)
         folder = run / FOLDER
-        replace_folder(folder, card.contents(data, target))
+        replace_folder(folder, card.contents(data, target, lora="lora_best" if arguments.best else "lora"))
         print(f"written: {folder}", flush=True)
         if not arguments.dry_run:
             print(f"pushed:  {_upload(api, folder, target, private=arguments.private)}")

@@ -137,6 +137,12 @@ def _rewards(config: Config) -> Iterator[Problem]:
 
 def _evaluation(config: Config) -> Iterator[Problem]:
     evaluation = config.evaluation
+    if config.run.on_collapse != "warn":
+        if not 0 < evaluation.every < config.run.iterations:
+            right = f"warn without evaluations on the way, because evaluation.every is {evaluation.every}"
+            yield Problem("run.on_collapse", f"{right} and run.iterations {config.run.iterations}")
+        elif evaluation.prompts < 2:
+            yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):

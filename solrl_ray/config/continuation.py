@@ -72,6 +72,7 @@ FREE = (
     "learner.world_size",
     "learner.zero_stage",
     "run.iterations",
+    "run.on_collapse",
     "evaluation.every",
     "evaluation.share",
     "checkpoints",

@@ -48,6 +48,11 @@ class Run(Section):
     """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
     score class.
     """
+    on_collapse: Literal["warn", "stop", "rollback"] = "warn"
+    """What follows if an evaluation on the way (`evaluation.every`) finds that held-out reward has fallen by more than
+    its error allows: a warning, the end of the run, or going on from the best evaluated checkpoint with half of the
+    learning rate. Decided after the next update.
+    """
     init: str = ""
     """Where the first policy comes from: a run folder, one of its checkpoints, or a LoRA file; empty: the base
     model."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from solrl_ray.config import card_memory, fitting
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import staleness_problems
-from solrl_ray.config.pools import is_colocated, resized
+from solrl_ray.config.pools import explorers_in_all, is_colocated, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.forecasts.iteration import iteration
@@ -73,6 +73,7 @@ class Forecast:
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
                 f"{self.gpu_hours(iterations):.3g} GPU-hours{sheet}, without start and evaluations",
             ),
+            ("a step", self._step()),
             *self._other_explorers(),
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
@@ -81,6 +82,24 @@ class Forecast:
             ("ESTIMATED", "; ".join(estimates) or "none of these times"),
             ("Ray calls", f"what they take was measured: {self.messages}"),
         ]
+
+    @property
+    def choosing(self) -> float:
+        """Share of the GPUs' work that only chooses seeds: previews, and samples of one stage that are not kept."""
+        config = self.config
+        explored = self.busy["explorers"] * explorers_in_all(config.fleet)
+        learned = self.busy["learners"] * config.learner.world_size
+        work = explored + learned + self.busy["regenerators"] * config.fleet.regenerators.count
+        return explored * (1 - config.rollout.keep / config.rollout.pool if is_one_stage(config) else 1.0) / work
+
+    def _step(self) -> str:
+        """What the shape of an iteration costs an optimiser step."""
+        rollout, updates = self.config.rollout, self.config.learner.updates
+        prompts, gpu_seconds = rollout.prompts // updates, self.gpus * self.seconds / updates
+        return (
+            f"{_spent(self.seconds / updates)} and {gpu_seconds:,.0f} GPU-seconds an optimiser step, which learns from "
+            f"{prompts} × {rollout.keep} samples; choosing seeds is {self.choosing:.0%} of the work"
+        )
 
     def _other_explorers(self) -> list[tuple[str, str]]:
         others = ", ".join(f"{other.count} × {other.name}" for other in self.config.fleet.other_explorers)

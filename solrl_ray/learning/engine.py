@@ -24,6 +24,7 @@ import torch.distributed
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import LearnerConfig
 from solrl_ray.errors import RunError
+from solrl_ray.learning.noise_scale import GradientSample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
@@ -122,6 +123,7 @@ class Engine:
 
     factors: list[torch.nn.Parameter]
     deepspeed: Any
+    sample: GradientSample
 
     @classmethod
     def build(
@@ -146,6 +148,7 @@ class Engine:
             foreach=False,
             fused=False,
         )
+        sample = GradientSample(factors, accumulated=config.zero_stage == 1)
         # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
         # compiler: two seconds of each start.
         with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
@@ -155,7 +158,7 @@ class Engine:
                 optimizer=optimizer,
                 config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
             )
-        built = cls(list(factors), engine)
+        built = cls(list(factors), engine, sample)
         flat, states = built._internals()
         # As AdamW would at its first step, so that a state can be saved and restored before it.
         states[flat] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(flat.detach()) for key in MOMENTS}}
@@ -166,8 +169,11 @@ class Engine:
         output: torch.Tensor = self.deepspeed(*args)
         return output
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update."""
+    def backward(self, loss: torch.Tensor, *, last: bool, sampled: bool = False) -> None:
+        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update; `sampled`:
+        `sample.piece` follows.
+        """
+        self.sample.wanted = sampled
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
@@ -200,6 +206,7 @@ class Engine:
 
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
+        self.sample.close()
         self.deepspeed.destroy()
 
     def _internals(self) -> tuple[torch.Tensor, dict[torch.Tensor, dict[str, torch.Tensor]]]:

@@ -32,10 +32,11 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
-from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare, Sums
+from solrl_ray.learning.noise_scale import signal_and_noise
+from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
+from solrl_ray.learning.update_metrics import Step, UpdateMetrics, update_metrics
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
 from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
@@ -66,7 +67,7 @@ class Learner:
             raise RunError(f"learner {rank} of {world_size} joined its group as {joined[0]} of {joined[1]}")
         self._config, self._model = config, model
         self._rank, self._world_size = rank, world_size
-        self._updates = self._steps = 0
+        self._updates = self._steps = self._rollbacks = 0
         self._failed = False
         self._open: OpenUpdate | None = None
         steps, section = config.rollout.regenerate.steps, config.objective
@@ -210,8 +211,8 @@ class Learner:
         yield
         self._failed = False
 
-    def _step(self, update: OpenUpdate, part: StepShare) -> tuple[Sums, float]:
-        """One optimiser step: sums over all ranks and the gradient norm."""
+    def _step(self, update: OpenUpdate, part: StepShare) -> Step:
+        """One optimiser step: sums over all ranks, the gradient norm, and its signal and noise."""
         self._advance(update, part, final=True)
         sums = part.sums
         torch.distributed.all_reduce(sums.shares)
@@ -220,11 +221,11 @@ class Learner:
         if not math.isfinite(loss):
             raise RunError(f"the loss of iteration {update.iteration} is {loss}: the update was not made")
         self._steps += 1
-        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps))
+        gradient_norm = self._engine.step(learning_rate(self._config.learner, self._steps, self._rollbacks))
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
         if self._anchor_decay is not None:
             adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")
-        return sums, gradient_norm
+        return sums, gradient_norm, signal_and_noise(part.pieces, self._world_size)
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
         """Make this rank's forward and backward passes over a part's samples, as far as they are there.
@@ -233,6 +234,7 @@ class Learner:
             final: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
         """
         if part.old_is_default is None:
+            self._engine.sample.begin()
             part.old_is_default = self._old_is_default()
         known = update.advantages(self._config)
         # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples so far.
@@ -273,6 +275,7 @@ class Learner:
         embedding = self._embedding(update, one.batch)
         weights = one.batch.weights.to(self._model.device)
         scale = 1.0 / (len(part.samples) * len(one.passes))
+        groups = part.ended.popleft()
         for k, each in enumerate(one.passes):
             v_theta = self._engine.velocity(each.x_t, each.t, embedding)
             # The ratio of an unchanged policy is exactly 1.
@@ -280,9 +283,12 @@ class Learner:
             given = {name: v[k] for name, v in one.references.items()}
             loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), advantages)
             part.sums.add(loss, weights, scale)
-            end = last and k == len(one.passes) - 1
+            end = k == len(one.passes) - 1
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
-            self._engine.backward((loss.total * weights).sum() * (scale * self._world_size), last=end)
+            total = (loss.total * weights).sum() * (scale * self._world_size)
+            self._engine.backward(total, last=last and end, sampled=end and groups > 0)
+        if groups:
+            part.pieces.append((groups, self._engine.sample.piece()))
 
     def _embedding(self, update: OpenUpdate, batch: MicroBatch) -> dict[str, torch.Tensor]:
         return self._model.batch_embeddings([update.embeddings[p] for p in batch.prompt_ids])
@@ -350,7 +356,7 @@ class Learner:
         parts = {name: self.factors(name, on_host=False) for name in names}
         parts |= {key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS}
         on_host = {name: to_host(part, None if buffers is None else buffers[name]) for name, part in parts.items()}
-        return LearnerState(updates=self._updates, steps=self._steps, **on_host)
+        return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **on_host)
 
     def load(self, state: LearnerState) -> None:
         """Continue from `state`, whatever world size or ZeRO stage it was made at.
@@ -368,7 +374,7 @@ class Learner:
         self._engine.restore(moments, state.steps)
         if self._anchor_decay is not None:  # another objective's state has none: it starts at the trained policy
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
-        self._updates, self._steps = state.updates, state.steps
+        self._updates, self._steps, self._rollbacks = state.updates, state.steps, state.rollbacks
 
     def close(self) -> None:
         """Remove DeepSpeed's hooks from the factors; the process group stays."""

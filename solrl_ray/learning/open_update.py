@@ -20,6 +20,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, equal_parts, rank_slots, rewards_and_groups
+from solrl_ray.learning.noise_scale import ended_groups
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import Loss, MicroBatch, Pass
 from solrl_ray.records import PromptEmbedding, SampleGroup
@@ -92,6 +93,10 @@ class StepShare:
     sums: Sums
     prepared: deque[Prepared] = field(default_factory=deque)
     """Micro-batches that wait for their advantages."""
+    ended: deque[int] = field(default_factory=deque)
+    """Groups of the piece that ends with each micro-batch to come (`noise_scale.ended_groups`)."""
+    pieces: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    """Of its gradient: groups, and this rank's part."""
     old_is_default: bool | None = None
     """Whether v_old repeats v_theta bit for bit; None before the step begins."""
 
@@ -125,6 +130,7 @@ class OpenUpdate:
                 part,
                 deque(rank_slots(part, micro_batch=micro_batch, rank=rank, world_size=world_size)),
                 Sums.zero(device),
+                ended=deque(ended_groups(part, self.sizes, micro_batch * world_size)),
             )
             for part in equal_parts(self.sizes, updates)
         ]

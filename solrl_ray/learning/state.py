@@ -58,6 +58,22 @@ class LearnerState(Portable, read_only=True):
     exp_avg_sq: Tensors
     anchor: Tensors = field(default_factory=dict)
     """Empty if the objective has none."""
+    rollbacks: int = 0
+    """How often the run has gone back to an earlier checkpoint; each makes its steps smaller
+    (`objectives.schedules.learning_rate`).
+    """
+
+    @classmethod
+    def first(cls, factors: Tensors) -> LearnerState:
+        """The state before the first update, if all policies have these factors."""
+
+        def copy() -> Tensors:  # a file holds no tensor twice
+            return {name: factor.clone() for name, factor in factors.items()}
+
+        def zeros() -> Tensors:
+            return {name: torch.zeros_like(factor) for name, factor in factors.items()}
+
+        return cls(updates=0, steps=0, default=copy(), old=copy(), ema=copy(), exp_avg=zeros(), exp_avg_sq=zeros())
 
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
@@ -75,6 +91,7 @@ class LearnerState(Portable, read_only=True):
             contents[name] = safetensors_file.pieces(tensors, {})
         files = {name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
+        manifest |= {"rollbacks": self.rollbacks} if self.rollbacks else {}
         manifest["sha256"] = _manifest_digest(manifest)
         contents["state.json"] = [json.dumps(manifest, indent=2).encode() + b"\n"]
         replace_folder(folder, contents)
@@ -96,12 +113,13 @@ class LearnerState(Portable, read_only=True):
             UserError: the folder is missing, of another format, or any file differs from its checksum.
         """
         manifest = _read_manifest(folder)
-        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
+        parts: dict[str, Any] = {part: {} for part in _PARTS}
         for name, expected in manifest["files"].items():
             for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
-        return cls(updates=manifest["updates"], steps=manifest["steps"], **parts)
+        rollbacks = manifest.get("rollbacks", 0)
+        return cls(updates=manifest["updates"], steps=manifest["steps"], rollbacks=rollbacks, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

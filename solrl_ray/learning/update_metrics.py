@@ -45,11 +45,21 @@ class UpdateMetrics:
     """The same in the first optimiser step; expected to be 0 if the sampling policy is a copy of the trained one."""
     clip_fraction: float | None = None
     """Share of samples and passes whose ratio was outside the clip range."""
+    gradient_signal: float | None = None
+    """Estimated squared norm of the gradient without noise, over sampled elements, mean over optimiser steps; None if
+    the steps have too few groups, or micro-batches that cut them.
+    """
+    gradient_noise: float | None = None
+    """Trace of the covariance of one group's gradient, likewise (`noise_scale`)."""
+
+
+Step = tuple[Sums, float, tuple[float, float] | None]
+"""Of an optimiser step: sums over all ranks, gradient norm, and its signal and noise."""
 
 
 def update_metrics(
     update: OpenUpdate,
-    done: Sequence[tuple[Sums, float]],
+    done: Sequence[Step],
     advantages: NDArray[np.float64],
     *,
     revision: int,
@@ -57,13 +67,14 @@ def update_metrics(
 ) -> UpdateMetrics:
     """
     Args:
-        done: sums over all ranks and gradient norm of each optimiser step.
+        done: each optimiser step.
         clip: of the advantages.
     """
     loss, policy_loss, kl, ratio, clipped = (
-        math.fsum(float(sums.shares[i]) for sums, _ in done) / len(done) for i in range(5)
+        math.fsum(float(sums.shares[i]) for sums, _, _ in done) / len(done) for i in range(5)
     )
-    deviations = [float(sums.deviation) for sums, _ in done]
+    deviations = [float(sums.deviation) for sums, _, _ in done]
+    estimates = [each for _, _, each in done if each is not None]
     has_ratio = done[0][0].has_ratio
     return UpdateMetrics(
         iteration=update.iteration,
@@ -71,9 +82,9 @@ def update_metrics(
         loss=loss,
         policy_loss=policy_loss,
         kl=kl,
-        gradient_norm=math.fsum(norm for _, norm in done) / len(done),
+        gradient_norm=math.fsum(norm for _, norm, _ in done) / len(done),
         samples=len(advantages),
-        passes=sum(sums.passes for sums, _ in done),
+        passes=sum(sums.passes for sums, _, _ in done),
         seconds=update.seconds,
         advantage_std=float(np.std(advantages)),
         advantage_max=float(np.max(np.abs(advantages))),
@@ -82,4 +93,10 @@ def update_metrics(
         ratio_deviation=max(deviations) if has_ratio else None,
         first_ratio_deviation=deviations[0] if has_ratio else None,
         clip_fraction=clipped if has_ratio else None,
+        gradient_signal=_mean([signal for signal, _ in estimates]),
+        gradient_noise=_mean([noise for _, noise in estimates]),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

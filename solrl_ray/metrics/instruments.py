@@ -57,6 +57,8 @@ INSTRUMENTS = (
     Instrument("solrl_policy_loss", "gauge", "loss", "Its policy part."),
     Instrument("solrl_kl", "gauge", "mean square", "MSE between trained and reference velocity in the last update."),
     Instrument("solrl_gradient_norm", "gauge", "norm", "Global gradient norm of the last update, before clipping."),
+    Instrument("solrl_noise_scale", "gauge", "prompts", "Noise scale of the last iterations' gradients."),
+    Instrument("solrl_alarm", "gauge", "0 or 1", "1: collapsed reward, or out of its usual range.", ("measure",)),
     Instrument("solrl_workers", "gauge", "workers", "Workers by state of their life.", ("role", "state")),
     Instrument("solrl_workers_lost", "gauge", "workers", "Workers lost and replaced, so far.", ("role",)),
     Instrument("solrl_refused_answers", "gauge", "answers", "Answers that could not be right, so far.", ("role",)),

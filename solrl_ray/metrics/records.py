@@ -94,6 +94,15 @@ class IterationMetrics:
     """Prompts whose samples all have the same reward, so that their advantages are 0."""
     constant_pools: int = 0
     """Prompts whose finished previews all have the same reward, so that the numbers of their seeds chose among them."""
+    gradient_signal: float | None = None
+    """Squared norm of the gradient without its noise, and trace of the covariance of one prompt's, both estimated over
+    sampled elements (`learning.noise_scale`). None if an optimiser step has too few prompts to tell.
+    """
+    gradient_noise: float | None = None
+    alarms: dict[str, float] = field(default_factory=dict)
+    """``kl`` or ``gradient_norm``, if it has left its usual range → that range's upper end (`evaluation.stability`)."""
+    rollback: int | None = None
+    """If the run went back after this iteration (`run.on_collapse`): updates of the checkpoint that it went back to."""
     event: str = field(default="iteration", init=False)
 
 
@@ -120,6 +129,10 @@ class EvaluationMetrics:
     """As an iteration's: repeated results, and those of them with other rewards."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """As an iteration's."""
+    fall: dict[str, float] = field(default_factory=dict)
+    """If the reward is lower than its best before by more than the error allows (`evaluation.stability`): ``by``,
+    ``allowed`` and ``best``, the updates of the best evaluation.
+    """
     event: str = field(default="evaluation", init=False)
 
 
@@ -148,6 +161,8 @@ class Progress:
     """
     messages: tuple[str, ...] = ()
     """Last events, newest last: a lost worker, a replaced one, a requeued unit."""
+    alarm: str = ""
+    """What is wrong with the newest evaluation or iteration; empty if nothing is."""
     elapsed: float = 0.0
     """Wall seconds of the run, as `Summary.seconds`; those before a resume by `measured_seconds`."""
     remaining: float | None = None

@@ -6,8 +6,8 @@ share one axis:
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
 * ``rank_fidelity/`` spearman, kendall, side_agreement; only with previews
 * ``audit/`` estimates for whole pools with their 95 % intervals, if `fidelity.audit_prompts` is set
-* ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
-  clip_fraction
+* ``learning/`` loss, policy_loss, kl, gradient_norm; gradient_signal and gradient_noise if measured; of objectives with
+  ratios ratio_mean, ratio_deviation, clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
 * ``counts/`` candidates, dropped, samples, requeued_units, duplicate_results
 """
@@ -27,6 +27,8 @@ SCALARS = {
     "learning/policy_loss": "policy_loss",
     "learning/kl": "kl",
     "learning/gradient_norm": "gradient_norm",
+    "learning/gradient_signal": "gradient_signal",
+    "learning/gradient_noise": "gradient_noise",
     "learning/ratio_mean": "ratio_mean",
     "learning/ratio_deviation": "ratio_deviation",
     "learning/clip_fraction": "clip_fraction",

@@ -10,19 +10,29 @@ import math
 from solrl_ray.config.objectives import Anchor, OldDecay
 from solrl_ray.config.schema import LearnerConfig
 
+ROLLBACK_STEP = 0.5
+"""What a rollback multiplies the learning rate by: the run must not make the same fall again."""
 
-def learning_rate(config: LearnerConfig, step: int) -> float:
-    """Of optimiser step number `step`. The first one of the fall still has the whole `optimizer.lr`."""
+
+def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float:
+    """Of optimiser step number `step`. The first one of the fall still has the whole `optimizer.lr`.
+
+    As PyTorch's LinearLR, then CosineAnnealingLR. But a pure function of the step, so that a resumed run, or one that
+    goes back to a checkpoint, has the rates of its steps without a scheduler's state.
+
+    Args:
+        rollbacks: of the run so far (`run.on_collapse`).
+    """
     _check(step)
-    schedule = config.schedule
+    schedule, lr = config.schedule, config.optimizer.lr * ROLLBACK_STEP**rollbacks
     if step <= schedule.warmup:
-        return config.optimizer.lr * step / schedule.warmup
+        return lr * step / schedule.warmup
     if schedule.decay == "none":
-        return config.optimizer.lr
+        return lr
     done = min((step - 1 - schedule.warmup) / schedule.steps, 1.0)
     # Rounded, because libraries disagree on a cosine's last bit.
     left = 1 - done if schedule.decay == "linear" else round((1 + math.cos(math.pi * done)) / 2, 12)
-    return config.optimizer.lr * (schedule.floor + (1 - schedule.floor) * left)
+    return lr * (schedule.floor + (1 - schedule.floor) * left)
 
 
 def follower_decay(config: OldDecay | Anchor, steps: int) -> float:

@@ -49,8 +49,11 @@ def hub_id(model: str) -> str | None:
     return place if isinstance(place, str) else None
 
 
-def contents(data: RunData, target: Target) -> dict[str, bytes]:
+def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, bytes]:
     """File → content of what is published.
+
+    Args:
+        lora: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
 
     Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """
@@ -90,7 +93,7 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
         licence=target.licence.get("license_name") or target.licence.get("license"),
         licence_link=target.licence.get("license_link"),
     )
-    return {CARD: card.encode(), LORA_FILE: _lora(data.folder, data.summary), **images}
+    return {CARD: card.encode(), LORA_FILE: _lora(data.folder, data.summary, lora), **images}
 
 
 def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
@@ -112,11 +115,12 @@ def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
     return Gallery.of(captions, chosen, scores, embed=publish), files
 
 
-def _lora(run: Path, summary: Summary) -> bytes:
-    name = f"lora/{LORA_FILE}"
+def _lora(run: Path, summary: Summary, folder: str) -> bytes:
+    name = f"{folder}/{LORA_FILE}"
     file = run / name
     if not file.is_file():
-        raise UserError(f"{run} has no {name}; solrl train --resume {run} writes it again.")
+        mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
+        raise UserError(f"{run} has no {name}{mend}.")
     if stamp(file) != summary.files.get(name, stamp(file)):
         raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
     return file.read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from solrl_ray.common.checked_json import as_record, parse, read_record
@@ -12,10 +12,12 @@ from solrl_ray.config.continuation import FILE, check_format
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.paired_gain import PairedGain, paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, PairedGain, Summary, find_evaluation, paired_gain
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
 from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
@@ -67,6 +69,23 @@ class RunData:
         shown = self.shown
         return paired_gain(shown["base"], shown["final"]) if {"base", "final"} <= shown.keys() else None
 
+    def at_best(self) -> RunData:
+        """The finished run as if it had ended with its best evaluated policy, whose weights are in ``lora_best``.
+
+        Raises UserError: it has not ended, or its summary, of an older version, names none.
+        """
+        if self.summary is None or self.summary.best_updates is None:
+            raise UserError(
+                f"{self.folder} names no best evaluated policy: it has not ended, or is of an older version."
+            )
+        best = self.summary.best_updates
+        digest = self.iterations[best - 1].lora_digest if best else self.config.run.init_digest
+        return replace(
+            self,
+            evaluations=tuple(e for e in self.evaluations if e.policy != "ema" or e.iteration <= best),
+            summary=replace(self.summary, iterations=best, lora_digest=digest),
+        )
+
 
 def read_run(folder: Path) -> RunData:
     """Reads a run folder, finished or not.
@@ -116,6 +135,7 @@ def stored_progress(folder: Path) -> Progress:
         train_rewards=tuple(record.reward_mean for record in run.iterations),
         heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
         spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
+        alarm=stability.alarm(run.iterations, run.evaluations),
         elapsed=run.summary.seconds if run.summary else measured_seconds(run.iterations, run.evaluations),
     )
 

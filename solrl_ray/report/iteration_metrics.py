@@ -20,6 +20,7 @@ from solrl_ray.scheduling.staleness import staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
+_NOISE = ("gradient_signal", "gradient_noise")
 """Fields copied from the update's metrics, under the same names."""
 
 
@@ -89,7 +90,7 @@ def iteration_metrics(
         constant_groups=_constant_rows(compared),
         # Of the best and the worst: if those are equal, all others are.
         constant_pools=_constant_rows(_proxies(summary)) if preview and rollout.selection == "best_worst" else 0,
-        **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
+        **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS, *_NOISE)},
     )
 
 

@@ -61,6 +61,8 @@ def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
     numbers = _numbers(progress)
     if numbers.row_count:
         parts += [Text(), numbers]
+    if progress.alarm:
+        parts += [Text(), Text(f"warning: {progress.alarm}", style="bold red")]
     if progress.workers or progress.notes:
         parts += [Text(), _workers(progress)]
     if progress.messages:

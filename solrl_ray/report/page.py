@@ -7,6 +7,8 @@ from typing import Any
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.noise_scale import advice
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
@@ -14,7 +16,7 @@ from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
-from solrl_ray.report.rendering import write_page
+from solrl_ray.report.rendering import digits, write_page
 from solrl_ray.report.summary import (
     all_warnings,
     finite_mean,
@@ -59,12 +61,14 @@ def _values(data: RunData) -> dict[str, Any]:
         "on_gpu": config.fleet.learners.num_gpus > 0,
         "drawing": Drawing.of(config),
         "lora": (data.folder / "lora").is_dir(),
+        "best": _best(data),
+        "noise": advice(config, iterations),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,
         "strategy": config.rollout.strategy,
         "one_stage": is_one_stage(config),
         "wanted": pool_sampling(config).tier,
-        "warnings": all_warnings(config, iterations),
+        "warnings": all_warnings(config, iterations, data.evaluations),
         "base": base,
         "final": final,
         "real": real,
@@ -122,6 +126,17 @@ def _line(config: Config) -> str:
     return (
         f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
         f"{chosen} · {sampled} · run seed {config.run.seed}"
+    )
+
+
+def _best(data: RunData) -> str:
+    """A sentence on ``lora_best``, if the best evaluated policy is not the last one."""
+    top, final = stability.best(data.evaluations, trained=True), data.shown.get("final")
+    if top is None or top is final or not (data.folder / "lora_best").is_dir():
+        return ""
+    return (
+        f"lora_best, beside lora, is the policy after {top.iteration} updates, the best evaluated one: "
+        f"{digits(top.reward_mean)} ± {digits(top.reward_stderr)}."
     )
 
 

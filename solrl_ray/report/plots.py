@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+from solrl_ray.evaluation.paired_gain import PairedGain
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.report.curve import Curve, Point
-from solrl_ray.report.summary import PairedGain
 from solrl_ray.report.timing import SEGMENTS, wall_segments
 
 if TYPE_CHECKING:

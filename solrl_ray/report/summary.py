@@ -16,6 +16,8 @@ from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
+from solrl_ray.evaluation import stability
+from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 from solrl_ray.rollout.constant_rewards import constant_rewards
 
@@ -26,6 +28,7 @@ COVERED = (
     "attestations.json",
     "prompts.json",
     "lora/pytorch_lora_weights.safetensors",
+    "lora_best/pytorch_lora_weights.safetensors",
 )
 """Files whose digests a summary has."""
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
@@ -69,6 +72,10 @@ class Summary:
     """The configured tier; attestations.json has each worker's actual tier. None without previews."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """Of all iterations and evaluations: see `IterationMetrics.reward_costs`."""
+    best_updates: int | None = None
+    """Updates of the best evaluated policy, whose weights are in ``lora_best``; None in summaries of older versions."""
+    reward_best: float | None = None
+    """Its reward."""
     strategy: str = "two_stage"
     """The rollout strategy."""
     warnings: list[str] = field(default_factory=list)
@@ -78,47 +85,6 @@ class Summary:
     """State of other files when the summary was written: file → its first ``bytes`` and their ``sha256``. Metrics and
     spans may have grown since.
     """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedGain:
-    """The change by training, prompt by prompt at the same addresses."""
-
-    differences: dict[str, float]
-    """Prompt id → mean reward after - mean reward before."""
-    mean: float
-    stderr: float | None
-    """Sample standard deviation of the differences / sqrt(prompts); None with a single prompt."""
-
-    @property
-    def gained(self) -> int:
-        """Prompts whose difference is above 0."""
-        return sum(value > 0 for value in self.differences.values())
-
-
-def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGain:
-    """Per-prompt mean difference between two evaluations, and the standard error of its mean over prompts.
-
-    Pairing removes the spread between easy and hard prompts, which training does not change.
-
-    Raises ValueError: the evaluations differ in their prompts or in the number of addresses of a prompt.
-    """
-    if before.rewards.keys() != after.rewards.keys():
-        different = len(before.rewards.keys() ^ after.rewards.keys())
-        raise ValueError(f"Evaluations {before.policy} and {after.policy} differ in {different} prompts.")
-    differences = {}
-    for prompt_id in sorted(before.rewards):
-        old, new = before.rewards[prompt_id], after.rewards[prompt_id]
-        if len(old) != len(new) or not old:
-            raise ValueError(f"Prompt {prompt_id} has {len(old)} rewards before and {len(new)} after.")
-        differences[prompt_id] = math.fsum(new) / len(new) - math.fsum(old) / len(old)
-    count = len(differences)
-    if count == 0:
-        raise ValueError(f"Evaluations {before.policy} and {after.policy} hold no prompt.")
-    mean = math.fsum(differences.values()) / count
-    squares = math.fsum((value - mean) ** 2 for value in differences.values())
-    stderr = math.sqrt(squares / (count - 1) / count) if count > 1 else None
-    return PairedGain(differences=differences, mean=mean, stderr=stderr)
 
 
 def gap_closed(base: float, final: float, real: float | None) -> float | None:
@@ -175,6 +141,7 @@ def summarize(
     gain = paired_gain(base, final)
     reward_real = None if real is None else real.reward_mean
     last = max(iterations, key=lambda record: record.iteration)
+    top = stability.best(evaluations, trained=True) or final
     return Summary(
         run=config.run.name,
         iterations=len(iterations),
@@ -197,16 +164,20 @@ def summarize(
         duplicate_results=sum(i.duplicate_results for i in iterations) + sum(e.duplicate_results for e in evaluations),
         preview_precision=None if is_one_stage(config) else config.rollout.explore.precision,
         reward_costs=added([i.reward_costs for i in iterations] + [e.reward_costs for e in evaluations]),
+        best_updates=top.iteration,
+        reward_best=top.reward_mean,
         strategy=config.rollout.strategy,
-        warnings=all_warnings(config, iterations),
+        warnings=all_warnings(config, iterations, evaluations),
         versions=package_versions(),
     )
 
 
-def all_warnings(config: Config, iterations: Sequence[IterationMetrics]) -> list[str]:
-    """Warnings by the configuration, and by what the iterations measured."""
+def all_warnings(
+    config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics]
+) -> list[str]:
+    """Warnings by the configuration, and by what was measured."""
     measured = constant_rewards(config, iterations)
-    return [*warnings(config), *([measured] if measured else [])]
+    return [*warnings(config), *([measured] if measured else []), *stability.warnings(iterations, evaluations)]
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -31,17 +31,29 @@ BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
 """Files of the run folder that a checkpoint's copy needs to be resumed."""
 TRACKED = "trackers.json"
 """The run's identity at trackers, if it has any."""
-END = (*BESIDE, TRACKED, "starts.json", "attestations.json", "evaluations", "lora", "summary.json", "report.html")
+END = (
+    *BESIDE,
+    TRACKED,
+    "starts.json",
+    "attestations.json",
+    "evaluations",
+    "lora",
+    "lora_best",
+    "summary.json",
+    "report.html",
+)
 """Files of the run folder that are useful after the run; folders with all their content."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one replaces the oldest."""
 
 
-def retained(updates: Iterable[int], checkpoints: Checkpoints) -> set[int]:
-    """The checkpoints after so many `updates` that are kept: the newest `keep`, and every `every`-th for good."""
+def retained(updates: Iterable[int], checkpoints: Checkpoints, best: Collection[int] = ()) -> set[int]:
+    """The checkpoints after so many `updates` that are kept: the newest `keep`, every `every`-th for good, and those of
+    the `best` evaluations.
+    """
     there = sorted(updates)
     for_good = {n for n in there if checkpoints.every and n % checkpoints.every == 0}
-    return set(there[-checkpoints.keep :]) | for_good
+    return set(there[-checkpoints.keep :]) | for_good | {n for n in there if n in best}
 
 
 def newest_state(
@@ -121,13 +133,15 @@ class Uploader:
         self._url = checkpoints.upload
         self._files, root = filesystem(self._url)
         self._place = posixpath.join(root, run.name)
+        self._best: Collection[int] = ()
         self._waiting: Queue[Path | None] = Queue()
         """None: the end of the run."""
         self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
         self._thread.start()
 
-    def submit(self, checkpoint: Path) -> None:
-        """Copy a finished checkpoint folder, without waiting."""
+    def submit(self, checkpoint: Path, best: Collection[int] = ()) -> None:
+        """Copy a finished checkpoint folder, without waiting; `best` as in `retained`."""
+        self._best = best
         if self._waiting.qsize() == WAITING:
             with suppress(Empty):  # the thread has taken it now
                 oldest = self._waiting.get_nowait()
@@ -181,7 +195,7 @@ class Uploader:
             self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
         self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
         there = self._there()
-        for old in there.keys() - retained(there, self._checkpoints):
+        for old in there.keys() - retained(there, self._checkpoints, self._best):
             self._remove(there[old])
 
     def _there(self) -> dict[int, str]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,6 +89,7 @@ class RunFolder:
         self.embeddings = path / "embeddings"
         self.evaluations = path / "evaluations"
         self.lora = path / "lora"
+        self.lora_best = path / "lora_best"
         self.lock = FolderLock(path)
 
     @classmethod
@@ -232,12 +233,12 @@ class RunFolder:
         """(updates, folder) of all checkpoints, oldest first."""
         return _iterations(self.path / "checkpoints")
 
-    def prune(self, checkpoints: Checkpoints) -> None:
+    def prune(self, checkpoints: Checkpoints, best: Collection[int] = ()) -> None:
         """Remove the checkpoints that `checkpoints` does not keep, the samples that the newest ones contain, and
-        journals of more than `JOURNALS` iterations before.
+        journals of more than `JOURNALS` iterations before. Those after `best` updates are kept.
         """
         there = dict(self.checkpoints())
-        for updates in there.keys() - retained(there, checkpoints):
+        for updates in there.keys() - retained(there, checkpoints, best):
             remove(there[updates])
         oldest = min(sorted(there)[-checkpoints.keep :], default=0)
         for iteration, folder in _iterations(self.path / "samples"):

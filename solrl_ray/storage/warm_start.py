@@ -55,14 +55,12 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         network = network_of(config.model)
         factors = load_lora(file, config.model.lora, network)
         _check_targets(factors, config.model.lora, network, named)
-        # All three policies are this one; copies, because a file holds no tensor twice.
-        names = ("default", "old", "ema")
-        policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
-        state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
+        state = LearnerState.first(factors)
     else:
         problem = f"a folder of another kind, with no {FILE} or {PEFT_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
-    state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
+    mean, square = _zeros(state.default), _zeros(state.default)
+    state = replace(state, updates=0, steps=0, rollbacks=0, exp_avg=mean, exp_avg_sq=square)
     try:
         state.check_fits(factor_shapes(config))
     except UserError as error:

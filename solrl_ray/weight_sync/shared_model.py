@@ -261,12 +261,12 @@ class _FrozenWeights:
         self._transformer = transformer
         self._host: dict[str, tuple[Tensor, Stamp]] = {}
 
-    def add(self, path: str, format: Format) -> None:
+    def add(self, path: str, stored: Format) -> None:
         """The weight of a linear that was just quantised. It leaves now, as a small card has no room for all of both."""
         linear = self._transformer.get_submodule(path)
         assert isinstance(linear, nn.Linear)
         self.weights[path] = linear.weight
-        self.amax[path] = _frozen_amax(linear.weight, format)
+        self.amax[path] = _frozen_amax(linear.weight, stored)
         if self.offload:
             self.to_host(path)
 
@@ -290,8 +290,8 @@ class _FrozenWeights:
                 raise RunError(f"the weight of {path} came back to the device altered; its memory is faulty")
 
 
-def _frozen_amax(weight: Tensor, format: Format) -> float | None:
-    return frozen_amax(weight) if format == "nvfp4" else None
+def _frozen_amax(weight: Tensor, stored: Format) -> float | None:
+    return frozen_amax(weight) if stored == "nvfp4" else None
 
 
 def _is_away(weight: Tensor) -> bool:

@@ -22,6 +22,7 @@ from actors.evaluation.requests import EvaluationRequests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
+from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Opened
 from actors.world import Process
@@ -231,3 +232,20 @@ def writes_the_sampling_policy_instead_of_the_average(patch: pytest.MonkeyPatch)
         return replace(state, ema=state.old)
 
     patch.setattr(CheckpointWriter, "_complete", completed)
+
+
+def forgets_the_best_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CheckpointWriter, "_best", frozenset())
+
+
+def counts_rollbacks_in_one_process_only(patch: pytest.MonkeyPatch) -> None:
+    brake, counts = CollapseBrake.gone_back_to, dict[int, int]()
+
+    async def gone_back_to(self: CollapseBrake, updates: int) -> tuple[int, LearnerState] | None:
+        back = await brake(self, updates)
+        if back is None:
+            return None
+        counts[id(self)] = counts.get(id(self), 0) + 1
+        return back[0], replace(back[1], rollbacks=counts[id(self)])
+
+    patch.setattr(CollapseBrake, "gone_back_to", gone_back_to)

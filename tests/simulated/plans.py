@@ -49,6 +49,7 @@ class Shape:
     """The first level of the fallback ladder, which every run takes then; empty: there is none."""
     unit: int = 4
     """Candidates of a unit of previews, which are sampled four at a time."""
+    on_collapse: str = "warn"
     prune: str = "null"
     """How units of previews are pruned, after 1 of 3 steps."""
 
@@ -58,6 +59,7 @@ class Shape:
         pool, keep = 4 * self.units, 4
         return (
             f"run.iterations={self.iterations}",
+            f"run.on_collapse={self.on_collapse}",
             f"rollout={{prompts: {self.prompts}, pool: {pool}, keep: {keep}, strategy: {self.strategy}, "
             f"max_staleness: {0 if one_stage else self.staleness}}}",
             "rollout.explore={steps: 3, micro_batch: 4}",
@@ -115,6 +117,8 @@ class Plan:
         )
         if not one_stage:
             shape = _pruned(shape, rng)
+        if shape.every:  # longer, so that there is something to go back to
+            shape = replace(shape, iterations=shape.iterations + 1, on_collapse="rollback")
         rng = random.Random(seed)
         plan = cls(
             seed,

@@ -201,9 +201,10 @@ class Learner:
     def __init__(self, config: Config) -> None:
         self._publisher = publisher(config.model.lora)
         self._rank = config.model.lora.rank
-        self._updates = self._steps = 0
+        self._updates = self._steps = self._rollbacks = 0
         self._b = dict.fromkeys((*POLICIES, *MOMENTS), 0.0)
         """Part of the state → each element of its factor B."""
+        self._stored: LearnerState | None = None
         self._fed: list[SampleGroup] = []
         self._to_compile = set(passes(config)) if is_compiled(config) else set()
         """Kinds of passes."""
@@ -224,7 +225,8 @@ class Learner:
     def join(self, address: str, port: int, one_host: bool) -> None: ...
 
     def load(self, state: LearnerState) -> None:
-        self._updates, self._steps = state.updates, state.steps
+        self._updates, self._steps, self._rollbacks = state.updates, state.steps, state.rollbacks
+        self._stored = None
         self._b = {part: getattr(state, part)[f"{MODULE}.lora_B"][0, 0].item() for part in self._b}
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
@@ -239,6 +241,7 @@ class Learner:
             self._step(number(step, *[group_digest(group) for group in self._fed]))
         self._follow("old")
         self._updates += 1
+        self._stored = self._state()
         return UpdateMetrics(
             iteration=iteration,
             revision=self._updates,
@@ -259,7 +262,7 @@ class Learner:
         mean, square = (self._b[name] for name in MOMENTS)
         self._set("exp_avg", 0.9 * mean + 0.1 * gradient)
         self._set("exp_avg_sq", 0.99 * square + 0.01 * gradient**2)
-        self._set("default", self._b["default"] + self._b["exp_avg"])
+        self._set("default", self._b["default"] + self._b["exp_avg"] / 2**self._rollbacks)
         self._follow("ema")
 
     def _follow(self, policy: str) -> None:
@@ -270,7 +273,14 @@ class Learner:
         self._b[part] = ctypes.c_float(value).value
 
     def state(self) -> LearnerState:
-        return LearnerState(updates=self._updates, steps=self._steps, **{part: self._factors(part) for part in self._b})
+        """That after the last update, which is stored then."""
+        stored, self._stored = self._stored, None
+        assert stored is not None, "there was no update since the state was asked for"
+        return stored
+
+    def _state(self) -> LearnerState:
+        parts: dict[str, Any] = {part: self._factors(part) for part in self._b}
+        return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **parts)
 
     def _factors(self, part: str) -> dict[str, torch.Tensor]:
         """Of the state, or of the base."""

@@ -19,10 +19,13 @@ from actors.training.learner_group import LearnerGroup
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.report.data import read_run
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
+from tests.simulated.players import MODULE
 
-PARTS = tuple(field.name for field in fields(LearnerState) if field.name not in ("updates", "steps"))
+COUNTS = ("updates", "steps", "rollbacks")
+PARTS = tuple(field.name for field in fields(LearnerState) if field.name not in COUNTS)
 SPENT = ("the selector is restarted", "the learner group is rebuilt")
 """How sentences on a loss begin that is paid for, beside those that say who takes somebody's place."""
 
@@ -55,7 +58,8 @@ class Promises:
 
 def check_equal(state: LearnerState, saved: LearnerState) -> None:
     """Field by field."""
-    assert (state.updates, state.steps) == (saved.updates, saved.steps), f"counters {state.updates}, {state.steps}"
+    mine, other = ([getattr(each, name) for name in COUNTS] for each in (state, saved))
+    assert mine == other, f"counters {mine}, not {other}"
     for part in PARTS:
         mine, other = getattr(state, part), getattr(saved, part)
         same = mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
@@ -71,6 +75,10 @@ class Learners(LearnerGroup):
     async def state(self) -> LearnerState:
         self._made = await super().state()
         return self._made
+
+    async def load(self, state: LearnerState) -> None:
+        self._made = state
+        await super().load(state)
 
     def saved(self) -> None:
         self._world.promises.keep(self._made, self._world.disk.path("/run"))
@@ -117,11 +125,23 @@ def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
     for name, factor in state.ema.items():
         strength = config.model.lora.alpha / config.model.lora.rank if name.endswith(".lora_B") else 1.0
         assert torch.equal(found[f"transformer.{name}.weight"], factor * strength), f"{file} is not the average"
+    check_best(folder, config)
     return (
-        str(state.updates),
-        str(state.steps),
+        *(str(getattr(state, name)) for name in COUNTS),
         *[lora_digest(factors) for part in PARTS if (factors := getattr(state, part))],
     )
+
+
+def check_best(folder: RunFolder, config: Config) -> None:
+    """``lora_best`` has the average of the checkpoint after which the held-out reward was highest, which is kept."""
+    from safetensors.torch import load
+
+    found = {e.iteration: e.reward_mean for e in read_run(folder.path).evaluations if e.policy == "ema"}
+    updates = max(sorted(found), key=lambda each: found[each])
+    (file,) = folder.lora_best.iterdir()
+    b, strength = f"{MODULE}.lora_B", config.model.lora.alpha / config.model.lora.rank
+    average = LearnerState.load(folder.checkpoint(updates)).ema[b] * strength
+    assert torch.equal(load(file.read_bytes())[f"transformer.{b}.weight"], average), f"{file} is not after {updates}"
 
 
 def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, exactly: bool) -> None:

@@ -245,6 +245,8 @@ BROKEN: dict[Break, str] = {
     promises.charges_for_a_lost_card_once_a_role: "are used up",
     promises.charges_for_nobody: "are used up",
     promises.writes_the_sampling_policy_instead_of_the_average: "is not the average",
+    promises.forgets_the_best_checkpoint: "",
+    promises.counts_rollbacks_in_one_process_only: "",
 }
 """Broken version → what the violation says, if it always says the same."""
 
@@ -272,6 +274,7 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
         lambda plan: plan.colocated and _has("node", "drains")(plan)
     ),
     promises.charges_for_nobody: lambda plan: not plan.colocated,
+    promises.forgets_the_best_checkpoint: lambda plan: plan.shape.iterations == 4,
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
 ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
@@ -285,6 +288,10 @@ SHOWN: dict[Break, list[Plan]] = {
         replace(ONE, faults=(Fault("regenerator", call, "hangs"), Fault("node", drains, "drains")))
         for call in range(8, 20)
         for drains in range(40, 70, 5)
+    ],
+    promises.counts_rollbacks_in_one_process_only: [
+        replace(ONE, shape=Plan.of(6).shape, ends=(Fault("controller", call, "dies beside the disk"),))
+        for call in range(60, 200, 10)
     ],
     promises.does_not_tell_a_new_selector_the_revised_policy: [
         replace(ONE, shape=replace(ONE.shape, staleness=1), faults=(Fault("selector", call, "dies before"),))

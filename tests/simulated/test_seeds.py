@@ -70,6 +70,32 @@ def test_faults_happen_and_are_survived() -> None:
     assert not ended.errors
 
 
+@pytest.mark.parametrize("colocated", [False, True])
+@pytest.mark.parametrize(("seed", "back"), [(20, ["after 1 updates"]), (6, ["after 0 updates", "after 0 updates"])])
+def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
+    seed: int, back: list[str], colocated: bool
+) -> None:
+    """These are the rollbacks of the undisturbed runs. The first is killed at its disk work all along."""
+    shape = Plan.of(seed).shape
+    assert (shape.on_collapse, shape.iterations) == ("rollback", 4)
+    calm = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=colocated)
+    told = run(calm).told
+    assert [text.partition("the policy ")[2].partition(",")[0] for text in told if "goes back" in text] == back
+    for call in range(20, 180, 8):
+        ended = run(replace(calm, ends=(Fault("controller", call, "dies beside the disk"),)))
+        assert ended.digests == undisturbed(shape), call
+
+
+def test_a_run_that_is_to_stop_at_a_collapse_stops_there_again_when_it_is_resumed() -> None:
+    shape = replace(Plan.of(20).shape, on_collapse="stop")
+    ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1))
+    assert ended.digests is None
+    first, second = ended.errors
+    assert first == second
+    assert "run.on_collapse is stop" in first
+    assert "/run/lora_best" in first
+
+
 class Tracked(Shape):
     """With trackers, which this world has none of: opening one fails."""
 

@@ -83,7 +83,11 @@ def count_reductions(rank: int, world_size: int, pipeline: Path, folder: Path) -
         metrics = learner.update(0, groups(0), embeddings())
         torch.distributed.all_reduce = reduce
         trained = sum(value.numel() for value in learner.factors("default").values())
-        found = {"passes": metrics.passes, "sizes": sizes, "trained": trained}
+        found: dict[str, Any] = {"passes": metrics.passes, "sizes": sizes, "trained": trained}
+        even = learner.update(1, groups(1, sizes=(4, 4, 4, 4)), embeddings(4))
+        assert even.gradient_signal is not None
+        assert even.gradient_noise is not None
+        found["squares"] = [even.gradient_norm**2, even.gradient_signal + even.gradient_noise / 4]
         (folder / f"reductions-{stage}-{rank}.json").write_text(json.dumps(found))
 
 
@@ -169,6 +173,8 @@ def test_gradients_are_reduced_once_an_update_by_zero_1_and_once_a_pass_by_zero_
         found = json.loads((two_ranks / f"reductions-{stage}-{rank}.json").read_text())
         assert found["passes"] == 6
         assert [size for size in found["sizes"] if size > 5] == [found["trained"]] * reductions
+        norm, signal_and_noise = found["squares"]  # of pieces that both ranks have a part of
+        assert signal_and_noise == pytest.approx(norm, rel=1e-4)
 
 
 def test_ranks_given_different_or_spoiled_samples_all_refuse(two_ranks: Path) -> None:

@@ -95,6 +95,19 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
     assert "lora" in data.tags
 
 
+def test_the_best_policy_is_published_with_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, top = tmp_path / "run", made_runs.evaluation(2, "ema", {"aa": (0.6,) * 2, "bb": (0.6,) * 2, "cc": (0.9,) * 2})
+    made_runs.write_run(run, evaluated=[*made_runs.evaluations()[:2], top, made_runs.evaluations()[2]])
+    assert "no lora_best/" in refusal(capsys, "push", run, "me/small", "--dry-run", "--best")
+    save_lora(run / "lora_best", {"a.lora_A": torch.ones(32, 4), "a.lora_B": torch.ones(4, 32)}, Lora(targets=["a"]))
+    assert solrl("push", run, "me/small", "--dry-run", "--best") == 0
+    assert (run / "hub" / LORA).read_bytes() == (run / "lora_best" / LORA).read_bytes()
+    card = (run / "hub" / "README.md").read_text()
+    assert "| trained | 0.700 ± 0.100 |" in card
+    assert "2 iterations of" in card
+    assert "| LoRA digest | lora-1 |" in card
+
+
 def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "two\n\n# dogs | `x` <script>\t**and** [a](b) $c$ &amp; _d_"
     monkeypatch.setitem(made_runs.CAPTIONS, "aa", hostile)

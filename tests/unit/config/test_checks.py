@@ -48,6 +48,17 @@ def ladder(levels: str) -> str:
             "17 15",
         ),
         (["run.iterations=4", "learner.schedule.warmup=6"], "learner.schedule.warmup", "6 4"),
+        (["run.on_collapse=rollback"], "run.on_collapse", '"rollback" evaluation.every 0'),
+        (
+            ["run.on_collapse=stop", "evaluation.every=20"],
+            "run.on_collapse",
+            '"stop" evaluation.every 20 run.iterations',
+        ),
+        (
+            ["run.on_collapse=stop", "evaluation={every: 5, prompts: 1, pictures: 1}"],
+            "run.on_collapse",
+            '"stop" evaluation.prompts 1',
+        ),
         (["rollout.strategy=quantized"], "rollout.explore.precision", '"auto" quantized'),
         (["run.name=a/b"], "run.name", '"a/b" run.root'),
         (["run.name=.."], "run.name", '".."'),

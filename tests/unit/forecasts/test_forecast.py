@@ -128,6 +128,10 @@ def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(c
     assert plan.gpus == 8
     assert plan.seconds == pytest.approx(126 + 63 + 240, rel=0.05)
     assert plan.bottleneck == "learn"
+    assert plan.choosing == pytest.approx(126 / (126 + 63 + 240), rel=0.05)
+    step = dict(plan.rows())["a step"]
+    assert f"{8 * plan.seconds:,.0f} GPU-seconds" in step
+    assert "48 × 24 samples" in step
     assert sum(plan.parts.values()) == pytest.approx(plan.seconds)
     assert plan.gpu_hours(100) == pytest.approx(8 * plan.seconds * 100 / 3600)
 

@@ -30,12 +30,14 @@ def a_state(updates: int = 3) -> LearnerState:
         ema=factors(),
         exp_avg=factors(),
         exp_avg_sq=factors(),
+        rollbacks=1,
     )
 
 
 def assert_equal(left: LearnerState, right: LearnerState) -> None:
-    assert (left.updates, left.steps) == (right.updates, right.steps)
-    for part in (f.name for f in fields(LearnerState) if f.name not in ("updates", "steps")):
+    counts = ("updates", "steps", "rollbacks")
+    assert [getattr(left, name) for name in counts] == [getattr(right, name) for name in counts]
+    for part in (f.name for f in fields(LearnerState) if f.name not in counts):
         mine, other = getattr(left, part), getattr(right, part)
         assert mine.keys() == other.keys()
         assert all(torch.equal(mine[name], other[name]) for name in mine), part

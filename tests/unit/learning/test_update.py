@@ -15,6 +15,7 @@ import deepspeed
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from solrl_ray import models
 from solrl_ray.config.schema import Config, LearnerConfig
@@ -22,10 +23,12 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
 from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.noise_scale import signal_and_noise
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.objectives import load as load_objective
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import Velocities
+from solrl_ray.objectives.schedules import learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.ema import Ema
@@ -35,6 +38,7 @@ from tests.support.tiny import model_config
 
 CPU = torch.device("cpu")
 Build = Callable[..., Learner]
+RISE_AND_FALL = {"warmup": 1, "decay": "cosine", "steps": 4, "floor": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +247,57 @@ def test_the_engine_takes_float32_and_stops_at_a_gradient_that_is_not_finite(gro
     engine.close()
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_signal_and_noise_are_those_of_the_groups_gradients(group_of_one: None, stage: int) -> None:
+    """The gradient of sum(w * x) is x: three groups of two passes, of which each has a third of the mean's weight."""
+    x = np.random.default_rng(3).normal(size=(3, 2, 5))
+    weight = torch.nn.Parameter(torch.zeros(5))
+    engine = Engine.build(LearnerConfig(zero_stage=stage), [weight], lambda given: weight * given)
+    pieces = []
+    for group, passes in enumerate(x):
+        for number, one in enumerate(passes):
+            given, end = torch.tensor(one / 6, dtype=torch.float32), number == 1
+            engine.backward(engine.velocity(given).sum(), last=end and group == 2, sampled=end)
+        pieces.append((1, engine.sample.piece()))
+    engine.step(1e-3)
+    engine.close()
+    gradients = x.mean(axis=1)
+    covariance = np.cov(gradients, rowvar=False)
+    noise = np.trace(covariance)
+    signal = np.square(gradients.mean(axis=0)).sum() - noise / 3
+    assert signal_and_noise(pieces, 1) == pytest.approx((signal, noise), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "learner", [{"micro_batch": 4}, {"micro_batch": 2, "zero_stage": 2}, {"micro_batch": 3}], ids=str
+)
+def test_the_squared_norm_of_a_gradient_is_signal_and_a_share_of_noise(build: Build, learner: dict[str, Any]) -> None:
+    """By their definition, if no piece is left out. Micro-batches of 3 cut groups of 4, so nothing can be told."""
+    metrics = build(learner=learner).update(0, groups(0, sizes=(4, 4, 4)), embeddings())
+    if learner["micro_batch"] == 3:
+        assert (metrics.gradient_signal, metrics.gradient_noise) == (None, None)
+    else:
+        assert metrics.gradient_signal is not None
+        assert metrics.gradient_noise is not None
+        together = metrics.gradient_signal + metrics.gradient_noise / 3
+        assert together == pytest.approx(metrics.gradient_norm**2, rel=1e-4)
+
+
+def test_a_schedule_is_that_of_pytorchs_classes_and_each_rollback_halves_it() -> None:
+    config = LearnerConfig.model_validate({"optimizer": {"lr": 0.02}, "schedule": RISE_AND_FALL | {"warmup": 3}})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
+    rise = LinearLR(optimizer, start_factor=1 / 3, total_iters=2)
+    fall = CosineAnnealingLR(optimizer, T_max=4, eta_min=0.002)
+    scheduler, rates = SequentialLR(optimizer, [rise, fall], milestones=[3]), []
+    for _ in range(7):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    found = [learning_rate(config, step) for step in range(1, 8)]
+    assert found == pytest.approx(rates, rel=1e-9)
+    assert [learning_rate(config, step, rollbacks=2) for step in range(1, 8)] == [rate / 4 for rate in found]
+
+
 def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None:
     learner = build()
     with pytest.raises(RunError, match="made in iteration 1"):
@@ -252,9 +307,6 @@ def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None
     with pytest.raises(RunError, match="no embedding of prompt p2"):
         learner.update(0, groups(0), embeddings(2))
     run(learner, 1)  # a refusal is not a failed update
-
-
-RISE_AND_FALL = {"warmup": 1, "decay": "cosine", "steps": 4, "floor": 0.1}
 
 
 def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:

@@ -20,7 +20,7 @@ from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
+from tests.support.made_runs import attestations, config, evaluation, evaluations, iteration, write_metrics, write_run
 from tests.support.processes import python
 
 
@@ -114,6 +114,21 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(finished: Page) -> Non
     assert "Fallback ladder" not in finished.text
     assert finished.sources
     assert all(source.startswith(("data:image/", "#")) for source in finished.sources)
+
+
+def test_a_fall_a_rollback_the_best_policy_and_the_noise_of_gradients_are_told(tmp_path: Path) -> None:
+    top = evaluation(1, "ema", {"aa": (0.6, 0.6), "bb": (0.5, 0.7), "cc": (0.9, 0.9)})
+    last = replace(evaluations()[2], fall={"by": 0.2, "allowed": 0.1, "best": 1.0})
+    run = write_run(tmp_path / "run", evaluated=[*evaluations()[:2], top, last])
+    records = [iteration(0), replace(iteration(1), rollback=0, gradient_signal=1.0, gradient_noise=100.0), iteration(2)]
+    write_metrics(run, [*evaluations()[:2], *records, top, last])
+    (run / "lora").mkdir()
+    (run / "lora_best").mkdir()
+    text = Page(build(run).read_text()).text
+    assert "is 0.2000 lower than after 1" in text
+    assert "after iteration 2 to 0 updates" in text
+    assert "lora_best, beside lora, is the policy after 1 updates, the best evaluated one: 0.700" in text
+    assert "Gradient noise scale: 100 prompts, with 8 seeds each" in text
 
 
 def test_constant_rewards_stand_above_the_results(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.errors import UserError
+from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.report.data import read_summary
 from solrl_ray.report.summary import (
     Summary,
     gap_closed,
-    paired_gain,
     run_selection_digest,
     summarize,
     write_summary,

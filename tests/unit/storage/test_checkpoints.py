@@ -32,7 +32,9 @@ DEADLINE = 20.0
     [(1, 0, {7}), (2, 0, {6, 7}), (9, 0, {1, 2, 3, 5, 6, 7}), (1, 3, {3, 6, 7}), (2, 5, {5, 6, 7})],
 )
 def test_the_newest_and_every_nth_checkpoint_stay(keep: int, every: int, stay: set[int]) -> None:
-    assert retained([7, 1, 2, 3, 5, 6], Checkpoints(keep=keep, every=every)) == stay
+    there = [7, 1, 2, 3, 5, 6]
+    assert retained(there, Checkpoints(keep=keep, every=every)) == stay
+    assert retained(there, Checkpoints(keep=keep, every=every), best={0, 2}) == stay | {2}
 
 
 @pytest.mark.parametrize(
