@@ -123,9 +123,10 @@ def load(session: Session) -> list[Measure]:
 @torch.no_grad()
 def forward(session: Session) -> list[Measure]:
     """Our velocity at each state of the stock pipeline, compared with its own."""
-    model, found, config = session.model, session.stock, session.config.model
-    assert model
-    assert found
+    assert session.model
+    assert session.stock
+    config, found = session.config.evaluated_model, session.stock
+    model = session.model.guided_as(config)
     embedding, errors = session.batch(model, 1), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
@@ -147,9 +148,9 @@ def _rounded(config: Model, sigma: float) -> float:
 @torch.no_grad()
 def picture(session: Session) -> list[Measure]:
     """Our picture from the same noise on the same noise levels; and our decoder alone on the stock latents."""
-    model, found = session.model, session.stock
-    assert model
-    assert found
+    assert session.model
+    assert session.stock
+    found, model = session.stock, session.model.guided_as(session.config.evaluated_model)
     embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)

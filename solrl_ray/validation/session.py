@@ -13,7 +13,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
-from solrl_ray.prompts.prompt_set import prompt_id
+from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Sampled, Sampler, group_of
@@ -75,12 +75,17 @@ class Session:
         free(self.device)
 
     def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
-        """Embeddings of all prompts, by prompt id."""
-        encoded = model.encode([prompt.text for prompt in PROMPTS])
-        return {
-            prompt.id: PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
-            for prompt, tensors in zip(PROMPTS, encoded, strict=True)
-        }
+        """Embeddings of all prompts, by prompt id, with the negative prompt of the drawn pictures if there is one, else
+        of the samples.
+        """
+        negative = negative_prompt(self.config.evaluated_model) or negative_prompt(self.config.model)
+        texts = [*PROMPTS, *([negative] if negative else [])]
+        made = [
+            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+            for prompt, tensors in zip(texts, model.encode([prompt.text for prompt in texts]), strict=True)
+        ]
+        found = [each.against(made[-1]) for each in made[:-1]] if negative else made
+        return {each.prompt_id: each for each in found}
 
     def batch(self, model: DiffusionModel, count: int) -> dict[str, Tensor]:
         """The first prompt's embedding, `count` times."""
