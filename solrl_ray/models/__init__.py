@@ -37,6 +37,14 @@ class Family:
     """Whether its transformers may take the value of a guidance embedding."""
 
 
+def _embedded(model: Model) -> dict[str, Any]:
+    return {"guidance_scale": model.guidance}
+
+
+def _without_text(cfg: Cfg) -> dict[str, Any]:
+    return {"guidance_scale": cfg.scale}
+
+
 def _by_scale(cfg: Cfg) -> dict[str, Any]:
     return {"guidance_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
 
@@ -51,28 +59,15 @@ def _of_z_image(cfg: Cfg) -> dict[str, Any]:
     return _by_scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
 
 
-SANA_ARGUMENTS = {"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False}
+SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
+SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_binning": False}
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
-    "flux": Family(
-        "flux:Flux",
-        sizes.FLUX,
-        lambda model: {"guidance_scale": model.guidance},
-        (),
-        _by_true_scale,
-        embeds_guidance=True,
-    ),
-    "flux2_klein": Family(
-        "flux2_klein:Flux2Klein",
-        sizes.FLUX2_KLEIN,
-        lambda _: {"guidance_scale": 1.0},
-        guided=lambda cfg: {"guidance_scale": cfg.scale},
-    ),
-    "qwen_image": Family(
-        "qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: {"true_cfg_scale": 1.0}, guided=_by_true_scale
-    ),
-    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, _by_scale),
-    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: {"guidance_scale": 1.0}, guided=_by_scale),
+    "flux": Family("flux:Flux", sizes.FLUX, _embedded, guided=_by_true_scale, embeds_guidance=True),
+    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text),
+    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
+    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
+    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),
 }
 """By ``model.family``."""
@@ -85,7 +80,7 @@ DISTILLED = frozenset(
         "stabilityai/stable-diffusion-3.5-large-turbo",
     }
 )
-"""Ids of checkpoints with built-in guidance, which their files do not tell."""
+"""Ids of checkpoints with built-in guidance, which most of their files do not tell."""
 
 
 def family(config: Model) -> type[DiffusionModel]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from actors.workers.regenerator import evaluating
 from solrl_ray import models
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, SigmaSchedule
 from solrl_ray.models.stock_call import Drawing
@@ -87,23 +88,36 @@ def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
     """The pictures of two evaluated addresses, float32 [2, 3, H, W], by the sampler of the run's regenerators."""
     model = models.load(config.model, "cpu")
-    embedding = PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([prompt.text])[0], digest="d")
+    own, negative = (
+        PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([text])[0], digest=text)
+        for text in (prompt.text, config.evaluated_model.cfg.negative_prompt)
+    )
+    embedding = own.against(negative)
     unit = WorkUnit(stage="evaluate", iteration=3, revision=0, prompt_id=prompt.id, indices=(0, 1))
     return evaluating(config, model, Brightness("brightness"))(unit, prompt, embedding).images
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+GUIDANCE: dict[str, dict[str, Any]] = {name: {"scale": 3.5, "negative_prompt": "blue circles"} for name in SHIPPED}
+GUIDANCE["flux2_klein"]["negative_prompt"] = ""  # its pipeline takes no other
+GUIDANCE["z_image"]["interval"] = (0.7, 1.0)  # its pipeline's truncation
+
+
+@pytest.mark.parametrize(("solver", "guided"), [("euler", False), ("dpm2", False), ("dpm2", True)])
 @pytest.mark.parametrize("family", SHIPPED)
-def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp_path: Path) -> None:
+def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, guided: bool, tmp_path: Path) -> None:
     checkpoint = families.BUILDERS[family](tmp_path / "pipeline")
     shipped = load(
         (CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"),
         ("evaluation.steps=5", "evaluation.samples=2"),
     )
     model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
-    config = shipped.model_copy(
-        update={"model": model, "rollout": shipped.rollout.model_copy(update={"solver": solver})}
-    )
+    cfg = Cfg(**GUIDANCE[family]) if guided else None
+    changes = {
+        "model": model,
+        "rollout": shipped.rollout.model_copy(update={"solver": solver}),
+        "evaluation": shipped.evaluation.model_copy(update={"cfg": cfg}),
+    }
+    config = shipped.model_copy(update=changes)
     prompt = Prompt(id="p", text="a prompt")
     addresses = [
         Address(run_seed=config.run.seed, purpose="evaluation-noise", iteration=0, prompt_id="p", index=i)
