@@ -12,6 +12,7 @@ from torch import Tensor
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
@@ -64,6 +65,15 @@ class Session:
     """LoRA factors to publish."""
     pictures: dict[str, list[Tensor]] = field(default_factory=dict)
     """Row of the report → pictures [3, H, W] of the first prompt, on the CPU."""
+
+    @property
+    def drawing(self) -> Drawing:
+        """As of evaluations, but without an interval of guidance that the stock pipeline does not have."""
+        found = Drawing.of(self.config, self.steps)
+        if not found.differs:
+            return found
+        cfg = found.model.cfg.model_copy(update={"interval": (0.0, 1.0)})
+        return replace(found, model=found.model.model_copy(update={"cfg": cfg}))
 
     def load(self, *components: str) -> DiffusionModel:
         """Uses the product's own loader."""

@@ -42,7 +42,7 @@ def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_pri
         (
             ["evaluation.cfg.scale=4", f"evaluation.cfg.negative_prompt={'x y ' * 40}"],
             "evaluation.cfg.negative_prompt",
-            "12",
+            "16",
         ),
         (
             ["model.path=black-forest-labs/FLUX.1-schnell", "evaluation.cfg.scale=4"],
