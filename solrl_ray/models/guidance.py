@@ -34,7 +34,7 @@ def both(
     if not negative:
         raise ValueError("guidance needs the negative prompt, which the embedding lacks")
     if torch.is_grad_enabled():
-        # In this order: autocast keeps casts of weights, and those made without gradient would cut it off.
+        # In this order, so that no cast of a weight that autocast may keep was made without gradient.
         positive = velocity(latents, sigmas, own)
         with torch.no_grad():
             return [positive, velocity(latents, sigmas, negative)]

@@ -137,6 +137,20 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, gui
     torch.testing.assert_close(torch.cat(drawn), drawn_by_run(config, prompt), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "interval", "told"),
+    [("sd35_large", (0.2, 0.8), "0.2 to 0.8"), ("z_image", (0.2, 0.8), "0.2 to 0.8"), ("z_image", (0.2, 1.0), "")],
+)
+def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple[float, float], told: str) -> None:
+    config = config_of(name)
+    model = config.model.model_copy(update={"cfg": Cfg(scale=4.0, negative_prompt='a "b" {c}', interval=interval)})
+    guided = config.model_copy(update={"model": model})
+    assert Drawing.of(config).differs == ""
+    assert told in Drawing.of(guided).differs
+    assert bool(told) == bool(Drawing.of(guided).differs)
+    assert given(guided)["negative_prompt"] == 'a "b" {c}'
+
+
 def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:
     config = made_runs.config()
     lines = rendered("call.txt", drawing=Drawing.of(config)).splitlines()
