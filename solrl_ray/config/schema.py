@@ -128,6 +128,11 @@ class Model(Section):
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
 
+    @property
+    def unguided(self) -> Model:
+        """The model with the velocity of the prompt alone."""
+        return self.model_copy(update={"cfg": Cfg()})
+
 
 class Prompts(Section):
     train: Location
