@@ -70,6 +70,20 @@ def test_guidance_without_a_negative_prompt_is_an_error(model: DiffusionModel) -
         guided(model, scale=2.0).velocity(LATENTS, SIGMAS, texts)
 
 
+@torch.no_grad()
+def test_an_evaluation_may_feed_another_number_to_the_guidance_embedding(tmp_path: Path) -> None:
+    path = tiny.build_pipeline(tmp_path / "p", guidance_embeds=True)
+    trained, expected = (
+        models.load(tiny.model_config(path, guidance=number), "cpu", components={"transformer"}) for number in (1, 7)
+    )
+    config = learning.config(path, model=trained.config, evaluation={"guidance": 7})
+    evaluated = trained.guided_as(config.evaluated_model)
+    texts = conditioning(trained)
+    found = evaluated.velocity(LATENTS, SIGMAS, texts)
+    assert torch.equal(found, expected.velocity(LATENTS, SIGMAS, texts))
+    assert not torch.equal(found, trained.velocity(LATENTS, SIGMAS, texts))
+
+
 def test_an_embedding_with_another_negative_prompt_has_another_digest() -> None:
     one, other, third = learning.embeddings().values()
     assert len({one.digest, one.against(other).digest, one.against(third).digest}) == 3

@@ -83,6 +83,8 @@ def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
     config = config_of("flux1_dev")
     changed = config.model_copy(update={"model": config.model.model_copy(update={"guidance": 2.5})})
     assert given(changed)["guidance_scale"] == 2.5
+    evaluated = changed.evaluation.model_copy(update={"guidance": 3.5})
+    assert given(changed.model_copy(update={"evaluation": evaluated}))["guidance_scale"] == 3.5
 
 
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
