@@ -251,14 +251,8 @@ class DiffusionModel(ABC):
             raise ValueError(f"latents are {tuple(latents.shape)}, not [B, {str(self.latent_shape)[1:-1]}]")
         sigmas = torch.as_tensor(sigma, dtype=torch.float32, device=self.device).expand(batch)
         prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
-        own, negative = guidance.split(prompts)
-        state, cfg = latents.to(device=self.device, dtype=self.dtype), self.config.cfg
-        if not cfg.is_on:
-            return self._velocity(state, sigmas, own).float()
-        velocities = guidance.both(self._velocity, state, sigmas, own, negative)
-        positive, other = (each.float() for each in velocities)
-        acts = guidance.inside(cfg, sigmas).view(-1, *[1] * (positive.dim() - 1))
-        return torch.where(acts, self._combined(positive, other, cfg.scale), positive)
+        state = latents.to(device=self.device, dtype=self.dtype)
+        return guidance.guided(self._velocity, self._combined, self.config.cfg, state, sigmas, prompts)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
