@@ -305,7 +305,8 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
         else:
             tensors[mask] = (torch.arange(tokens) < words).float()
         made.append(PromptEmbedding(prompt_id=str(i), tensors=tensors, digest=str(i)))
-    return made
+    # The first is the negative prompt as well.
+    return [each.against(made[0]) for each in made] if config.cfg.is_on else made
 
 
 REWARDS = {"clip": (CLIP_L, VISION_L), "pickscore": (CLIP_H, VISION_H)}

@@ -22,6 +22,8 @@ published. With `--preview-decoder` the explorers' decoder is a small one of ran
 and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
 authors say).
 
+`--set model.cfg.scale=4.5` samples with classifier-free guidance: its price is the ratio of two runs' seconds.
+
 Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
 """
 
@@ -48,7 +50,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder
 from solrl_ray.prompts.embedding_cache import embedding_digest
-from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.prompt_set import negative_prompt, read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding, Pruning, WorkUnit
@@ -103,9 +105,15 @@ class World:
         compile_decoder(self.preview.decoder, config.compile, device)
         self.reward = rewards.load(config.rewards, device)
         self.prompt = read_prompts(config.prompts.train)[0]
-        tensors = models.load(config.model, "cpu", components={"text"}).encode([self.prompt.text])[0]
-        digest = embedding_digest(tensors)
-        self.embedding = PromptEmbedding(prompt_id=self.prompt.id, digest=digest, tensors=tensors)
+        negative = negative_prompt(config.model)
+        texts = [self.prompt, *([negative] if negative else [])]
+        encoded = models.load(config.model, "cpu", components={"text"}).encode([prompt.text for prompt in texts])
+        self.embedding, *others = (
+            PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
+            for prompt, tensors in zip(texts, encoded, strict=True)
+        )
+        if others:
+            self.embedding = self.embedding.against(others[0])
         rollout = config.rollout
         self.sample = Sampler(
             config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch

@@ -37,7 +37,7 @@ CLASSES = (
     ("An objective", "solrl_ray/objectives/base.py", ("Objective", "MicroBatch", "Pass", "Velocities", "Loss")),
 )
 """Heading, file and classes of the page of the API."""
-HOOKS = ("_set_up", "_encode", "_velocity", "_unpacked", "_denormalised", "_token_limit")
+HOOKS = ("_set_up", "_encode", "_velocity", "_unpacked", "_combined", "_denormalised", "_token_limit")
 """Methods that a subclass writes although their names begin with an underscore."""
 
 

@@ -11,6 +11,7 @@ after a restart:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,15 +42,27 @@ class Prompt:
     text: str
 
 
+NEGATIVE = "negative_"
+"""Begins the names of a negative prompt's tensors, as in diffusers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEmbedding(Portable):
     """The text encoders' output for one prompt. Tensors have no batch dimension and are on the CPU."""
 
     prompt_id: str
     tensors: dict[str, torch.Tensor]
-    """Family-specific, by name: FLUX has ``prompt_embeds`` [tokens, width] and ``pooled_prompt_embeds`` [width]."""
+    """Family-specific, by name: FLUX has ``prompt_embeds`` [tokens, width] and ``pooled_prompt_embeds`` [width]. Those
+    of a negative prompt begin with `NEGATIVE`.
+    """
     digest: str
-    """SHA-256 over names, dtypes, shapes and bytes."""
+    """SHA-256 over names, dtypes, shapes and bytes; with a negative prompt over both digests."""
+
+    def against(self, negative: PromptEmbedding) -> PromptEmbedding:
+        """This embedding with the tensors of a negative prompt."""
+        digest = hashlib.sha256(f"{self.digest}\n{negative.digest}".encode()).hexdigest()
+        others = {NEGATIVE + name: tensor for name, tensor in negative.tensors.items()}
+        return PromptEmbedding(prompt_id=self.prompt_id, tensors=self.tensors | others, digest=digest)
 
 
 @dataclass(frozen=True, slots=True)

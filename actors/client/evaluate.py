@@ -129,11 +129,12 @@ class FinishedRunEvaluation:
             for number in range(encoders(config)):
                 embeddings.join(f"encoder-{number}", self._world.text_encoder(f"encoder-{number}"))
             await embeddings.await_encoder()
-            references = await embeddings.of(self._prompts)
+            references = await embeddings.of(self._prompts, config.evaluated_model)
+            probe = await embeddings.probe(self._prompts[0])
             found: dict[str, dict[str, Evaluated]] = {}
             for policy, publication in publications.items():
                 self._telemetry.state(f"evaluating {policy}")
-                await fleet.publish(REGENERATOR, publication, references[self._prompts[0].id])
+                await fleet.publish(REGENERATOR, publication, probe)
                 evaluation = Evaluation(
                     f"evaluation of {policy}",
                     config,

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from actors.world import Sent, Tasks, World
 from solrl_ray.config.pools import encodes_on_cards, encoding_batch
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import EmbeddingCache
+from solrl_ray.prompts.prompt_set import negative_prompt
 from solrl_ray.records import Prompt, PromptEmbedding
 
 T = TypeVar("T")
@@ -61,6 +62,10 @@ class PromptEmbeddings:
             lost: told the name of a lost encoder, its actor and why; returns whether another will join. If none is
                 left and none will join, the run ends.
         """
+        self._model, self._evaluated = config.model, config.evaluated_model
+        both = negative_prompt(self._model), negative_prompt(self._evaluated)
+        self._negative = [prompt for prompt in dict.fromkeys(both) if prompt]
+        """Negative prompts of the run, which are encoded with the first prompts."""
         self._deadlines, self._keep_free = config.fleet.deadlines, config.checkpoints.min_free_gb
         self._batch, self._leaves = encoding_batch(config.fleet), encodes_on_cards(config.fleet)
         self._folder, self._world, self._tasks = folder, world, tasks
@@ -78,8 +83,8 @@ class PromptEmbeddings:
         """By prompt id: done when its embedding is on the disk."""
         self._counts = (0, 0)
         """Prompts encoded, and asked for, since there was nothing to do."""
-        self._held: dict[str, Any] = {}
-        """References that `of` returned last."""
+        self._held: dict[tuple[str, Prompt | None], Any] = {}
+        """References that `of` returned last, by prompt id and negative prompt."""
 
     # Encoders
 
@@ -105,6 +110,7 @@ class PromptEmbeddings:
         has room. Returns how many prompts were encoded.
         """
         await self._started.wait()
+        prompts = [*self._negative, *prompts]
         missing = await self._on_disk(lambda cache: cache.lacking(prompts), "looking for embeddings")
         if missing and further:
             missing += await self._on_disk(
@@ -122,25 +128,35 @@ class PromptEmbeddings:
         await self.encode(prompts, further)
         await self.of(prompts)
 
-    async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Prompt id → reference of its finished embedding. All others are freed."""
+    async def of(self, prompts: Sequence[Prompt], guided_as: Model | None = None) -> dict[str, Any]:
+        """Prompt id → reference of its finished embedding. All others are freed.
+
+        Args:
+            guided_as: whose negative prompt comes with each embedding, if it has one; None: that of the run's samples.
+        """
+        negative = negative_prompt(guided_as or self._model)
         wanted = {prompt.id: prompt for prompt in prompts}
-        found = {key: self._held[key] for key in wanted if key in self._held}
+        found = {key: self._held[key, negative] for key in wanted if (key, negative) in self._held}
         missing = [prompt for key, prompt in wanted.items() if key not in found]
         if missing:
             await self.encode(missing)
         for first in range(0, len(missing), TOGETHER):
-            for embedding in await self._read(missing[first : first + TOGETHER]):
+            for embedding in await self._read(missing[first : first + TOGETHER], negative):
                 found[embedding.prompt_id] = self._world.put(embedding)
-        self._held = {key: found[key] for key in wanted}
-        return dict(self._held)
+        self._held = {(key, negative): found[key] for key in wanted}
+        return {key: found[key] for key in wanted}
 
-    async def one(self, prompt: Prompt) -> Any:
-        """Reference of one finished embedding. Only the caller keeps it."""
-        if prompt.id in self._held:
-            return self._held[prompt.id]
-        await self.encode([prompt])
-        return self._world.put((await self._read([prompt]))[0])
+    async def one(self, prompt: Prompt, guided_as: Model | None = None) -> Any:
+        """Reference of one finished embedding. Only the caller keeps it; `guided_as` as in `of`."""
+        negative = negative_prompt(guided_as or self._model)
+        if (prompt.id, negative) in self._held:
+            return self._held[prompt.id, negative]
+        await self.encode([prompt, *([negative] if negative else [])])
+        return self._world.put((await self._read([prompt], negative))[0])
+
+    async def probe(self, prompt: Prompt) -> Any:
+        """As `one`, for workers that compile with it: with a negative prompt if samples or evaluations have one."""
+        return await self.one(prompt, self._model if self._model.cfg.is_on else self._evaluated)
 
     async def _leave(self) -> None:
         """Have the text encoders leave the cards. The next prompts bring them back."""
@@ -152,14 +168,15 @@ class PromptEmbeddings:
                 what = f"{encoder.name}, whose text encoders leave (fleet.deadlines.start),"
                 await self._world.answer(call, what=what, seconds=self._deadlines.start)
 
-    async def _read(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
-        """Embeddings that were on the disk. What is damaged there is encoded again."""
+    async def _read(self, prompts: Sequence[Prompt], negative: Prompt | None) -> list[PromptEmbedding]:
+        """Embeddings that were on the disk, with that of the negative prompt. What is damaged is encoded again."""
+        wanted = [*prompts, *([negative] if negative else [])]
         for _ in range(2):
-            read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in prompts], "reading embeddings")
+            read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in wanted], "reading embeddings")
             found = [embedding for embedding in read if embedding is not None]
-            if len(found) == len(prompts):
-                return found
-            await self.encode(prompts)
+            if len(found) == len(wanted):
+                return [each.against(found[-1]) for each in found[:-1]] if negative else found
+            await self.encode(wanted)
         raise RunError(f"{self._folder} does not keep embeddings of prompts: some are damaged again after a moment")
 
     async def _on_disk(self, work: Callable[[EmbeddingCache], T], what: str) -> T:

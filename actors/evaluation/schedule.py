@@ -46,7 +46,7 @@ class EvaluationSchedule:
         if self._config.evaluation.reference and not self._done("real", 0):
             await self._evaluator.run("real", 0, self._prompts, {})
         if not self._done("base", 0):
-            embeddings = await self._embeddings.of(self._prompts)
+            embeddings = await self._embeddings.of(self._prompts, self._config.evaluated_model)
             if self._config.run.init:
                 async with self._publisher.evaluating(await self._publisher.policy("base")):
                     await self._evaluator.run("base", 0, self._prompts, embeddings, holder="base")
@@ -84,7 +84,7 @@ class EvaluationSchedule:
             await self._evaluate(updates, await self._publisher.policy("ema"), overlaps=False)
 
     async def _evaluate(self, updates: int, publication: Publication, *, overlaps: bool) -> None:
-        embeddings = await self._embeddings.of(self._prompts)
+        embeddings = await self._embeddings.of(self._prompts, self._config.evaluated_model)
         async with self._publisher.evaluating(publication):
             await self._evaluator.run("ema", updates, self._prompts, embeddings, overlaps=overlaps)
 

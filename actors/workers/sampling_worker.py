@@ -83,7 +83,12 @@ class SamplingWorker(Callee):
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
         compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
         self._score_class = attestation.score_class(
-            model.device, sampling.tier, micro_batch=sampling.micro_batch, threads=threads, compiled=compiled
+            model.device,
+            sampling.tier,
+            micro_batch=sampling.micro_batch,
+            threads=threads,
+            compiled=compiled,
+            cfg=config.model.cfg,
         )
         termination.listen()
         self._model = model

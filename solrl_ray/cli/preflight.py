@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from solrl_ray.cli import outline
+from solrl_ray.cli import guidance, outline
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
@@ -274,6 +274,7 @@ def model(run: Run) -> None:
     cannot run. Notes: a large model on CPUs, prompts that are cut; for the plan of a shipped model missing checkpoints.
     """
     config = run.config
+    guidance.check(config, run.sources)
     if run.planned and (facts := outline.shipped_facts(config, run.sources)):
         run.facts, run.outlined = facts, True
         places = {key: place for key, place in outline.missing(config).items() if not key.startswith("prompts.")}
@@ -283,6 +284,7 @@ def model(run: Run) -> None:
         # PyTorch and diffusers take seconds: all of it that the checks below need, at once.
         import_large("solrl_ray.storage.warm_start")
         run.facts = model_facts(config, run.sources, elsewhere=run.elsewhere)
+        guidance.check_checkpoint(config, run.sources)
         run.notes += _truncation(config, run.train + run.heldout) if run.train else ()
     if note := outline.without_gpus(config, run.facts):
         run.notes.append(note)

@@ -2,7 +2,8 @@
 
     prompts × N candidates ──► units of the pools ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
-"Forward" means one call of the transformer on a whole micro-batch; both solvers need one call a step.
+"Forward" means one call of the transformer on a whole micro-batch, or with guidance on twice its samples; both solvers
+need one call a step.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampli
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
     forwards_without_gradient,
+    is_guided,
     latents_a_sample,
     prepared_bytes,
     references,
@@ -114,7 +116,8 @@ class Arithmetic:
     """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
     forwards_without_gradient: int
     """A rank's forwards for v_reference, with a KL term, for v_anchor, and for v_old. If the sampling policy is a copy
-    of the trained one, v_old is v_theta until the first optimiser step of the iteration and needs none.
+    of the trained one, v_old is v_theta until the first optimiser step of the iteration and needs none. A guided
+    velocity needs one more for the negative prompt, v_theta too.
     """
     backwards: int
     """A rank's forward-and-backward passes."""
@@ -182,6 +185,9 @@ class Arithmetic:
             previews=previews(config),
             reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
             references=references(config),
+            model_guidance=config.model.cfg.words,
+            evaluation_guidance=config.evaluated_model.cfg.words,
+            guided_learner=is_guided(config),
             compiled=compiled_learner.is_compiled(config),
             activation_memory=compiled_learner.activation_memory(config),
             kept_bytes=config.learner.micro_batch * self.facts.activation_bytes if self.facts else 0,

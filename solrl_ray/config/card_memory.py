@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
 from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, is_on_a_card
 from solrl_ray.config.reward_kinds import kind_of
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
 
@@ -185,7 +185,7 @@ def _shares(roles: tuple[str, ...]) -> bool:
 
 def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
     config, pool = arithmetic.config, pool_sampling(arithmetic.config)
-    explore = {"a micro-batch": _sampling(config, facts, pool.micro_batch)}
+    explore = {"a micro-batch": _sampling(config.model, facts, pool.micro_batch)}
     if _shares(roles):
         copy = {"quantised copy": _quantized_copy(arithmetic, facts)}
         left = {"frozen weights that left": -_offloaded(config, facts, roles)}  # each as soon as its copy is made
@@ -197,8 +197,8 @@ def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, .
     """Without offloading the quantised copy stays: a prompt is regenerated while others are explored."""
     config = arithmetic.config
     copy = {"quantised copy": _quantized_copy(arithmetic, facts) * (_shares(roles) and not config.fleet.offload)}
-    evaluate = {"a micro-batch": _sampling(config, facts, config.evaluation.samples)}
-    regenerate = {"a micro-batch": _sampling(config, facts, config.rollout.regenerate.micro_batch)}
+    evaluate = {"a micro-batch": _sampling(config.evaluated_model, facts, config.evaluation.samples)}
+    regenerate = {"a micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
     stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
     return stages | {EVALUATE: copy | evaluate}
 
@@ -225,9 +225,10 @@ def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
     return facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
 
 
-def _sampling(config: Config, facts: ModelFacts, micro_batch: int) -> int:
-    """A micro-batch's forward, and its decoding, whose memory PyTorch keeps beside it."""
-    at_once = min(config.model.decoding.micro_batch or micro_batch, micro_batch)
-    images = 2 * 3 * config.model.resolution**2 * FLOAT32_BYTES  # each, and once more as they are put together
-    held = micro_batch * (facts.forward_bytes + images) + at_once * facts.decoding_bytes
+def _sampling(model: Model, facts: ModelFacts, micro_batch: int) -> int:
+    """A micro-batch's forward, of twice its size with `cfg`, and its decoding, whose memory PyTorch keeps beside it."""
+    at_once = min(model.decoding.micro_batch or micro_batch, micro_batch)
+    images = 2 * 3 * model.resolution**2 * FLOAT32_BYTES  # each, and once more as they are put together
+    forward = facts.forward_bytes * model.cfg.velocities
+    held = micro_batch * (forward + images) + at_once * facts.decoding_bytes
     return round(RESERVED * held)

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.contradictions import Problem, value_of
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import is_colocated, key_of, pools
 from solrl_ray.config.previews import Prune
@@ -38,6 +39,16 @@ def _names(config: Config) -> Iterator[Problem]:
         yield Problem("run.name", "the name of one folder inside run.root")
     if not config.model.lora.targets or not all(config.model.lora.targets):
         yield Problem("model.lora.targets", "a list of module-name suffixes such as to_q")
+
+
+def _guidance(config: Config) -> Iterator[Problem]:
+    for key, cfg in {"model.cfg": config.model.cfg, "evaluation.cfg": config.evaluation.cfg}.items():
+        if cfg is None:
+            continue
+        if cfg.interval[0] >= cfg.interval[1]:
+            yield Problem(f"{key}.interval", "two rising noise levels from 0 to 1, such as [0.2, 0.8]")
+        if not cfg.is_on and cfg != Cfg():
+            yield Problem(f"{key}.scale", f"above 1 if {key} has a negative prompt or an interval: 1 is no guidance")
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
@@ -335,6 +346,7 @@ def _is_less(prune: Prune | None, than: Prune | None) -> bool:
 
 _RULES = (
     _names,
+    _guidance,
     _rollout,
     units_and_pruning,
     _selection,

@@ -72,6 +72,10 @@ class ObjectiveSection(Section):
     """Module of `solrl_ray.objectives` and class, imported when used."""
     needs_trajectory: ClassVar[bool] = False
     """Whether it learns from the transitions of a stochastic sampler, not from clean latents alone."""
+    trains_guided: ClassVar[bool] = False
+    """Whether, with `model.cfg`, it compares guided velocities: those that made the transitions. Others train the
+    velocity of the prompt alone, on samples that were drawn with guidance.
+    """
 
     def passes(self, steps: int, transitions: int) -> int:
         """Noise levels or stored transitions on which each sample is trained, one pass each.
@@ -174,6 +178,7 @@ class FlowGrpoConfig(ObjectiveSection):
 
     implementation: ClassVar[str] = "grpo:FlowGrpo"
     needs_trajectory: ClassVar[bool] = True
+    trains_guided: ClassVar[bool] = True
     kind: Literal["flow_grpo"] = "flow_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
@@ -194,6 +199,7 @@ class DanceGrpoConfig(ObjectiveSection):
 
     implementation: ClassVar[str] = "grpo:DanceGrpo"
     needs_trajectory: ClassVar[bool] = True
+    trains_guided: ClassVar[bool] = True
     kind: Literal["dance_grpo"] = "dance_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""

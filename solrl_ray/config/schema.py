@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.fleet import FleetConfig
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.rewards import RewardConfig
@@ -122,13 +123,20 @@ class Model(Section):
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     guidance: AtLeastZero = 1.0
-    """Value fed to the guidance embedding, for models that have one. Classifier-free guidance is not used."""
+    """Value fed to the guidance embedding, for models that have one (FLUX.1-dev); 1 for others."""
+    cfg: Cfg = Cfg()
+    """Of all samples. `docs/reference/objectives.md` says what an objective trains with it."""
     schedule: SigmaSchedule
     lora: Lora
     quantization: QuantizationScope = QuantizationScope()
     preview_decoder: str = ""
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
+
+    @property
+    def unguided(self) -> Model:
+        """The model with the velocity of the prompt alone."""
+        return self.model_copy(update={"cfg": Cfg()})
 
 
 class Prompts(Section):
@@ -291,6 +299,10 @@ class EvaluationConfig(Section):
     """Fixed addresses per prompt."""
     steps: Positive = 10
     """Solver steps of an evaluated sample."""
+    guidance: AtLeastZero | None = None
+    """As `model.guidance`, for evaluated samples; null: that one."""
+    cfg: Cfg | None = None
+    """As `model.cfg`, for evaluated samples, also if the run trains without; null: that one."""
     pictures: Natural = 8
     """Prompts of the before/after image grid."""
     share: ShareOrZero = 0.2
@@ -350,3 +362,9 @@ class Config(Section):
     compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
+
+    @property
+    def evaluated_model(self) -> Model:
+        """The model with the guidance of evaluations."""
+        own = {"guidance": self.evaluation.guidance, "cfg": self.evaluation.cfg}
+        return self.model.model_copy(update={name: value for name, value in own.items() if value is not None})

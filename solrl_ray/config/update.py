@@ -35,11 +35,19 @@ def passes(config: Config) -> tuple[str, ...]:
     return (*names, *copied, "default")
 
 
+def is_guided(config: Config) -> bool:
+    """Whether learners compute guided velocities: each has a forward of the negative prompt, without gradient."""
+    return config.model.cfg.is_on and config.objective.trains_guided
+
+
 def forwards_without_gradient(config: Config, backwards: int) -> int:
-    """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step."""
+    """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step. With guided
+    velocities one more for each of these, and for each pass with gradient.
+    """
     updates = config.learner.updates
     old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
-    return backwards * len(config.objective.references()) + old
+    compared = backwards * len(config.objective.references()) + old
+    return 2 * compared + backwards if is_guided(config) else compared
 
 
 def latents_a_sample(config: Config) -> int:

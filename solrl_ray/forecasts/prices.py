@@ -144,8 +144,9 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
-    preview = _step(costs, tier, "rollout.explore.precision", prices, arithmetic.facts.quantized_share)
-    full = _step(costs, full_tier(config.model), "model.dtype", prices)
+    share, velocities = arithmetic.facts.quantized_share, config.model.cfg.velocities
+    preview = _guided(_step(costs, tier, "rollout.explore.precision", prices, share), velocities)
+    full = _guided(_step(costs, full_tier(config.model), "model.dtype", prices), velocities)
     forward, backward = _passes(config, costs)
     decoded = _decode_and_reward(config, costs)
     image = decoded.ms
@@ -264,6 +265,11 @@ def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: floa
     ms = float(np.interp(share, shares, [times[each] for each in shares]))
     listed = ", ".join(f"{times[each]:.3g} ms with {each:.0%}" for each in shares)
     return Figure(ms=ms, measured=False, source=f"{share:.0%} of the weights quantised; {listed}")
+
+
+def _guided(step: Figure, velocities: int) -> Figure:
+    """A solver step that needs as many velocities."""
+    return step if velocities == 1 else step.scaled(velocities, f"{step.source}; twice, with classifier-free guidance")
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:

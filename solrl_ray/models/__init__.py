@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.lazy_imports import import_large
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import sizes
@@ -30,19 +31,56 @@ class Family:
     """What switches off classifier-free guidance and changes to the prompt in a call of the stock pipeline."""
     convolutions: tuple[str, ...] = ()
     """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+    guided: Callable[[Cfg], dict[str, Any]] | None = None
+    """What switches it on in such a call; None: the family has none."""
+    embeds_guidance: bool = False
+    """Whether its transformers may take the value of a guidance embedding."""
 
 
-SANA_ARGUMENTS = {"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False}
+def _embedded(model: Model) -> dict[str, Any]:
+    return {"guidance_scale": model.guidance}
+
+
+def _without_text(cfg: Cfg) -> dict[str, Any]:
+    return {"guidance_scale": cfg.scale}
+
+
+def _by_scale(cfg: Cfg) -> dict[str, Any]:
+    return {"guidance_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
+
+
+def _by_true_scale(cfg: Cfg) -> dict[str, Any]:
+    return {"true_cfg_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
+
+
+def _of_z_image(cfg: Cfg) -> dict[str, Any]:
+    """Its pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
+    stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
+    return _by_scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
+
+
+SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
+SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_binning": False}
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
-    "flux": Family("flux:Flux", sizes.FLUX, lambda model: {"guidance_scale": model.guidance}),
-    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: {"guidance_scale": 1.0}),
-    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: {"true_cfg_scale": 1.0}),
-    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS),
-    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: {"guidance_scale": 1.0}),
-    "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}),
+    "flux": Family("flux:Flux", sizes.FLUX, _embedded, guided=_by_true_scale, embeds_guidance=True),
+    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text),
+    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
+    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
+    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
+    "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),
 }
 """By ``model.family``."""
+DISTILLED = frozenset(
+    {
+        "Tongyi-MAI/Z-Image-Turbo",
+        "black-forest-labs/FLUX.1-schnell",
+        "black-forest-labs/FLUX.2-klein-4B",
+        "black-forest-labs/FLUX.2-klein-9B",
+        "stabilityai/stable-diffusion-3.5-large-turbo",
+    }
+)
+"""Ids of checkpoints with built-in guidance, which most of their files do not tell."""
 
 
 def family(config: Model) -> type[DiffusionModel]:

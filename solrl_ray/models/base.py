@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import decoders
+from solrl_ray.models import decoders, guidance
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.records import NEGATIVE, PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
@@ -35,8 +35,8 @@ class DiffusionModel(ABC):
     """A rectified-flow model: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0.
 
     Only requested components are loaded; using another one raises `ValueError`. Modules are frozen and in eval mode.
-    States between solver steps are float32, the network computes in `dtype`. There is no guidance by a negative prompt:
-    one forward is one velocity.
+    States between solver steps are float32, the network computes in `dtype`. Guidance is part of the configuration:
+    with `cfg` a velocity is made of two (`models.guidance`), else one forward is one velocity.
     """
 
     PIPELINE: ClassVar[Any]
@@ -145,6 +145,11 @@ class DiffusionModel(ABC):
             found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
         return found
 
+    @classmethod
+    def is_distilled(cls, config: Model) -> bool:
+        """Whether the checkpoint says that guidance is built in; FLUX.2's do."""
+        return bool(cls._open(config).index.get("is_distilled"))
+
     def stock_latents(self, latents: Tensor) -> Tensor:
         """Our initial noise in the format of the stock call."""
         return latents
@@ -180,6 +185,12 @@ class DiffusionModel(ABC):
     def _with(self, modules: dict[Component, nn.Module]) -> Self:
         made = copy.copy(self)
         made._modules = modules
+        return made
+
+    def guided_as(self, config: Model) -> Self:
+        """This model with the guidance of `config`, which is its own in all else."""
+        made = copy.copy(self)
+        made.config = config
         return made
 
     def use_transformer(self, transformer: nn.Module) -> None:
@@ -224,12 +235,13 @@ class DiffusionModel(ABC):
         }
 
     def velocity(self, latents: Tensor, sigma: float | Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        """Predict the velocity.
+        """Predict the velocity, guided as the configuration says.
 
         Args:
             latents: [B, *latent_shape], any float dtype.
             sigma: noise level in [0, 1], one number or a tensor [B].
-            embedding: what `batch_embeddings` returns, batched B or 1 (one prompt for all).
+            embedding: what `batch_embeddings` returns, batched B or 1 (one prompt for all). With `cfg` it has the
+                negative prompt, whose velocity gets no gradient.
 
         Returns:
             float32 [B, *latent_shape].
@@ -240,7 +252,7 @@ class DiffusionModel(ABC):
         sigmas = torch.as_tensor(sigma, dtype=torch.float32, device=self.device).expand(batch)
         prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
         state = latents.to(device=self.device, dtype=self.dtype)
-        return self._velocity(state, sigmas, prompts).float()
+        return guidance.guided(self._velocity, self._combined, self.config.cfg, state, sigmas, prompts)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -266,7 +278,8 @@ class DiffusionModel(ABC):
         chosen = embeddings[:1] if one_prompt else embeddings
         batch = {}
         for name in names:
-            stacked = torch.stack([embedding.tensors[name] for embedding in chosen])
+            rows = chosen[:1] if name.startswith(NEGATIVE) else chosen  # a run has one negative prompt
+            stacked = torch.stack([embedding.tensors[name] for embedding in rows])
             stacked = stacked.to(device=self.device, dtype=self.dtype)
             batch[name] = stacked.expand(len(embeddings), *stacked.shape[1:])
         return batch
@@ -283,6 +296,10 @@ class DiffusionModel(ABC):
     @abstractmethod
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
+
+    def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """Classifier-free guidance as the stock pipeline combines two velocities, float32 [B, *latent_shape]."""
+        return negative + scale * (positive - negative)
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         """Latents as the decoder's images of cells [B, C, H, W], still normalised."""

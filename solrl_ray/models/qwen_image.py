@@ -54,6 +54,11 @@ class QwenImage(DiffusionModel):
         )[0]
         return velocity
 
+    def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """Each token gets the norm that it has without guidance, as in the pipeline."""
+        guided = super()._combined(positive, negative, scale)
+        return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+
     def _unpacked(self, latents: Tensor) -> Tensor:
         return unpack(latents, self._grid, self._grid)
 

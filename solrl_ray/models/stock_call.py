@@ -11,12 +11,15 @@ from solrl_ray.models import FAMILIES
 
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
     """Arguments of the stock pipeline besides the prompt: size in pixels, steps, tokens, those of the family."""
+    family = FAMILIES[model.family]
+    guided = family.guided(model.cfg) if family.guided and model.cfg.is_on else {}
     return {
         "height": model.resolution,
         "width": model.resolution,
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,
-        **FAMILIES[model.family].stock_arguments(model),
+        **family.stock_arguments(model),
+        **guided,
     }
 
 
@@ -34,13 +37,23 @@ class Drawing:
     @classmethod
     def of(cls, config: Config, steps: int | None = None) -> Drawing:
         """That of a run's evaluations; `steps`: of a stage with other steps."""
-        return cls(model=config.model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)
+        return cls(model=config.evaluated_model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)
 
     @property
     def call(self) -> dict[str, Any]:
         """Arguments of the stock pipeline besides the prompt."""
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
         return stock_call(self.model, self.steps) | (grid if self.model.schedule.kind == "linear" else {})
+
+    @property
+    def differs(self) -> str:
+        """What the stock pipeline cannot do as the run does: a sentence; empty if nothing."""
+        cfg = self.model.cfg
+        low, high = cfg.interval
+        passed = "cfg_truncation" in self.call and high == 1
+        if not cfg.is_on or (low, high) == (0, 1) or passed:
+            return ""
+        return f"The run guides only at noise levels {low:g} to {high:g}, the stock pipeline at all."
 
     @property
     def scheduler(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
 from solrl_ray.records import Address, Prompt
@@ -22,6 +22,12 @@ CHOICE = "prompts"
 def prompt_id(text: str) -> str:
     """16 hex digits of BLAKE2b-64 over the UTF-8 text."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def negative_prompt(model: Model) -> Prompt | None:
+    """The prompt of `model.cfg` against which others are guided; None without guidance."""
+    text = model.cfg.negative_prompt
+    return Prompt(id=prompt_id(text), text=text) if model.cfg.is_on else None
 
 
 def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:

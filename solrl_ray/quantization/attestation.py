@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import capability, fp8, nvfp4
@@ -53,11 +54,13 @@ def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str,
     return checks | check_tiers(report.tiers, device)
 
 
-def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: int, compiled: str = "") -> str:
+def score_class(
+    device: torch.device, tier: str, *, micro_batch: int, threads: int, compiled: str = "", cfg: Cfg | None = None
+) -> str:
     """Digest (16 hex digits) of all that fixes the bits of a score besides its unit.
 
     Two workers of one class answer a unit with the same bits; scores of different classes never mix in one unit.
-    `compiled` says how the forward is compiled; empty if it is not.
+    `compiled` says how the forward is compiled; empty if it is not. `cfg` counts if it is on.
     """
     facts: dict[str, Any] = {
         "device": device_name(device),
@@ -71,6 +74,8 @@ def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: i
     }
     if compiled:
         facts["compiled"] = {"how": compiled, "triton": _version("triton")}
+    if cfg is not None and cfg.is_on:
+        facts["cfg"] = cfg.model_dump(mode="json")
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCardData
 
 import solrl_ray
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
@@ -149,9 +149,10 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
         pool = pool_sampling(config)
         settings["previews"] = f"{pool.steps} steps in {pool.tier}; they rank and are never trained on"
     settings |= {
-        "pictures": f"{drawing.steps} steps, {drawing.solver}",
-        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, without "
-        "classifier-free guidance",
+        "pictures": f"{drawing.steps} steps, {drawing.solver}"
+        + (f", {_guidance(drawing.model)}" if drawing.model.cfg != config.model.cfg else ""),
+        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, "
+        f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
         "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",
         "run seed": str(config.run.seed),
@@ -159,6 +160,11 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     }
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     return settings | ({"versions": versions} if versions else {})
+
+
+def _guidance(model: Model) -> str:
+    with_it = f"with classifier-free guidance, {markdown(model.cfg.words)}"
+    return with_it if model.cfg.is_on else "without classifier-free guidance"
 
 
 def _reward(reward: RewardConfig) -> str:

@@ -76,6 +76,7 @@ class Comparison:
                         gain_stderr=gain.stderr if gain else None,
                     )
                 )
+        guidance = config.evaluated_model.cfg.words
         return cls(
             run=config.run.name,
             updates=updates,
@@ -86,6 +87,7 @@ class Comparison:
                 "steps": config.evaluation.steps,
                 "solver": config.rollout.solver,
                 "seed": config.run.seed,
+                **({"guidance": guidance} if guidance else {}),
             },
             policies=tuple(results),
             rewards=tuple(next(iter(results.values()))),
@@ -101,9 +103,11 @@ class Comparison:
             f"{count} {noun}{'' if count == 1 else 's'}"
             for count, noun in ((self.updates, "update"), (s["prompt_count"], "prompt"), (s["samples"], "sample"))
         )
+        guidance = f" · guidance {s['guidance']}" if "guidance" in s else ""
         return (
             f"{self.run} after {updates} · {prompts} × {samples} × "
-            f"{s['steps']} steps ({s['solver']}) · mean ± standard error over prompts, gains paired with the base"
+            f"{s['steps']} steps ({s['solver']}){guidance} · mean ± standard error over prompts, "
+            "gains paired with the base"
         )
 
     def rows(self) -> list[list[str]]:

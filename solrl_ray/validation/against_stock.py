@@ -14,7 +14,6 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
 from solrl_ray.models.base import DTYPES
-from solrl_ray.models.stock_call import Drawing
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
 from solrl_ray.validation.steps import Measure, at_least, at_most, is_true
@@ -64,7 +63,7 @@ def stock_picture(session: Session) -> list[Measure]:
     """Draw a picture with the stock pipeline as a run's report says, but with Euler steps: its scheduler is watched."""
     from diffusers import FlowMatchEulerDiscreteScheduler  # late: it takes seconds
 
-    config, drawing = session.config.model, Drawing.of(session.config, session.steps)
+    config, drawing = session.config.model, session.drawing
     bare = models.load(config, "cpu", components=())
     noise, passed = session.noise(bare), list[tuple[Tensor, Tensor, Tensor]]()
     pipeline = _pipeline(session)
@@ -123,14 +122,16 @@ def load(session: Session) -> list[Measure]:
 @torch.no_grad()
 def forward(session: Session) -> list[Measure]:
     """Our velocity at each state of the stock pipeline, compared with its own."""
-    model, found, config = session.model, session.stock, session.config.model
-    assert model
-    assert found
+    assert session.model
+    assert session.stock
+    config, found = session.drawing.model, session.stock
+    model = session.model.guided_as(config)
     embedding, errors = session.batch(model, 1), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
         errors.append(relative_error(velocity.cpu(), wanted))
-    limit = FORWARD_LIMITS[config.dtype]
+    largest, why = FORWARD_LIMITS[config.dtype]
+    limit = largest * (2 * config.cfg.scale - 1), why  # guidance weights two velocities with s and s - 1
     return [
         at_most("relative error of the first velocity", errors[0], *limit),
         at_most("largest relative error of all steps", max(errors), *limit),
@@ -147,9 +148,9 @@ def _rounded(config: Model, sigma: float) -> float:
 @torch.no_grad()
 def picture(session: Session) -> list[Measure]:
     """Our picture from the same noise on the same noise levels; and our decoder alone on the stock latents."""
-    model, found = session.model, session.stock
-    assert model
-    assert found
+    assert session.model
+    assert session.stock
+    found, model = session.stock, session.model.guided_as(session.drawing.model)
     embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)

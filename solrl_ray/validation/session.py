@@ -12,8 +12,9 @@ from torch import Tensor
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.embedding_cache import embedding_digest
-from solrl_ray.prompts.prompt_set import prompt_id
+from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Sampled, Sampler, group_of
@@ -65,6 +66,15 @@ class Session:
     pictures: dict[str, list[Tensor]] = field(default_factory=dict)
     """Row of the report → pictures [3, H, W] of the first prompt, on the CPU."""
 
+    @property
+    def drawing(self) -> Drawing:
+        """As of evaluations, but without an interval of guidance that the stock pipeline does not have."""
+        found = Drawing.of(self.config, self.steps)
+        if not found.differs:
+            return found
+        cfg = found.model.cfg.model_copy(update={"interval": (0.0, 1.0)})
+        return replace(found, model=found.model.model_copy(update={"cfg": cfg}))
+
     def load(self, *components: str) -> DiffusionModel:
         """Uses the product's own loader."""
         return models.load(self.config.model, self.device, components=set(components))
@@ -75,12 +85,17 @@ class Session:
         free(self.device)
 
     def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
-        """Embeddings of all prompts, by prompt id."""
-        encoded = model.encode([prompt.text for prompt in PROMPTS])
-        return {
-            prompt.id: PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
-            for prompt, tensors in zip(PROMPTS, encoded, strict=True)
-        }
+        """Embeddings of all prompts, by prompt id, with the negative prompt of the drawn pictures if there is one, else
+        of the samples.
+        """
+        negative = negative_prompt(self.config.evaluated_model) or negative_prompt(self.config.model)
+        texts = [*PROMPTS, *([negative] if negative else [])]
+        made = [
+            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+            for prompt, tensors in zip(texts, model.encode([prompt.text for prompt in texts]), strict=True)
+        ]
+        found = [each.against(made[-1]) for each in made[:-1]] if negative else made
+        return {each.prompt_id: each for each in found}
 
     def batch(self, model: DiffusionModel, count: int) -> dict[str, Tensor]:
         """The first prompt's embedding, `count` times."""
@@ -94,11 +109,11 @@ class Session:
     @torch.no_grad()
     def probe(self, model: DiffusionModel) -> tuple[Tensor, float]:
         """The velocity of two addressed noises at half the noise level, float32 [2, *latent_shape] on the CPU; and the
-        seconds of that forward.
+        seconds of that forward. Without guidance, which would enlarge the errors that are compared.
         """
         embedding, latents = self.batch(model, len(SEEDS)), self.noise(model, len(SEEDS)).to(self.device)
         started = time.perf_counter()
-        velocity = model.velocity(latents, PROBE_SIGMA, embedding).cpu()
+        velocity = model.guided_as(model.config.unguided).velocity(latents, PROBE_SIGMA, embedding).cpu()
         return velocity, time.perf_counter() - started
 
     def sample(

@@ -262,7 +262,7 @@ class _FrozenWeights:
         self._host: dict[str, tuple[Tensor, Stamp]] = {}
 
     def add(self, path: str, stored: Format) -> None:
-        """The weight of a linear that was just quantised. It leaves now, as a small card has no room for all of both."""
+        """The weight of a linear that was just quantised. It leaves now: a small card has no room for all of both."""
         linear = self._transformer.get_submodule(path)
         assert isinstance(linear, nn.Linear)
         self.weights[path] = linear.weight

@@ -122,7 +122,7 @@ def evaluates_what_was_forgotten_meanwhile(patch: pytest.MonkeyPatch) -> None:
         self: EvaluationRequests, this: Any, policy: str, evaluation: Any, ended: asyncio.Event
     ) -> None:
         for prompt in this.request.prompts:
-            this.embeddings[prompt.id] = await self._embeddings.one(prompt)
+            this.embeddings[prompt.id] = await self._embeddings.one(prompt, this.request.config.evaluated_model)
         async with self._publisher.evaluating(this.request.publications[policy]):
             evaluation.begin()
             await requests._first_of(ended, evaluation.completed)

@@ -15,6 +15,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Prompt, PromptEmbedding
 from tests.simulated import virtual_clock
 from tests.simulated.faults import Fault
@@ -32,8 +33,11 @@ def prompts(ids: str) -> list[Prompt]:
 
 
 def embedding(prompt: Prompt) -> PromptEmbedding:
-    tensors = {"prompt_embeds": torch.full((4,), float(ord(prompt.id)))}
+    tensors = {"prompt_embeds": torch.full((4,), float(sum(prompt.id.encode())))}
     return PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+
+
+GUIDED = ("evaluation.cfg={scale: 4, negative_prompt: dull}",)
 
 
 class Encoder:
@@ -148,6 +152,30 @@ def test_a_prompt_is_encoded_once_and_comes_back_as_it_was_made() -> None:
         assert scene.asked == ""  # what was freed is on the disk
 
     played(play)
+
+
+def test_the_negative_prompt_is_encoded_once_and_comes_with_every_embedding_that_is_guided() -> None:
+    """Training is not guided, evaluations are."""
+    negative = negative_prompt(config(*GUIDED).evaluated_model)
+    assert negative
+    assert negative.id == prompt_id("dull")
+
+    async def play(scene: Scene) -> None:
+        model = config(*GUIDED).evaluated_model
+        plain = await scene.embeddings.of(prompts("ab"))
+        assert value(plain["a"]).tensors.keys() == {"prompt_embeds"}
+        assert sorted(scene.asked) == sorted(f"ab{negative.id}")
+        for reference in (
+            (await scene.embeddings.of(prompts("cb"), model))["b"],
+            await scene.embeddings.one(prompts("b")[0], model),
+            await scene.embeddings.probe(prompts("b")[0]),
+        ):
+            found = value(reference)
+            assert found.digest == embedding(prompts("b")[0]).against(embedding(negative)).digest
+            assert torch.equal(found.tensors["negative_prompt_embeds"], embedding(negative).tensors["prompt_embeds"])
+        assert scene.asked == "c"
+
+    played(play, *GUIDED)
 
 
 def test_a_later_run_in_the_folder_encodes_only_what_is_missing() -> None:

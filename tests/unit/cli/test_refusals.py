@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from solrl_ray.cli import verbs
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.processes import python
 from tests.support.sentences import names
+from tests.support.tiny import build_flux2_klein
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,46 @@ from tests.support.sentences import names
 def test_a_plan_of_a_fleet_cluster_or_reward_that_cannot_be_is_refused_before_it_is_printed(
     arguments: list[str], key: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert names(refusal(capsys, "plan", config_file, *arguments), key, values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "values"),
+    [
+        (["model.cfg.scale=4", f"model.cfg.negative_prompt={'dull ' * 40}"], "model.cfg.negative_prompt", "--set 16"),
+        (
+            ["evaluation.cfg.scale=4", f"evaluation.cfg.negative_prompt={'x y ' * 40}"],
+            "evaluation.cfg.negative_prompt",
+            "16",
+        ),
+        (
+            ["model.path=black-forest-labs/FLUX.1-schnell", "evaluation.cfg.scale=4"],
+            "evaluation.cfg.scale",
+            "4 schnell 1",
+        ),
+        (["model.path={klein}", "model.cfg.scale=4"], "model.cfg.scale", "4 --set {klein} 1"),
+        (
+            ["model.family=flux2_klein", "model.cfg={scale: 4, negative_prompt: dull}"],
+            "model.cfg.negative_prompt",
+            '"dull"',
+        ),
+        (["model.family=sd3", "model.guidance=4.5"], "model.guidance", "4.5 'sd3' 1 model.cfg.scale"),
+        (["model.family=sd3", "evaluation.guidance=4.5"], "evaluation.guidance", "4.5 'sd3' 1 evaluation.cfg.scale"),
+        (["evaluation.cfg={scale: 4, interval: [0.2, 1.2]}"], "evaluation.cfg.interval.1", "1.2 1"),
+    ],
+)
+def test_guidance_that_a_model_does_not_take_is_refused(
+    settings: list[str], key: str, values: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--set={each}" for each in settings]
+    if "{klein}" in values:
+        klein = build_flux2_klein(tmp_path / "distilled")
+        index = klein / "model_index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": True}))
+        arguments = [each.replace("{klein}", str(klein)) for each in arguments] + ["--set=model.family=flux2_klein"]
+        arguments.append("--set=model.lora.targets=[to_q]")
+        values = values.replace("{klein}", str(klein))
+        capsys.readouterr()
     assert names(refusal(capsys, "plan", config_file, *arguments), key, values)
 
 

@@ -82,6 +82,24 @@ def test_forwards_without_gradient_are_those_that_v_theta_does_not_serve(
     assert f"{forwards:,} forwards (" in dict(numbers.rows())["learn"]
 
 
+@pytest.mark.parametrize(
+    ("objective", "forwards"),
+    [("diffusion_nft, kl: 1e-4", 2 * 576), ("flow_grpo, kl: 0.01", 3 * 480), ("dance_grpo", 192)],
+)
+def test_a_guided_velocity_needs_a_forward_of_the_negative_prompt(configure, objective: str, forwards: int) -> None:  # type: ignore[no-untyped-def]
+    """Of 96 micro-batches DiffusionNFT trains 6 levels, of two compared policies, on the prompt alone. Flow-GRPO trains
+    5 transitions (window) of v_theta, v_reference and their negative prompts, DanceGRPO 2 of v_theta.
+    """
+    window = "rollout.sampler={kind: cps, window: {size: 5, range: [0, 8]}}"
+    guided = configure(f"objective={{kind: {objective}}}", window, "model.cfg.scale=4")
+    if objective == "dance_grpo":
+        guided = configure("objective={kind: dance_grpo, timestep_fraction: 0.4}", window, "model.cfg.scale=4")
+    numbers = describe(guided)
+    assert numbers.forwards_without_gradient == forwards
+    assert "scale 4" in dict(numbers.rows())["guide"]
+    assert "guide" not in dict(describe(configure()).rows())
+
+
 def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(configure) -> None:  # type: ignore[no-untyped-def]
     one, four = (describe(configure(f"learner.world_size={n}"), FLUX) for n in (1, 4))
     assert one.weights_bytes == 2 * 11_901_408_320

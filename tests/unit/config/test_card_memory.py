@@ -98,6 +98,9 @@ SHARING = (
 )
 
 
+FLOW_GRPO = "objective.kind=flow_grpo"
+
+
 def gigabytes(process: Process) -> dict[str, float]:
     return {stage: process.at(stage) / 1e9 for stage in process.stages}
 
@@ -118,6 +121,18 @@ def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs(
     )
     assert card.peak / 1e9 == pytest.approx(HELD + LEARNS)
     assert process.fullest == LEARN
+
+
+def test_a_guided_forward_has_twice_the_samples_and_a_learner_keeps_no_more() -> None:
+    kept, guided = (
+        gigabytes(cards(made_up(*settings))[0].processes[0]) for settings in ((), ("model.cfg.scale=4", FLOW_GRPO))
+    )
+    more = {stage: guided[stage] - kept[stage] for stage in kept}
+    forwards = {EXPLORE: 8, REGENERATE: 6, EVALUATE: 2}
+    assert more == pytest.approx({stage: 1.1 * forwards.get(stage, 0) * 0.01 for stage in kept})
+    unguided = gigabytes(cards(made_up("evaluation.cfg.scale=4"))[0].processes[0])
+    assert unguided[EVALUATE] == pytest.approx(guided[EVALUATE])
+    assert unguided[EXPLORE] == pytest.approx(kept[EXPLORE])
 
 
 def test_offloaded_frozen_weights_are_gone_while_exploring_and_then_the_quantised_copy_is() -> None:

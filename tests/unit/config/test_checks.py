@@ -61,6 +61,9 @@ def ladder(levels: str) -> str:
         ),
         (["rollout.strategy=quantized"], "rollout.explore.precision", '"auto" quantized'),
         (["run.name=a/b"], "run.name", '"a/b" run.root'),
+        (["model.cfg={scale: 4, interval: [0.8, 0.3]}"], "model.cfg.interval", "[0.8, 0.3] 0 1"),
+        (["evaluation.cfg.interval=[0, 0.3]"], "evaluation.cfg.scale", "1.0 1"),
+        (["model.cfg.negative_prompt=dull"], "model.cfg.scale", "1.0 1"),
         (["run.name=.."], "run.name", '".."'),
         (["fleet.hedge=0.5"], "fleet.hedge", "0.5 0 1"),
         (

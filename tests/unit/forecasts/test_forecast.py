@@ -121,6 +121,18 @@ def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> No
         assert update == pytest.approx(36 * 6 * 4 * (backward + 2 * 0.0626) + traffic)
 
 
+def test_guidance_doubles_steps_and_a_guided_objective_has_forwards_of_the_negative_prompt(configure) -> None:  # type: ignore[no-untyped-def]
+    sizes = ("learner.world_size=8", "learner.activation_memory=1", "model.cfg.scale=4.5")
+    guided = stages_of(configure(*sizes), "h200")
+    assert guided.stages.explore == pytest.approx(24 * (6 * 2 * 0.0575 + 0.0406))
+    assert guided.stages.regenerate == pytest.approx(24 * (10 * 2 * 0.0631 + 0.0406))
+    assert not guided.figures["pool step (fp8)"].measured
+    flow = ("objective={kind: flow_grpo, kl: 0.01}", "rollout.sampler={kind: flow_sde}")
+    plain, with_it = (stages_of(configure(*sizes[:count], *flow), "h200").stages.update for count in (2, 3))
+    # Each of 36 × 9 passes of 4 samples: v_theta and v_reference have a forward of the negative prompt.
+    assert with_it - plain == pytest.approx(36 * 9 * 4 * 2 * 0.1036)
+
+
 def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(configure) -> None:  # type: ignore[no-untyped-def]
     # SD3.5-Large, eight cards that take turns: 126 s exploring, 63 s regenerating, 240 s training (arXiv 2604.06916).
     # The price list is solved from these: that the way back is right is all that this shows, and nothing of a B200.

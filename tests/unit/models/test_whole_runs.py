@@ -13,6 +13,7 @@ from pathlib import Path
 import one_process
 import pytest
 
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.report.data import read_run
 from tests.support.families import BUILDERS, model_config
@@ -51,6 +52,23 @@ def test_no_strategy_or_method_is_left_out() -> None:
     assert {path.stem for path in (CONFIGS / "strategies").glob("*.yaml")} == set(STRATEGIES)
     others = {"diffusion_nft_paper", "sol_rl"}  # other numbers of diffusion_nft, and it with two_stage
     assert {path.stem for path in (CONFIGS / "methods").glob("*.yaml")} - others == set(METHODS)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_every_family_trains_and_is_evaluated_with_guidance(
+    family: str, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """On-policy with guided velocities: the trained one must be that of the samples. Evaluations have another."""
+    parts = [CONFIGS / "demo.yaml", CONFIGS / "methods/flow_grpo.yaml"]
+    made = load(parts, [*SIZES, f"run={{root: '{tmp_path}', name: guided, iterations: 2}}"])
+    model = model_config(family, folder_of(family), schedule=made.model.schedule, cfg=Cfg(scale=3.0))
+    evaluation = made.evaluation.model_copy(update={"cfg": Cfg(scale=5.0, interval=(0.1, 0.9))})
+    config = made.model_copy(update={"model": model, "evaluation": evaluation})
+    one_process.train(one_process.checked(config))
+    done = read_run(folder(config)).iterations
+    assert [record.first_ratio_deviation for record in done] == [0.0, 0.0]
+    assert all(record.gradient_norm > 0 and record.passes == record.expected_passes > 0 for record in done)
+    assert all(record.differing_results == 0 for record in done)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from actors.workers.regenerator import evaluating
 from solrl_ray import models
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.stock_call import Drawing
@@ -80,27 +81,40 @@ def test_every_family_has_a_call() -> None:
 
 
 def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
-    assert given(changed(config_of("flux1_dev"), model={"guidance": 2.5}))["guidance_scale"] == 2.5
+    config = changed(config_of("flux1_dev"), model={"guidance": 2.5})
+    assert given(config)["guidance_scale"] == 2.5
+    assert given(changed(config, evaluation={"guidance": 3.5}))["guidance_scale"] == 3.5
 
 
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
     """The pictures of two evaluated addresses, float32 [2, 3, H, W], by the sampler of the run's regenerators."""
     model = models.load(config.model, "cpu")
-    embedding = PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([prompt.text])[0], digest="d")
+    own, negative = (
+        PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([text])[0], digest=text)
+        for text in (prompt.text, config.evaluated_model.cfg.negative_prompt)
+    )
+    embedding = own.against(negative)
     unit = WorkUnit(stage="evaluate", iteration=3, revision=0, prompt_id=prompt.id, indices=(0, 1))
     return evaluating(config, model, Brightness("brightness"))(unit, prompt, embedding).images
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+GUIDANCE: dict[str, dict[str, Any]] = {name: {"scale": 3.5, "negative_prompt": "blue circles"} for name in SHIPPED}
+GUIDANCE["flux2_klein"]["negative_prompt"] = ""  # its pipeline takes no other
+GUIDANCE["z_image"]["interval"] = (0.7, 1.0)  # its pipeline's truncation
+
+
+@pytest.mark.parametrize(("solver", "guided"), [("euler", False), ("dpm2", False), ("dpm2", True)])
 @pytest.mark.parametrize("family", SHIPPED)
-def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp_path: Path) -> None:
+def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, guided: bool, tmp_path: Path) -> None:
     checkpoint = families.BUILDERS[family](tmp_path / "pipeline")
     shipped = load(
         (CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"),
         ("evaluation.steps=5", "evaluation.samples=2"),
     )
     model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
-    config = changed(shipped, rollout={"solver": solver}).model_copy(update={"model": model})
+    cfg = Cfg(**GUIDANCE[family]) if guided else None
+    config = changed(shipped, rollout={"solver": solver})
+    config = config.model_copy(update={"model": model, "evaluation": config.evaluation.model_copy(update={"cfg": cfg})})
     prompt = Prompt(id="p", text="a prompt")
     addresses = [
         Address(run_seed=config.run.seed, purpose="evaluation-noise", iteration=0, prompt_id="p", index=i)
@@ -118,6 +132,20 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp
         drawn.append(pipe.drawn)
     assert pipeline.scheduler is not before
     torch.testing.assert_close(torch.cat(drawn), drawn_by_run(config, prompt), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "told"),
+    [("sd35_large", (0.2, 0.8), "0.2 to 0.8"), ("z_image", (0.2, 0.8), "0.2 to 0.8"), ("z_image", (0.2, 1.0), "")],
+)
+def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple[float, float], told: str) -> None:
+    config = config_of(name)
+    model = config.model.model_copy(update={"cfg": Cfg(scale=4.0, negative_prompt='a "b" {c}', interval=interval)})
+    guided = config.model_copy(update={"model": model})
+    assert Drawing.of(config).differs == ""
+    assert told in Drawing.of(guided).differs
+    assert bool(told) == bool(Drawing.of(guided).differs)
+    assert given(guided)["negative_prompt"] == 'a "b" {c}'
 
 
 def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:

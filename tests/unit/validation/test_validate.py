@@ -16,6 +16,7 @@ from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, FluxTransforme
 from PIL import Image
 
 from solrl_ray.config import yaml_text
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import nvfp4
@@ -149,6 +150,16 @@ def test_a_wrong_guidance_fails_the_comparison(tmp_path: Path) -> None:
     one = session(tmp_path, guided)
     assert compared(one) == {"forward": set(), "picture": set()}
     one.config = changed(one.config, model={"guidance": 7.0})
+    against_stock.load(one)
+    assert failing(against_stock.forward(one))
+
+
+def test_guidance_is_compared_with_the_stock_pipelines(tmp_path: Path, tiny_pipeline: Path) -> None:
+    """At all noise levels, because the stock pipeline has no interval."""
+    cfg = Cfg(scale=3.0, negative_prompt="dull", interval=(0.9, 1.0))
+    one = session(tmp_path, tiny_pipeline, cfg=cfg)
+    assert compared(one) == {"forward": set(), "picture": set()}
+    one.config = one.config.model_copy(update={"model": one.config.model.model_copy(update={"cfg": Cfg(scale=2.0)})})
     against_stock.load(one)
     assert failing(against_stock.forward(one))
 

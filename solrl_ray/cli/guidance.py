@@ -1,0 +1,77 @@
+"""Whether a run's model takes the guidance that is configured, for its samples and its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.problems import show
+from solrl_ray.config.schema import Config, Model
+from solrl_ray.errors import UserError
+from solrl_ray.models import DISTILLED, FAMILIES
+
+
+def check(config: Config, sources: Sources) -> None:
+    """Refuse what the family, or a checkpoint that is known by its id, does not take. Raises `UserError`."""
+    family = FAMILIES.get(config.model.family)
+    if family is None:  # refused elsewhere
+        return
+    for section, model in _guided(config):
+        key, cfg = f"{section}.cfg", model.cfg
+        if model.guidance != 1 and not family.embeds_guidance:
+            raise UserError(
+                f"{section}.guidance is {model.guidance:g} ({sources.of(f'{section}.guidance')}); it must be 1, "
+                f"because model.family {model.family!r} has no guidance embedding; classifier-free guidance is "
+                f"{key}.scale."
+            )
+        if not cfg.is_on:
+            continue
+        if family.guided is None:
+            raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
+        if model.path in DISTILLED:
+            raise UserError(_must_be_off(model, key, sources, _built_in(model)))
+        if cfg.negative_prompt and "negative_prompt" not in family.guided(cfg):
+            raise UserError(
+                f"{_negative(model, key, sources)}; it must be empty, because the stock pipeline of model.family "
+                f"{model.family!r} takes none."
+            )
+
+
+def check_checkpoint(config: Config, sources: Sources) -> None:
+    """Refuse guidance that a checkpoint says is built in, and a negative prompt that would lose its end. Loads the
+    tokenizers. Raises `UserError`.
+    """
+    from solrl_ray import models
+
+    for section, model in _guided(config):
+        if not model.cfg.is_on:
+            continue
+        key, family = f"{section}.cfg", models.family(model)
+        if family.is_distilled(model):
+            raise UserError(_must_be_off(model, key, sources, _built_in(model)))
+        for cut in family.truncated(model, [model.cfg.negative_prompt]):
+            if cut.texts:
+                raise UserError(
+                    f"{_negative(model, key, sources)}; it must be shorter, because {cut.tokenizer} of {model.path} "
+                    f"keeps {cut.limit} tokens."
+                )
+
+
+def _guided(config: Config) -> Iterator[tuple[str, Model]]:
+    """The sections that set a guidance, each with the model as it guides it."""
+    yield "model", config.model
+    if config.evaluated_model != config.model:
+        yield "evaluation", config.evaluated_model
+
+
+def _must_be_off(model: Model, key: str, sources: Sources, why: str) -> str:
+    return f"{key}.scale is {model.cfg.scale:g} ({sources.of(f'{key}.scale')}); it must be 1, because {why}."
+
+
+def _built_in(model: Model) -> str:
+    return f"{model.path} is distilled and has its guidance built in"
+
+
+def _negative(model: Model, key: str, sources: Sources) -> str:
+    said = show(model.cfg.negative_prompt)
+    return f"{key}.negative_prompt is {said} ({sources.of(f'{key}.negative_prompt')})"

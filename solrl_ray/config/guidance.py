@@ -1,0 +1,40 @@
+"""The section `cfg`: classifier-free guidance of a model, and, if it is another one, of evaluations."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from pydantic import Field
+
+from solrl_ray.config.section import Section, ShareOrZero
+
+
+class Cfg(Section):
+    """Classifier-free guidance (arXiv 2207.12598): v = v_negative + scale (v - v_negative), of two forwards."""
+
+    scale: Annotated[float, Field(ge=1)] = 1.0
+    """Guidance scale as in the paper; 1: none. FLUX and Qwen-Image call it `true_cfg_scale`. The `guidance_scale` of
+    Z-Image's pipeline is this minus 1.
+    """
+    negative_prompt: str = ""
+    """The text of v_negative."""
+    interval: tuple[ShareOrZero, ShareOrZero] = (0.0, 1.0)
+    """Lowest and highest noise level at which it acts (arXiv 2404.07724); elsewhere v is that of the prompt alone."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.scale > 1
+
+    @property
+    def words(self) -> str:
+        """``scale 4.5 against "blurry" at noise levels 0.2 to 0.8``; empty without guidance."""
+        against = f" against {json.dumps(self.negative_prompt, ensure_ascii=False)}" if self.negative_prompt else ""
+        low, high = self.interval
+        levels = f" at noise levels {low:g} to {high:g}" if (low, high) != (0, 1) else ""
+        return f"scale {self.scale:g}{against}{levels}" if self.is_on else ""
+
+    @property
+    def velocities(self) -> int:
+        """That a sample's step needs."""
+        return 2 if self.is_on else 1
