@@ -11,8 +11,9 @@ Runs of the testbed, each one process (`one_process.py`), by DiffusionNFT with `
     pool       none (one stage: all K are trained on), or 48 or 96 seeds with pruned FP8 previews (two stages)
     steps      optimiser steps an iteration: 1, 3, 6; an iteration has prompts × steps prompts
 
-A run ends when its held-out reward is at 95 % of the way from the base to real pictures, or when its charged time is
-over. The search is the same for one stage and for two, seed by seed, in stages that follow from the results file:
+A run ends when its held-out reward is at 95 % of the way from the base to real pictures, when its charged time is over,
+or, in the first two stages below, when it is not at 75 % after `NEAR` times what the soonest run of its side took to be
+there. The search is the same for one stage and for two, in stages that follow from the results file:
 
     screen     every shape, one seed, the first learning rate
     rates      the shapes that came to 75 % within `NEAR` times the best of their side: the other learning rates
@@ -62,7 +63,7 @@ SHARES = (0.75, 0.9, 0.95)
 RATES = (1e-3, 5e-4, 2e-3)
 SEEDS = (42, 43, 44, 45, 46)
 NEAR, FRONT, LONG = 2.0, 3, 200
-CHARGED_LIMIT = 7500.0
+CHARGED_LIMIT = 6000.0
 """Charged seconds that a run may take, as FLUX.1-dev: about twice what the best shapes need for 90 %. The reference,
 which needs longer, may take twice as many.
 """
@@ -313,30 +314,56 @@ def show(results: dict[str, Any]) -> None:
 # Training
 
 
-def run_of(key: Key, folder: Path, last: int) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Charged seconds after which a run of a side has no chance, if it is not at 75 %."""
+
+    soonest: dict[bool, float]
+    """Whether in two stages → charged seconds to 75 % of the soonest run so far."""
+
+    @classmethod
+    def of(cls, runs: Runs) -> Pace:
+        pace = cls({True: math.inf, False: math.inf})
+        for shape, of_rate in runs.items():
+            for run in (run for of_seed in of_rate.values() for run in of_seed.values()):
+                pace.look(shape, run)
+        return pace
+
+    def look(self, shape: str, run: dict[str, Any]) -> bool:
+        """Take a run into account; whether it is behind."""
+        side, charged = bool(SHAPES[shape].pool), SHAPES[shape].charged(HEADLINE)
+        took = iterations_to(run, SHARES[0]) * charged
+        self.soonest[side] = min(self.soonest[side], took)
+        return math.isinf(took) and run["iterations"][-1] * charged > NEAR * self.soonest[side]
+
+
+def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[str, Any] | None:
     """A run's curve so far, and why it has ended, if it has; None before its second evaluation."""
     run = curve(folder, last)
     if run is None:
         return None
-    there = not key.long and run["reward"][-1] >= target(SHARES[-1])
     kept: dict[str, Any] = {key: run[key] for key in ("iterations", "reward", "conditions")}
-    return kept | {"ended": "reached" if there else "limit" if run["iterations"][-1] >= last else ""}
+    if not key.long and run["reward"][-1] >= target(SHARES[-1]):
+        return kept | {"ended": "reached"}
+    if run["iterations"][-1] >= last:
+        return kept | {"ended": "limit"}
+    return kept | {"ended": "behind" if pace and pace.look(key.shape, run) else ""}
 
 
-def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace) -> None:
+def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, pace: Pace | None) -> None:
     """Train runs and put them into the results; the shortest first, so that a short session ends some."""
     last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: key.iterations(arguments))}
     jobs = {key.job(arguments): key for key in last}
 
     def found(job: Job) -> dict[str, Any] | None:
-        return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]])
+        return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]], pace)
 
     with mps(arguments.mps):
         train_all(
             list(jobs),
             at_once=arguments.at_once,
             seconds=arguments.seconds,
-            enough=lambda job: (run := found(job)) is not None and run["ended"] == "reached",
+            enough=lambda job: (run := found(job)) is not None and run["ended"] in ("reached", "behind"),
         )
     for job, key in jobs.items():
         if run := found(job):
@@ -384,7 +411,7 @@ def main() -> None:
         )
         stage, keys = next((found for found in missing if found[1]), ("all stages", []))
         print(f"{stage}: {len(keys)} runs to train", flush=True)
-        train(keys, results, arguments)
+        train(keys, results, arguments, Pace.of(results["runs"]) if stage in STAGES[:2] else None)
         save(results, arguments.results)  # before prices are worked out, which takes a while
     results |= summary(results)
     save(results, arguments.results)

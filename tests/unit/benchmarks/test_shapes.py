@@ -47,6 +47,18 @@ def test_time_to_a_share_of_the_way_is_read_between_evaluations() -> None:
     assert shapes.iterations_to(never, 0.75) == math.inf
 
 
+def test_a_run_is_behind_when_the_soonest_of_its_side_was_there_in_half_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
+    first = f"{shapes.RATES[0]:g}"
+    pace = shapes.Pace.of({"4x1_8of48": {first: {"42": run(0.45, 0.825)}}})  # 75 % after ten iterations
+    assert not pace.look("4x1_8of96", run(0.45, 0.5, 0.6))
+    assert pace.look("4x1_8of96", run(0.45, 0.5, 0.6, 0.7))
+    assert not pace.look("4x1_8of96", run(0.45, 0.5, 0.6, 0.825))
+    assert not pace.look("4x1_8of8", run(0.45, 0.5, 0.6, 0.7))  # nobody of its side was there yet
+
+
 def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
     fast, slow, one = "4x1_8of48", "4x1_8of96", "4x1_8of8"
