@@ -10,8 +10,10 @@ from typing import Any
 
 import campaign
 import pytest
+import shape_results
 import shapes
-from shapes import REFERENCE, SEEDS, Key, Shape
+from shape_results import REFERENCE, SEEDS, Shape
+from shapes import Key
 
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 
@@ -43,16 +45,16 @@ def test_more_samples_and_steps_are_charged_more_and_blackwell_less() -> None:
 
 def test_time_to_a_share_of_the_way_is_read_between_evaluations() -> None:
     half, never = run(0.45, 0.65, 0.95), run(0.45, 0.5)
-    assert shapes.iterations_to(half, 0.9) == pytest.approx(10 + 10 * 0.25 / 0.3)
-    assert shapes.iterations_to(never, 0.75) == math.inf
+    assert shape_results.iterations_to(half, 0.9) == pytest.approx(10 + 10 * 0.25 / 0.3)
+    assert shape_results.iterations_to(never, 0.75) == math.inf
 
 
 def test_a_run_is_behind_when_the_soonest_of_its_side_was_there_in_half_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
-    first = f"{shapes.RATES[0]:g}"
-    pace = shapes.Pace.of({"4x1_8of48": {first: {"42": run(0.45, 0.825)}}})  # 75 % after ten iterations
+    first = f"{shape_results.RATES[0]:g}"
+    pace = shape_results.Pace.of({"4x1_8of48": {first: {"42": run(0.45, 0.825)}}})  # 75 % after ten iterations
     assert not pace.look("4x1_8of96", run(0.45, 0.5, 0.6))
     assert pace.look("4x1_8of96", run(0.45, 0.5, 0.6, 0.7))
     assert not pace.look("4x1_8of96", run(0.45, 0.5, 0.6, 0.825))
@@ -63,16 +65,16 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
     fast, slow, one = "4x1_8of48", "4x1_8of96", "4x1_8of8"
     names = (fast, slow, one, REFERENCE)
-    first, second, third = (f"{rate:g}" for rate in shapes.RATES)
-    assert shapes.wanted("screen", {}, names) == [Key(name, shapes.RATES[0], SEEDS[0]) for name in names]
-    runs: shapes.Runs = {
+    first, second, third = (f"{rate:g}" for rate in shape_results.RATES)
+    assert shapes.wanted("screen", {}, names) == [Key(name, shape_results.RATES[0], SEEDS[0]) for name in names]
+    runs: shape_results.Runs = {
         fast: {first: {"42": run(0.45, 0.95)}},
         slow: {first: {"42": run(0.45, 0.5, 0.55, 0.6, 0.95)}},  # four times as long
         one: {first: {"42": run(0.45, 0.6, 0.95)}},
         REFERENCE: {first: {"42": run(0.45, 0.5)}},
     }
     rates = {(key.shape, key.rate) for key in shapes.wanted("rates", runs, names)}
-    assert rates == {(name, rate) for name in (fast, one, REFERENCE) for rate in shapes.RATES[1:]}
+    assert rates == {(name, rate) for name in (fast, one, REFERENCE) for rate in shape_results.RATES[1:]}
     runs[fast][second] = {"42": run(0.45, 0.5, 0.95)}
     runs[one][third] = {"42": run(0.45, 0.95)}
     seeds = shapes.wanted("seeds", runs, names)
@@ -90,7 +92,7 @@ def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_doe
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
     long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87)}}}
-    found = shapes.summary({"runs": runs, "long": long})
+    found = shape_results.summary({"runs": runs, "long": long})
     assert found["best"] == {"two_stage": "4x1_8of48", "one_stage": "4x1_8of8"}
     assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
     middle, low, high = found["two_stage_over_one_stage"]
