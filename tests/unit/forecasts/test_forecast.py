@@ -45,6 +45,7 @@ MEDIUM = ModelFacts(
     packed_bytes=0,
     quantized_parameters=452_000_000,
 )
+INPUTS = ("prompts={train: train.txt, heldout: heldout.txt}", "rewards=[{kind: clipscore, path: some/clip}]")
 UNPRUNED = "rollout.preview.prune=null"
 """As in the runs that prices were measured and solved from."""
 FREE = OrchestrationCosts(conditions="none", **dict.fromkeys(set(OrchestrationCosts.model_fields) - {"conditions"}, 0))
@@ -56,18 +57,9 @@ def colocated(samplers: int) -> str:
     return f"fleet={{placement: colocated, {pools}, learners: {{{one}}}}}"
 
 
-@pytest.fixture
-def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
-    file = tmp_path / "base.yaml"
-    file.write_text(
-        "prompts: {train: train.txt, heldout: heldout.txt}\nrewards: [{kind: clipscore, path: some/clip}]\n"
-    )
-
-    def configured(*overrides: str, model: str = "sd35_large") -> Config:
-        files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml", file]
-        return load(files, ("rollout.explore.precision=auto", UNPRUNED, *overrides))
-
-    return configured
+def configure(*overrides: str, model: str = "sd35_large") -> Config:
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml"]
+    return load(files, (*INPUTS, "rollout.explore.precision=auto", UNPRUNED, *overrides))
 
 
 def told(config: Config, gpu: str, *, advise: bool = False, **cluster: float) -> Forecast:
@@ -79,7 +71,7 @@ def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
     return priced(describe(config, facts), price_list(gpu), Cluster(gpu=gpu))
 
 
-def test_a_step_has_the_price_of_the_share_that_is_quantised(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_has_the_price_of_the_share_that_is_quantised() -> None:
     def step(share: float) -> Figure:
         facts = replace(SD35, quantized_parameters=round(share * SD35.parameters))
         return stages_of(configure(), "h200", facts).figures["pool step (fp8)"]
@@ -93,7 +85,7 @@ def test_a_step_has_the_price_of_the_share_that_is_quantised(configure) -> None:
     assert between.source == "44% of the weights quantised; 63.1 ms with 0%, 57.5 ms with 22%, 45.4 ms with 66%"
 
 
-def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_estimated(configure) -> None:  # type: ignore[no-untyped-def]
+def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_estimated() -> None:
     def figure(*rewards: str) -> Figure:
         given = ", ".join(f"{{kind: {kind}, path: some/folder}}" for kind in rewards)
         return stages_of(configure(f"rewards=[{given}]"), "h200").figures["decode and reward"]
@@ -107,7 +99,7 @@ def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_es
     assert "hpsv3 estimated at 28 ms; unifiedreward estimated at 100 ms" in slow.source
 
 
-def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
+def test_stage_seconds_are_images_times_steps_times_the_figures() -> None:
     stages = stages_of(configure("learner.world_size=8", "learner.activation_memory=1"), "h200").stages
     assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0406))
     assert stages.regenerate == pytest.approx(24 * (10 * 0.0631 + 0.0406))
@@ -121,7 +113,7 @@ def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> No
         assert update == pytest.approx(36 * 6 * 4 * (backward + 2 * 0.0626) + traffic)
 
 
-def test_guidance_doubles_steps_and_a_guided_objective_has_forwards_of_the_negative_prompt(configure) -> None:  # type: ignore[no-untyped-def]
+def test_guidance_doubles_steps_and_a_guided_objective_has_forwards_of_the_negative_prompt() -> None:
     sizes = ("learner.world_size=8", "learner.activation_memory=1", "model.cfg.scale=4.5")
     guided = stages_of(configure(*sizes), "h200")
     assert guided.stages.explore == pytest.approx(24 * (6 * 2 * 0.0575 + 0.0406))
@@ -133,7 +125,7 @@ def test_guidance_doubles_steps_and_a_guided_objective_has_forwards_of_the_negat
     assert with_it - plain == pytest.approx(36 * 9 * 4 * 2 * 0.1036)
 
 
-def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(configure) -> None:  # type: ignore[no-untyped-def]
+def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again() -> None:
     # SD3.5-Large, eight cards that take turns: 126 s exploring, 63 s regenerating, 240 s training (arXiv 2604.06916).
     # The price list is solved from these: that the way back is right is all that this shows, and nothing of a B200.
     plan = told(configure(colocated(8), "learner.world_size=8"), "b200")
@@ -148,7 +140,7 @@ def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(c
     assert plan.gpu_hours(100) == pytest.approx(8 * plan.seconds * 100 / 3600)
 
 
-def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type: ignore[no-untyped-def]
+def test_what_to_add_is_what_the_iteration_waits_for() -> None:
     few_learners = told(configure("fleet={explorers: {count: 32}, regenerators: {count: 16}}"), "h200", advise=True)
     assert few_learners.bottleneck == "learn"
     assert min(few_learners.options, key=lambda option: option.seconds).text == "8 more learner ranks"
@@ -157,7 +149,7 @@ def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type
     assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 more explorers"
 
 
-def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused() -> None:
     pools = "fleet={explorers: {count: 8}, regenerators: {count: 8}}"
     present = told(configure(pools, "learner.world_size=16"), "h200", advise=True)
     ahead = told(configure(pools, "learner.world_size=16", "rollout.max_staleness=1"), "h200", advise=True)
@@ -176,7 +168,7 @@ def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configu
     ]
 
 
-def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate() -> None:
     near = configure("model.resolution=1024", model="sd35_medium")
     figures = stages_of(near, "h200", MEDIUM).figures
     scale = 2.24 / 8.06
@@ -188,7 +180,7 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     assert smaller["making a revision"].ms == pytest.approx(1670 * scale)
 
 
-def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work() -> None:
     facts = replace(MEDIUM, latent_shape=(16, 240, 240))
     figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", facts).figures
     work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
@@ -197,7 +189,7 @@ def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_
     assert not any(figure.measured for figure in figures.values())
 
 
-def test_a_model_that_differs_a_little_is_the_listed_one(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_differs_a_little_is_the_listed_one() -> None:
     less = replace(SD35, parameters=7_750_000_000)
     measured = stages_of(configure(), "h200").figures
     assert stages_of(configure("model.resolution=1040"), "h200", less).figures == measured
@@ -213,7 +205,7 @@ def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words:
     assert Figure(ms=ms, measured=True, source="here").time == words
 
 
-def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_table_tells_measured_figures_from_estimates() -> None:
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
     text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
     measured, estimates = text.split("ESTIMATED")
@@ -239,14 +231,14 @@ def test_seconds_of_an_iteration_are_told_in_minutes_once_there_are_many(seconds
     assert _spent(seconds) == words
 
 
-def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast() -> None:
     assert "others" not in dict(told(configure(), "h200").rows())
     others = "fleet.other_explorers=[{name: l40s, count: 4, prompts: 8}, {name: a10, count: 2, prompts: 4}]"
     row = dict(told(configure(others), "h200").rows())["others"]
     assert row.startswith("4 × l40s, 2 × a10, counted as explorers like the rest: as fast, and without prompts of")
 
 
-def test_a_revision_reaches_more_nodes_in_rounds_in_which_its_holders_multiply(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_revision_reaches_more_nodes_in_rounds_in_which_its_holders_multiply() -> None:
     def load(explorers: int, **cluster: float) -> float:
         config = configure(f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: 8}}}}")
         there = Cluster(gpu="h200", gigabytes_per_second=1.0, **cluster)  # type: ignore[arg-type]
@@ -261,7 +253,7 @@ def test_a_revision_reaches_more_nodes_in_rounds_in_which_its_holders_multiply(c
     assert load(10_000) == load(192)  # 48 prompts have 192 units: nobody else gets work
 
 
-def test_what_was_scaled_by_data_sheets_says_so_where_its_time_stands(configure) -> None:  # type: ignore[no-untyped-def]
+def test_what_was_scaled_by_data_sheets_says_so_where_its_time_stands() -> None:
     config = configure("rollout.explore.precision=bf16", colocated(1))
     for gpu, said in (("h200", False), ("h100-80", False), ("a100-80", True)):
         rows = dict(told(config, gpu).rows())
@@ -279,7 +271,7 @@ def test_what_was_scaled_by_data_sheets_says_so_where_its_time_stands(configure)
         (["model.family=flux2_klein"], "The price list of NVIDIA H200 has nothing like"),
     ],
 )
-def test_what_no_figure_stands_for_is_refused(configure, overrides: list[str], problem: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_no_figure_stands_for_is_refused(overrides: list[str], problem: str) -> None:
     with pytest.raises(UserError) as refused:
         stages_of(configure(*overrides), "h200")
     assert str(refused.value).startswith(problem)
@@ -323,7 +315,7 @@ def test_the_shipped_costs_of_the_controller_are_there() -> None:
     assert orchestration().seconds().message == pytest.approx(milliseconds["message"] / 1000)
 
 
-def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring() -> None:
     whole = stages_of(configure(), "h200").stages.explore  # a unit of 24
     assert whole == pytest.approx(24 * (6 * 57.5 + 40.6) / 1000)
     pruned = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=24")
@@ -337,7 +329,7 @@ def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) ->
     assert told(twelve, "h200").parts["explore"] < 0.75 * told(configure(), "h200").parts["explore"]
 
 
-def test_a_card_does_one_thing_after_the_other_and_makes_its_own_revision(configure) -> None:  # type: ignore[no-untyped-def]
+def test_a_card_does_one_thing_after_the_other_and_makes_its_own_revision() -> None:
     plan = told(configure(colocated(1)), "h200")
     stages = plan.priced.stages
     assert stages.publication == 0
@@ -349,7 +341,7 @@ def test_a_card_does_one_thing_after_the_other_and_makes_its_own_revision(config
     assert "making a revision" not in plan.priced.figures
 
 
-def test_what_a_card_makes_of_a_revision_is_by_what_lora_touches_unless_the_list_has_it(configure) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_card_makes_of_a_revision_is_by_what_lora_touches_unless_the_list_has_it() -> None:
     config, prices = configure(colocated(1)), price_list("h200")
     for touched, seconds in ((TOUCHED, ON_ITS_CARD), (TOUCHED / 4, ON_ITS_CARD / 4)):
         facts = replace(SD35, touched_parameters=int(touched))
@@ -362,13 +354,13 @@ def test_what_a_card_makes_of_a_revision_is_by_what_lora_touches_unless_the_list
     assert made.figures["a revision on its own card"] == listed
 
 
-def test_explorers_without_a_learner_need_packed_revisions(configure) -> None:  # type: ignore[no-untyped-def]
+def test_explorers_without_a_learner_need_packed_revisions() -> None:
     alone, beside = (told(configure(colocated(n)), "h200") for n in (1, 2))
     assert beside.priced.stages.publication == pytest.approx(1.67)
     assert beside.priced.figures.keys() - alone.priced.figures.keys() == {"making a revision", "loading it on a worker"}
 
 
-def test_frozen_weights_that_come_back_take_time_of_an_iteration(configure) -> None:  # type: ignore[no-untyped-def]
+def test_frozen_weights_that_come_back_take_time_of_an_iteration() -> None:
     kept, moved = (told(configure(colocated(1), f"fleet.offload={way}"), "h200") for way in ("false", "true"))
     moving = moved.parts["frozen weights"]
     # SD3.5-Large's 1.798e9 quantised weights in BF16, none of which LoRA touches, once at 50 GB/s.
