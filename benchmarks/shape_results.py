@@ -55,6 +55,14 @@ class Shape:
             *((f"rollout={{{two_stage}}}", prune) if self.pool else (f"rollout={{{one_stage}}}",)),
         )
 
+    @property
+    def larger_batches(self) -> tuple[str, ...]:
+        """For the testbed's small model, whose time is that of launching kernels."""
+        samples = self.prompts * self.chosen
+        learner = max(n for n in range(1, 4 * LARGEST_MICRO_BATCH + 1) if samples % n == 0)
+        explore = ("rollout.explore.micro_batch=24",) if self.pool == 48 and self.chosen < 24 else ()
+        return (f"learner.micro_batch={learner}", *explore)
+
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
         """Seconds of an iteration."""

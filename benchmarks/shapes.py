@@ -126,6 +126,7 @@ class Key:
         held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4"
         settings = (
             *shape.settings,
+            *shape.larger_batches,
             f"learner.optimizer.lr={self.rate:g}",
             f"evaluation={{every: {every}, {held_out}, steps: 10, pictures: 0, reference: ''}}",
             f"run={{name: {folder.name}, root: '{folder.parent}', seed: {self.seed}}}",
