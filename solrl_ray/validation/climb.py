@@ -31,8 +31,10 @@ def climb(session: Session) -> list[Measure]:
     Not compiled, because batches have other shapes than a run's.
     """
     session.release()
-    eager = session.config.compile.model_copy(update={"enabled": False, "learner": False})
-    settings = session.config.model_copy(update={"compile": eager})
+    config = session.config
+    eager = config.compile.model_copy(update={"enabled": False, "learner": False})
+    batches = config.learner.model_copy(update={"micro_batch": len(SEEDS)})
+    settings = config.model_copy(update={"compile": eager, "learner": batches})
     steps, record = settings.rollout.regenerate.steps, settings.objective.needs_trajectory
     with alone(session, settings, "transformer", "vae") as (model, learner):
         reward, size = Brightness("brightness"), len(SEEDS)

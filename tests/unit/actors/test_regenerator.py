@@ -49,7 +49,8 @@ class Loads:
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Any:
         if self.error:
             raise RewardError(self.error)
-        return SimpleNamespace(rewards=torch.tensor([0.5]), images=torch.zeros(1, 3, 2, 2), reward_costs={})
+        images, components = torch.zeros(1, 3, 2, 2), torch.empty(1, 0)
+        return SimpleNamespace(rewards=torch.tensor([0.5]), components=components, images=images, reward_costs={})
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import nvfp4
 from solrl_ray.report.grids import GAP
-from solrl_ray.validation import against_stock, roles
+from solrl_ray.validation import against_stock, climb, roles
 from solrl_ray.validation.session import Session
 from solrl_ray.validation.steps import Lacks, Measure, Outcome, Step, at_most, run, without_home
 from tests.support import families, tiny
@@ -29,6 +29,7 @@ from tests.support.command_line import refusal, solrl
 from tests.support.made_configs import changed
 
 CPU = torch.device("cpu")
+CONFIGS = Path(__file__).parents[3] / "configs"
 STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
 STEPS += ["preview nvfp4-emulated", "update", "revision", "climb"]
 TARGETS = {
@@ -102,6 +103,22 @@ def test_a_sound_model_of_every_family_passes(
     with Image.open(tmp_path / "out" / "pictures.png") as sheet:
         gap, side = GAP, (sheet.height - GAP) // len(rows) - GAP
         assert sheet.size == (gap + 2 * (side + gap), gap + 5 * (side + gap))
+
+
+@pytest.mark.slow
+def test_a_policy_that_follows_its_reward_climbs_and_one_that_flees_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the testbed's trained model."""
+    from solrl_ray.cli.options import parser
+    from solrl_ray.cli.validate import configuration
+    from solrl_ray.learning import open_update
+
+    config = configuration(parser().parse_args(["validate", str(CONFIGS / "models" / "testbed.yaml")])).config
+    one = Session(config, CPU, 2)
+    against_stock.text(one)
+    assert not failing(climb.climb(one))
+    right = open_update.advantages
+    monkeypatch.setattr(open_update, "advantages", lambda *given, **named: -right(*given, **named))
+    assert failing(climb.climb(one)) == {"change in standard errors"}
 
 
 def test_every_family_is_tried() -> None:
