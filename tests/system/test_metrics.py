@@ -80,7 +80,9 @@ def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(w
     assert samples["ray_solrl_replacements_left", tagged()] == watched.fleet.max_replacements
     entries = {entry.name: entry for entry in INSTRUMENTS}
     assert all(len(tags - {"le"}) <= 1 + 2 for _, tags in samples)
-    assert {tag for entry in entries.values() for tag in entry.tags} == {"stage", "policy", "role", "state", "tier"}
+    assert {tag for entry in entries.values() for tag in entry.tags} == {
+        *("stage", "policy", "role", "state", "tier", "measure")
+    }
 
 
 def test_figures_that_are_set_once_an_iteration_stay(watched: Config) -> None:
