@@ -265,6 +265,11 @@ GIVEN_UP = [replace(ONE, seed=seed, evaluations=((call, 1),)) for seed in range(
 SHOWN: dict[Break, list[Plan]] = {
     waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
     does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],
+    promises.ends_at_a_checkpoint_that_the_disk_does_not_give: [
+        replace(ONE, seed=2, ends=(Fault("disk", operation, "loses power and a block"),))
+        for operation in range(150, 300, 10)
+    ],
+    promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
     promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
     promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
     promises.charges_for_workers_that_leave: [
