@@ -24,7 +24,6 @@ from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
-from actors.workers.selector import Opened
 from actors.world import Process
 from solrl_ray.common import files
 from solrl_ray.errors import RunError
@@ -138,19 +137,6 @@ def tells_no_window_that_its_evaluation_was_forgotten(patch: pytest.MonkeyPatch)
             self._router.drop(evaluation)
 
     patch.setattr(EvaluationRequests, "forget", forgotten)
-
-
-def does_not_tell_a_new_selector_the_revised_policy(patch: pytest.MonkeyPatch) -> None:
-    reopen = SelectorClient._reopen
-
-    async def reopened(self: SelectorClient, plan: IterationPlan) -> Opened:
-        revised, self._revised = self._revised, {}
-        try:
-            return await reopen(self, plan)
-        finally:
-            self._revised = revised
-
-    patch.setattr(SelectorClient, "_reopen", reopened)
 
 
 def does_not_tell_a_new_selector_what_the_old_one_had_accepted(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from actors.controller import Controller
 from actors.dispatch.rollout_result import RolloutResult, StageClock
+from actors.dispatch.rollouts import Rollouts
 from actors.workers.selector import Selector
 from actors.world import Tasks
 from solrl_ray.errors import RunError, WorkerGone
@@ -272,8 +273,8 @@ async def damaged(scene: Scene, line: int) -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed(
-    tmp_path: Path, staleness: int
+def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_is_closed_until_it_is_there(
+    tmp_path: Path, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def acted() -> None:
         async with Tasks() as tasks:
@@ -285,18 +286,35 @@ def test_a_group_that_only_a_dead_selector_had_is_made_again_when_the_iteration_
             regenerator = await scene.worker("regenerator-0", "regenerators")
             await scene.answer(regenerator)
             assert is_finished(this)
-            scene.selector._groups[4][0].lost = True
-            scene.selector._actor._of(4).settle(wait=True)
-            next(scene.world._folder.rglob("beef.safetensors")).unlink()
-            await scene.selector._restart(WorkerGone("the selector", "a test"))
-            made = asyncio.ensure_future(this.make_again(nullcontext))
-            await settled()
-            assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
-            await scene.answer(regenerator)
-            await made
-            assert not isinstance(await scene.selector.close(4), tuple)
+            close, times = scene.selector.close, 0
+
+            async def closed(iteration: int) -> Any:
+                nonlocal times
+                times += 1
+                if times < 3:
+                    await lost(scene, "beef")
+                return await close(iteration)
+
+            monkeypatch.setattr(scene.selector, "close", closed)
+            rollouts: Any = Rollouts.__new__(Rollouts)
+            rollouts._selector, rollouts._open, rollouts._telemetry = scene.selector, {4: this}, scene.watching
+            summary = tasks.start(rollouts.close(4, nullcontext), "closing")
+            for _ in range(2):
+                await settled()
+                assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
+                await scene.answer(regenerator)
+            assert (await summary).counts.groups == 2
 
     asyncio.run(acted())
+
+
+async def lost(scene: Scene, prompt_id: str) -> None:
+    """Restart the selector; neither its disk nor anybody else has a prompt's group any more."""
+    scene.selector._actor._of(4).settle(wait=True)
+    for group in scene.selector._groups[4]:
+        group.lost = group.lost or group.value.prompt_id == prompt_id
+    next(scene.world._folder.rglob(f"{prompt_id}.safetensors")).unlink()
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
 
 
 def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_none_is_missing(tmp_path: Path) -> None:

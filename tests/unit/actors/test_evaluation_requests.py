@@ -1,0 +1,29 @@
+"""The time that evaluations from outside may take of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.evaluation.requests import EvaluationRequests
+from tests.support.iteration_scene import Here
+from tests.support.small import small_config
+
+
+def test_a_debt_is_paid_back_once_at_the_share_of_each_second(tmp_path: Path) -> None:
+    world, nobody = Here(tmp_path), Any
+    config = small_config(tmp_path, "run", "evaluation.share=0.5")
+    requests = EvaluationRequests(config, world, nobody, nobody, nobody, lambda text: None)  # type: ignore[arg-type]
+    requests._debt, left = 10.0, []
+
+    async def windows() -> None:
+        for seconds in (4.0, 4.0, 0.0, 20.0):
+            world.clock += seconds
+            await requests.window(asyncio.Event(), free=False)
+            left.append(requests._debt)
+
+    asyncio.run(windows())
+    assert left == pytest.approx([8.0, 6.0, 6.0, 0.0])
