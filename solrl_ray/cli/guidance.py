@@ -34,8 +34,8 @@ def check(config: Config, sources: Sources) -> None:
 
 
 def check_checkpoint(config: Config, sources: Sources) -> None:
-    """Refuse a number that a checkpoint has no guidance embedding for, guidance that it says is built in, and a negative
-    prompt that would lose its end. Loads the tokenizers. Raises `UserError`.
+    """Refuse a number for a guidance embedding that the checkpoint lacks, guidance that it says is built in, and a
+    negative prompt that would lose its end. Loads the tokenizers. Raises `UserError`.
     """
     from solrl_ray import models
 
