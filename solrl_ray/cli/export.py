@@ -26,6 +26,9 @@ def export(arguments: argparse.Namespace) -> int:
     """Write a policy for other tools: of the newest checkpoint, or of an earlier one."""
     run: Path = arguments.run
     config = continuation.stored(run)
+    model, key = config.model, "model.path (of the run; --base names another)"
+    if arguments.base:
+        model, key = model.model_copy(update={"path": arguments.base}), "--base"
     from solrl_ray.evaluation.request import state_of
 
     state = state_of(run, arguments.updates)
@@ -37,17 +40,17 @@ def export(arguments: argparse.Namespace) -> int:
     if arguments.format == "checkpoint":
         from solrl_ray.policy.fusing import fuse
 
-        size = fuse(_base(config.model), folder, factors, config.model.lora)
-        print(f"written: {folder}: {what}, merged into {config.model.path}, {size / 1e9:.1f} GB")
+        size = fuse(_base(model, key), folder, factors, model.lora)
+        print(f"written: {folder}: {what}, merged into {model.path}, {size / 1e9:.1f} GB")
     else:
         # Not `run.name`, which in somebody else's configuration may be any path.
-        file = _lora_file(arguments.format, folder, run.resolve().name, factors, config.model)
+        file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
         print(f"written: {file}: {what}, {_ranks(file)}")
     return 0
 
 
-def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor], model: Model) -> Path:
-    """Write a LoRA file of a format into a folder, and return its path."""
+def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor], model: Model, key: str) -> Path:
+    """Write a LoRA file of a format into a folder, and return its path. `key`: where `model.path` was given."""
     from safetensors.torch import save
 
     from solrl_ray import models
@@ -58,7 +61,7 @@ def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor]
     if kind == "diffusers":
         return save_lora(folder, factors, model.lora, models.FAMILIES[model.family].convolutions)
     file = folder / f"{name}.safetensors"
-    tensors = tool_tensors("comfyui" if kind == "comfyui" else "kohya", factors, model.lora, network_of(model))
+    tensors = tool_tensors("comfyui" if kind == "comfyui" else "kohya", factors, model.lora, network_of(model, key))
     replace_file(file, save(tensors, metadata={"format": "pt"}))
     return file
 
@@ -73,15 +76,15 @@ def _ranks(file: Path) -> str:
     return ", ".join(f"rank {rank} of {count} linears" for rank, count in sorted(counts.items()))
 
 
-def _base(model: Model) -> Path:
+def _base(model: Model, key: str) -> Path:
     """The run's checkpoint on this disk; fetched if it is on the hub and not in its cache."""
     from solrl_ray import models
     from solrl_ray.models import paths
 
-    source = paths.checkpoint(model.path, "model.path")
+    source = paths.checkpoint(model.path, key)
     if isinstance(source, Path):
         return source
     try:
         return Path(models.family(model).PIPELINE.download(source, use_safetensors=True))
     except (OSError, ValueError) as error:
-        raise UserError(paths.unreadable(source, "the pipeline", "model.path", error)) from error
+        raise UserError(paths.unreadable(source, "the pipeline", key, error)) from error

@@ -19,11 +19,7 @@ def check(config: Config, sources: Sources) -> None:
     for section, model in _guided(config):
         key, cfg = f"{section}.cfg", model.cfg
         if model.guidance != 1 and not family.embeds_guidance:
-            raise UserError(
-                f"{section}.guidance is {model.guidance:g} ({sources.of(f'{section}.guidance')}); it must be 1, "
-                f"because model.family {model.family!r} has no guidance embedding; classifier-free guidance is "
-                f"{key}.scale."
-            )
+            raise UserError(_not_embedded(model, section, sources, f"model.family {model.family!r}"))
         if not cfg.is_on:
             continue
         if family.guided is None:
@@ -38,15 +34,17 @@ def check(config: Config, sources: Sources) -> None:
 
 
 def check_checkpoint(config: Config, sources: Sources) -> None:
-    """Refuse guidance that a checkpoint says is built in, and a negative prompt that would lose its end. Loads the
-    tokenizers. Raises `UserError`.
+    """Refuse a number for a guidance embedding that the checkpoint lacks, guidance that it says is built in, and a
+    negative prompt that would lose its end. Loads the tokenizers. Raises `UserError`.
     """
     from solrl_ray import models
 
     for section, model in _guided(config):
+        key, family = f"{section}.cfg", models.family(model)
+        if model.guidance != 1 and not family.settings(model)[0].get("guidance_embeds"):
+            raise UserError(_not_embedded(model, section, sources, model.path))
         if not model.cfg.is_on:
             continue
-        key, family = f"{section}.cfg", models.family(model)
         if family.is_distilled(model):
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
         for cut in family.truncated(model, [model.cfg.negative_prompt]):
@@ -62,6 +60,14 @@ def _guided(config: Config) -> Iterator[tuple[str, Model]]:
     yield "model", config.model
     if config.evaluated_model != config.model:
         yield "evaluation", config.evaluated_model
+
+
+def _not_embedded(model: Model, section: str, sources: Sources, what: str) -> str:
+    key = f"{section}.guidance"
+    return (
+        f"{key} is {model.guidance:g} ({sources.of(key)}); it must be 1, because {what} has no guidance embedding; "
+        f"classifier-free guidance is {section}.cfg.scale."
+    )
 
 
 def _must_be_off(model: Model, key: str, sources: Sources, why: str) -> str:

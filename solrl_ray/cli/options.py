@@ -149,6 +149,8 @@ def _stored(commands: Any) -> None:
     words = "the policy: ema (its moving average, as in the run's folder lora; default) or default (as trained)"
     action.add_argument("--policy", choices=export.POLICIES, default="ema", help=words)
     action.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
+    words = "folder or Hugging Face id of the base, if it is not where the run had it; diffusers needs none"
+    action.add_argument("--base", metavar="PATH", help=words)
     action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from solrl_ray.cli import preflight
+from solrl_ray.cli import guidance, preflight
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.fleet import Worker
@@ -48,12 +48,14 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
     preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
+    guidance.check(loaded.config, loaded.sources)
     return loaded
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Validate, print a line a step, write the report; 1 if a step failed."""
-    config = configuration(arguments).config
+    loaded = configuration(arguments)
+    config = loaded.config
     folder: Path = arguments.out or Path("validation") / arguments.as_typed[0].stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
@@ -72,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         library.utils.logging.disable_progress_bar()
     # Fails at once for a missing checkpoint or sizes that do not fit it.
     models.family(config.model).settings(config.model)
+    guidance.check_checkpoint(config, loaded.sources)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
     planned, outcomes = _steps(session), list[steps.Outcome]()

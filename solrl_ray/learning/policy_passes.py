@@ -28,7 +28,7 @@ class PolicyPasses:
             UserError: it cannot be compiled as configured.
         """
         guided_as = config.model if is_guided(config) else config.model.unguided
-        self._config, self._model = config, model.guided_as(guided_as)
+        self._config, self._model = config, model.guided_as(guided_as, together=False)
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
         # cuDNN's attention was measured in compiled passes on Hopper; eager passes keep their kernels.
         seen = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)

@@ -73,6 +73,7 @@ class DiffusionModel(ABC):
         self.config = config
         self.device = torch.device(device)
         self.dtype = DTYPES[config.dtype]
+        self._together = True
         self._modules = {name: freeze(module) for name, module in modules.items()}
         factor = decoders.factor(vae_config)
         self._grid = config.resolution // factor // self.SIZES.patch
@@ -187,10 +188,10 @@ class DiffusionModel(ABC):
         made._modules = modules
         return made
 
-    def guided_as(self, config: Model) -> Self:
-        """This model with the guidance of `config`, which is its own in all else."""
+    def guided_as(self, config: Model, *, together: bool = True) -> Self:
+        """This model with the guidance of `config`, which is its own in all else; `together` as in `guided`."""
         made = copy.copy(self)
-        made.config = config
+        made.config, made._together = config, together
         return made
 
     def use_transformer(self, transformer: nn.Module) -> None:
@@ -252,7 +253,8 @@ class DiffusionModel(ABC):
         sigmas = torch.as_tensor(sigma, dtype=torch.float32, device=self.device).expand(batch)
         prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
         state = latents.to(device=self.device, dtype=self.dtype)
-        return guidance.guided(self._velocity, self._combined, self.config.cfg, state, sigmas, prompts)
+        together, cfg = self._together, self.config.cfg
+        return guidance.guided(self._velocity, self._combined, cfg, state, sigmas, prompts, together=together)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

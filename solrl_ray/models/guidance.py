@@ -24,12 +24,16 @@ def guided(
     latents: Tensor,
     sigmas: Tensor,
     texts: Texts,
+    *,
+    together: bool,
 ) -> Tensor:
     """The velocity, float32 [B, *latent_shape]: of the prompts alone where the guidance is off or does not act.
 
     Args:
         combined: makes one velocity of the prompts', the negative prompt's and the scale.
         texts: those of the negative prompt begin with `NEGATIVE`.
+        together: one forward of 2 B, so that a sampler compiles one shape; else two of B, as a learner needs them: no
+            activations of the negative prompt are kept, and v_old has the bits of an equal v_theta.
 
     Raises ValueError if guidance is on and there is no negative prompt.
     """
@@ -39,23 +43,21 @@ def guided(
     if len(texts) != 2 * len(own):
         raise ValueError("guidance needs the negative prompt, which the embedding lacks")
     negative = {name: texts[NEGATIVE + name] for name in own}
-    positive, other = (each.float() for each in _both(velocity, latents, sigmas, own, negative))
+    positive, other = (each.float() for each in _both(velocity, latents, sigmas, own, negative, together=together))
     low, high = cfg.interval
     acts = per_sample((sigmas >= low) & (sigmas <= high), positive)
     return torch.where(acts, combined(positive, other, cfg.scale), positive)
 
 
-def _both(velocity: Velocity, latents: Tensor, sigmas: Tensor, own: Texts, negative: Texts) -> tuple[Tensor, Tensor]:
-    """The velocities of the prompts and of the negative prompt; the second one never has a gradient.
-
-    Without gradient it is one forward of 2 B, so that a sampler compiles one shape. With gradient they are two, so that
-    no activations of the second are kept.
-    """
-    if torch.is_grad_enabled():
-        # In this order, so that no cast of a weight that autocast may keep was made without gradient.
-        positive = velocity(latents, sigmas, own)
-        with torch.no_grad():
-            return positive, velocity(latents, sigmas, negative)
-    texts = {name: torch.cat([tensor, negative[name]]) for name, tensor in own.items()}
-    positive, other = velocity(latents.repeat(2, *[1] * (latents.dim() - 1)), sigmas.repeat(2), texts).chunk(2)
-    return positive, other
+def _both(
+    velocity: Velocity, latents: Tensor, sigmas: Tensor, own: Texts, negative: Texts, *, together: bool
+) -> tuple[Tensor, Tensor]:
+    """The velocities of the prompts and of the negative prompt; the second one never has a gradient."""
+    if together:
+        texts = {name: torch.cat([tensor, negative[name]]) for name, tensor in own.items()}
+        positive, other = velocity(latents.repeat(2, *[1] * (latents.dim() - 1)), sigmas.repeat(2), texts).chunk(2)
+        return positive, other.detach()
+    # In this order, so that no cast of a weight that autocast may keep was made without gradient.
+    positive = velocity(latents, sigmas, own)
+    with torch.no_grad():
+        return positive, velocity(latents, sigmas, negative)

@@ -53,7 +53,7 @@ class Drawing:
         passed = "cfg_truncation" in self.call and high == 1
         if not cfg.is_on or (low, high) == (0, 1) or passed:
             return ""
-        return f"The run guides only at noise levels {low:g} to {high:g}, the stock pipeline at all."
+        return f"The run guides only at noise levels {low:g} to {high:g}, which the stock pipeline cannot be told."
 
     @property
     def scheduler(self) -> dict[str, Any]:

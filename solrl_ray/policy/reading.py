@@ -46,11 +46,11 @@ KINDS = {
     "lokr_": "of LoKr",
     "hada_": "of LoHa",
     "dora_": "of DoRA",
-    ".oft_": "of OFT",
+    r"\.oft_": "of OFT",
     "lora_mid": "of a convolution",
-    ".diff": "a whole difference of weights",
+    r"\.diff(_b)?$": "a whole difference of weights",
 }
-"""Parts of keys → what is there that a run cannot begin with."""
+"""Patterns in keys → what is there that a run cannot begin with."""
 PEFT_FILE, PEFT_HEADER = "adapter_model.safetensors", "adapter_config.json"
 """Names in a folder of PEFT's ``save_pretrained``."""
 PARTS = {"lora_A.weight": "A", "lora_down.weight": "A", "lora_B.weight": "B", "lora_up.weight": "B", "alpha": "alpha"}
@@ -77,11 +77,10 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
             a way that a run cannot keep, or holds more than LoRA factors of `network`.
     """
     file = lora_file(path) or path
-    tensors, header = _read(file)
-    adapter = None if header is None else _adapter(header, file)
     linears = keys_of(network)
+    found, adapter = _read(file, linears, network)
     factors = dict[str, Tensor]()
-    for name, given in _by_linear(tensors, linears, network, file).items():
+    for name, given in found.items():
         a, b = _matrices(name, given, file)
         alpha = _alpha(linears[name][0], len(a), given.get("alpha"), adapter, file)
         b = b * (alpha * lora.rank / (len(a) * lora.alpha))
@@ -102,15 +101,21 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
     return dict(sorted(factors.items()))
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], str | None]:
-    """A file's tensors as float32, and its metadata about them, if it has any."""
+def _read(
+    file: Path, linears: Collection[str], network: Network
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any] | None]:
+    """A file's tensors as float32, by the name of their linear and the value of `PARTS`; and its adapter's settings, if
+    it has any.
+    """
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = (content.metadata() or {}).get(METADATA_KEY)
-            tensors = {key: content.get_tensor(key).float() for key in content.keys()}  # noqa: SIM118
+            # Before any tensor is read: the file may be a whole model.
+            places = {key: _place(key, linears, network, file) for key in content.keys()}  # noqa: SIM118
+            tensors = {key: content.get_tensor(key).float() for key in places}
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"The LoRA file {file} cannot be read as safetensors: {error}") from error
-    if header is None and any(key.startswith(PEFT) for key in tensors):
+    if header is None and any(key.startswith(PEFT) for key in places):
         beside = file.with_name(PEFT_HEADER)
         if not beside.is_file():
             raise UserError(
@@ -119,24 +124,22 @@ def _read(file: Path) -> tuple[dict[str, Tensor], str | None]:
         header = beside.read_text(encoding="utf-8", errors="replace")
     if key := first_not_finite(tensors):
         raise UserError(f"The LoRA file {file} holds NaN or Inf in {key}.")
-    return tensors, header
-
-
-def _by_linear(
-    tensors: Mapping[str, Tensor], linears: Collection[str], network: Network, file: Path
-) -> dict[str, dict[str, Tensor]]:
-    """A file's tensors by the name of their linear and the value of `PARTS`."""
     found = dict[str, dict[str, Tensor]]()
-    for key, tensor in tensors.items():
-        end = next((end for end in PARTS if key.endswith(f".{end}")), "")
-        name = key.removesuffix(f".{end}")
-        if name not in linears:
-            kind = next((kind for part, kind in KINDS.items() if part in key), "")
-            problem = f"{kind}; a run begins with plain LoRA of the transformer alone."
-            other = f"which is not a LoRA factor of a linear layer of {network.name}."
-            raise UserError(f"The LoRA file {file} holds {key}, {problem if kind else other}")
-        found.setdefault(name, {})[PARTS[end]] = tensor
-    return found
+    for key, (name, part) in places.items():
+        found.setdefault(name, {})[part] = tensors[key]
+    return found, None if header is None else _adapter(header, file)
+
+
+def _place(key: str, linears: Collection[str], network: Network, file: Path) -> tuple[str, str]:
+    """The name of a key's linear, and the value of `PARTS`."""
+    end = next((end for end in PARTS if key.endswith(f".{end}")), "")
+    name = key.removesuffix(f".{end}")
+    if name not in linears:
+        kind = next((kind for part, kind in KINDS.items() if re.search(part, key)), "")
+        problem = f"{kind}; a run begins with plain LoRA of the transformer alone."
+        other = f"which is not a LoRA factor of a linear layer of {network.name}."
+        raise UserError(f"The LoRA file {file} holds {key}, {problem if kind else other}")
+    return name, PARTS[end]
 
 
 def _matrices(name: str, given: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:

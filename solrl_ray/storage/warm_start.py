@@ -71,10 +71,10 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     return config.model_copy(update={"run": config.run.model_copy(update={"init_digest": digest})}), state
 
 
-def network_of(model: Model) -> Network:
-    """The configured transformer; reads no weight."""
+def network_of(model: Model, key: str = "model.path") -> Network:
+    """The configured transformer; reads no weight. `key`: where `model.path` was given."""
     family = models.family(model)
-    modules = family.skeleton(model, "model.path").named_modules()
+    modules = family.skeleton(model, key).named_modules()
     rows = {path: module.out_features for path, module in modules if isinstance(module, nn.Linear)}
     return Network(family.TRANSFORMER.__name__, rows)
 

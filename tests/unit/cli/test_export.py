@@ -17,6 +17,7 @@ from solrl_ray.policy.digest import lora_digest
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import warm_start
 from tests.support.command_line import refusal, solrl
+from tests.support.sentences import names
 from tests.support.small import small_config
 from tests.unit.storage.test_warm_start import state
 
@@ -74,6 +75,21 @@ def test_a_checkpoint_has_the_weights_that_diffusers_makes_of_the_lora(config: C
     found = DiffusionPipeline.from_pretrained(out, dtype=torch.bfloat16).transformer.state_dict()
     for name, weight in base.transformer.state_dict().items():
         torch.testing.assert_close(found[name], weight.bfloat16(), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["kohya", "checkpoint"])
+def test_a_run_from_a_machine_with_another_place_for_its_base_is_exported_with_the_one_here(
+    kind: str, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, base = RunFolder.of(config).path, tmp_path / "base"
+    base.symlink_to(paths.resolve(config.model.path))
+    moved = config.model_copy(update={"model": config.model.model_copy(update={"path": "/not/here"})})
+    (run / "config.yaml").write_text(to_yaml(moved))
+    for given, key in (((), "model.path"), (("--base", "/nor/here"), "--base")):
+        said = refusal(capsys, "export", run, "--format", kind, *given)
+        assert names(said, key, given[-1] if given else "/not/here --base")
+    assert solrl("export", run, "--format", kind, "--base", base) == 0
+    assert list((run / "export" / kind).iterdir())
 
 
 @pytest.mark.parametrize("kind", ["comfyui", "kohya"])

@@ -54,6 +54,7 @@ def test_a_plan_of_a_fleet_cluster_or_reward_that_cannot_be_is_refused_before_it
             "model.cfg.negative_prompt",
             '"dull"',
         ),
+        (["model.guidance=3.5"], "model.guidance", "3.5 --set 1 model.cfg.scale"),
         (["model.family=sd3", "model.guidance=4.5"], "model.guidance", "4.5 'sd3' 1 model.cfg.scale"),
         (["model.family=sd3", "evaluation.guidance=4.5"], "evaluation.guidance", "4.5 'sd3' 1 evaluation.cfg.scale"),
         (["evaluation.cfg={scale: 4, interval: [0.2, 1.2]}"], "evaluation.cfg.interval.1", "1.2 1"),

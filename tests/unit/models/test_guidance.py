@@ -114,6 +114,9 @@ def test_the_learner_trains_what_its_objective_says_and_never_through_the_negati
         passes.velocity(LATENTS, SIGMAS, conditioning(model)).sum().backward()
         factors = adapters.parameters(model.transformer, "default")
         gradients.append({name: each.grad for name, each in factors.items() if name.endswith("lora_B")})
+        with torch.no_grad():  # as v_old: an unchanged policy has a ratio of exactly 1
+            v_old = passes.velocity(LATENTS, SIGMAS, conditioning(model))
+        assert torch.equal(v_old, passes.velocity(LATENTS, SIGMAS, conditioning(model)))
     for name, gradient in gradients[0].items():
         assert gradient is not None
         assert gradient.abs().max() > 0

@@ -302,6 +302,7 @@ PROJ = "lora_unet_double_blocks_1_img_attn_proj"
         ({f"{PROJ}.hada_w1_a": A}, "of LoHa"),
         ({f"{PROJ}.diff_b": A}, "a whole difference"),
         ({"lora_transformer_x.lora_down.weight": A}, "lora_transformer_x.lora_down.weight, .* Flux2Transformer2DModel"),
+        ({"model.diffusion_model.final_layer.linear.weight": A}, "linear.weight, which is not a LoRA factor"),
         ({f"transformer.{OUT}.lora_A.weight": A, f"transformer.{OUT}.lora_B.weight": B[:32]}, f"{OUT} twice"),
         ({f"{PROJ}.lora_up.weight": None}, rf"{PROJ}: A is \[2, 32\], B \[0\]"),
         ({f"{PROJ}.lora_up.weight": B}, rf"96 rows of {PROJ}"),

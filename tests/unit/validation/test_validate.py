@@ -297,6 +297,9 @@ def test_a_step_has_a_deadline() -> None:
     assert after.state == "ok"
 
 
+SCHNELL = ("--set", "model.path=black-forest-labs/FLUX.1-schnell")
+
+
 def test_what_cannot_be_validated_is_refused_at_once(
     tmp_path: Path, tiny_pipeline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +311,8 @@ def test_what_cannot_be_validated_is_refused_at_once(
         (("flux1_de",), "flux1_de,"),
         ((file, "--resolution", "17"), "model.resolution is 17"),
         ((file, "--set", "model.path=./none"), "./none"),
+        ((file, *SCHNELL, "--set", "model.cfg.scale=4"), "model.cfg.scale is 4 (--set)"),
+        ((file, "--set", f"model.cfg={{scale: 4, negative_prompt: {'dull ' * 40}}}"), "model.cfg.negative_prompt"),
     ):
         assert said in refusal(capsys, "validate", *arguments, *out)
     (tmp_path / "file").touch()
