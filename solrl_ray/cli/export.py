@@ -23,7 +23,7 @@ POLICIES = ("ema", "default")
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a policy for other tools: of the newest checkpoint, or of an earlier one."""
+    """Write a policy for other tools: of the newest checkpoint, of an earlier one, or of the best evaluation."""
     run: Path = arguments.run
     config = continuation.stored(run)
     model, key = config.model, "model.path (of the run; --base names another)"
@@ -31,7 +31,7 @@ def export(arguments: argparse.Namespace) -> int:
         model, key = model.model_copy(update={"path": arguments.base}), "--base"
     from solrl_ray.evaluation.request import state_of
 
-    state = state_of(run, arguments.updates)
+    state = state_of(run, _best(run) if arguments.best else arguments.updates)
     factors: dict[str, Tensor] = getattr(state, arguments.policy)
     folder: Path = arguments.out or run / "export" / arguments.format
     if folder.exists() and not folder.is_dir():
@@ -47,6 +47,15 @@ def export(arguments: argparse.Namespace) -> int:
         file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
         print(f"written: {file}: {what}, {_ranks(file)}")
     return 0
+
+
+def _best(run: Path) -> int:
+    """The updates after which the run's best evaluated policy was there."""
+    from solrl_ray.report.data import read_run
+
+    summary = read_run(run).at_best().summary
+    assert summary is not None
+    return summary.iterations
 
 
 def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor], model: Model, key: str) -> Path:

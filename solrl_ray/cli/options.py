@@ -148,7 +148,9 @@ def _stored(commands: Any) -> None:
     action.add_argument("--format", required=True, choices=export.FORMATS, help=words)
     words = "the policy: ema (its moving average, as in the run's folder lora; default) or default (as trained)"
     action.add_argument("--policy", choices=export.POLICIES, default="ema", help=words)
-    action.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
+    which = action.add_mutually_exclusive_group()
+    which.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
+    which.add_argument("--best", action="store_true", help="the checkpoint of the best evaluation")
     words = "folder or Hugging Face id of the base, if it is not where the run had it; diffusers needs none"
     action.add_argument("--base", metavar="PATH", help=words)
     action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")

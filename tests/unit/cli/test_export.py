@@ -9,6 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors.torch import load_file
 
+from solrl_ray.config import continuation
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
@@ -16,6 +17,7 @@ from solrl_ray.models import paths
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import warm_start
+from tests.support import made_runs
 from tests.support.command_line import refusal, solrl
 from tests.support.sentences import names
 from tests.support.small import small_config
@@ -113,3 +115,18 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert "it must be a folder" in refusal(capsys, "export", run, "--format", "kohya", "--out", tmp_path / "file")
     assert "is not a run folder" in refusal(capsys, "export", tmp_path, "--format", "kohya")
     assert "is there already" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
+
+
+def test_the_best_evaluated_policy_is_exported_from_a_run_that_ended_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, start, last = made_runs.evaluations()
+    top = made_runs.evaluation(1, "ema", {"aa": (0.9,) * 2, "bb": (0.9,) * 2, "cc": (0.9,) * 2})
+    run = made_runs.write_run(tmp_path / "run", evaluated=[base, start, top, last])
+    config = continuation.stored(run)
+    for updates in (1, 3):
+        state(config, updates).save(RunFolder(run).checkpoint(updates))
+    assert solrl("export", run, "--format", "diffusers", "--best") == 0
+    assert "ema after update 1," in capsys.readouterr().out
+    unfinished = made_runs.write_run(tmp_path / "unfinished", finished=False)
+    assert "names no best" in refusal(capsys, "export", unfinished, "--format", "diffusers", "--best")
