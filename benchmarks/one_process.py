@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from actors.client.launch import located
 from actors.controller import Controller
 from actors.workers.explorer import Explorer
@@ -84,6 +86,8 @@ class OneProcessWorld:
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = self._exploring = config
         self._folder = folder
+        self._threads: dict[Any, int] = {}
+        """By actor: threads that it computes with, on which last bits depend. On Ray they are those of its process."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -139,6 +143,7 @@ class OneProcessWorld:
     def _do(self, actor: Any, method: str, arguments: Sequence[Any], sent: Sent) -> None:
         if sent.answer.future.cancelled():
             return
+        torch.set_num_threads(self._threads.get(actor, torch.get_num_threads()))
         try:
             given = [each.value if isinstance(each, Ref) else each for each in arguments]
             made: Any = self.node if method == "node" else None
@@ -148,6 +153,7 @@ class OneProcessWorld:
             sent.answer.future.set_exception(error)
             sent.answer.future.exception()  # marks it as retrieved
             return
+        self._threads[actor] = torch.get_num_threads()
         # Copies, as on Ray: an actor may use its buffers again, a learner those of the last revision's packed weights.
         made = pickle.loads(pickle.dumps(made))
         if sent.large is not None:

@@ -50,7 +50,7 @@ class CollapseBrake:
                 self._save_best, f"writing lora_best in {path} (fleet.deadlines.checkpoint)", seconds
             )
             raise RunError(
-                f"run.on_collapse is stop: {said}. The best policy is in {self._folder.lora_best}; a smaller "
+                f"run.on_collapse is stop: {said}. The best trained policy is in {self._folder.lora_best}; a smaller "
                 "learner.optimizer.lr may hold, or go on with --resume and run.on_collapse=warn"
             )
         best = int(newest.fall["best"])

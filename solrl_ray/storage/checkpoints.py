@@ -191,7 +191,8 @@ class Uploader:
         for file in sorted(checkpoint.iterdir()):
             if file.name != MANIFEST:
                 self._files.put_file(str(file), posixpath.join(folder, file.name))
-        for name in (*BESIDE, *([TRACKED] if (self._run / TRACKED).is_file() else [])):
+        # A checkpoint of 0 updates may be there before anything was measured.
+        for name in (name for name in (*BESIDE, TRACKED) if (self._run / name).is_file()):
             self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
         self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
         there = self._there()

@@ -96,6 +96,17 @@ def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/small" / checkpoints.TRACKED).read_text() == "{}"
 
 
+def test_a_checkpoint_before_the_first_measurement_is_copied(tmp_path: Path) -> None:
+    run, said = begun(tmp_path, 0), list[str]()
+    assert not run.metrics.exists()
+    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
+    state(0).save(run.checkpoint(0))
+    copies.submit(run.checkpoint(0))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    assert resume_point(RunFolder(tmp_path / "elsewhere" / "small"), iterations=9).state is not None
+
+
 def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) -> None:
     run, said = RunFolder(made_runs.write_run(tmp_path / "small")), list[str]()
     run.prompts.write_text("{}")
