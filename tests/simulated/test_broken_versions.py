@@ -281,7 +281,7 @@ SHOWN: dict[Break, list[Plan]] = {
         for drains in range(40, 70, 5)
     ],
     promises.counts_rollbacks_in_one_process_only: [
-        replace(ONE, shape=Plan.of(6).shape, ends=(Fault("controller", call, "dies beside the disk"),))
+        replace(ONE, shape=Plan.of(24).shape, ends=(Fault("controller", call, "dies beside the disk"),))
         for call in range(60, 200, 10)
     ],
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from solrl_ray.evaluation.stability import alarm, alarms, best, fall, news, warnings
+from solrl_ray.evaluation.stability import alarm, alarms, allowed_stderrs, best, fall, news, warnings
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from tests.support.made_runs import evaluation, iteration
 
@@ -23,19 +23,25 @@ TOP = held_out(2, 0.6, 0.8, 1.0)
 @pytest.mark.parametrize(
     ("means", "found"),
     [
-        # Differences .1, .2, .3: deviation .1, over the root of 3 .0577, three of them .1732: less than their mean.
-        ((0.5, 0.6, 0.7), {"by": 0.2, "allowed": 0.1 * 3**0.5, "best": 2.0}),
-        # Differences 0, .2, .4: deviation .2, three standard errors .3464.
-        ((0.6, 0.6, 0.6), {}),
+        # Differences .199, .2, .201: deviation .001, over the root of 3, times t(2) at 1e-4, which is 70.7.
+        ((0.401, 0.6, 0.799), {"by": 0.2, "allowed": 70.7 * 0.001 / 3**0.5, "best": 2.0}),
+        # Differences .1, .2, .3: a hundred times the deviation.
+        ((0.5, 0.6, 0.7), {}),
         ((0.7, 0.9, 1.1), {}),
         ((0.5, 0.7, 0.9), {"by": 0.1, "allowed": 0.0, "best": 2.0}),  # the same for all prompts: no error
     ],
 )
-def test_a_fall_is_further_than_three_standard_errors_of_the_paired_difference(
+def test_a_fall_is_further_than_chance_takes_the_paired_difference(
     means: tuple[float, ...], found: dict[str, float]
 ) -> None:
     made = fall([BASE, TOP, held_out(4, 0.7, 0.7, 0.7)], held_out(6, *means))
     assert made == pytest.approx(found, abs=1e-12)
+
+
+# Student's t that one in 10,000 exceeds, of a table.
+@pytest.mark.parametrize(("prompts", "t"), [(2, 3183.1), (8, 7.063), (9, 6.442), (24, 4.415), (64, 3.95)])
+def test_few_prompts_allow_more(prompts: int, t: float) -> None:
+    assert allowed_stderrs(prompts) == pytest.approx(t, rel=0.01)
 
 
 def test_the_base_counts_unless_the_run_began_with_other_weights() -> None:
@@ -78,9 +84,9 @@ def test_values_that_hardly_vary_have_a_range_of_some_width() -> None:
 
 
 def test_readers_of_the_results_are_told_what_happened() -> None:
-    fallen = held_out(6, 0.5, 0.6, 0.7)
+    fallen = held_out(6, 0.401, 0.6, 0.799)
     fallen = replace(fallen, fall=fall([BASE, TOP], fallen))
     said = warnings([iteration(0), replace(iteration(6), rollback=2)], [BASE, TOP, fallen])
     assert len(said) == 2
-    assert all(part in said[0] for part in ("after 6 updates is 0.2000 lower than after 2", "0.1732"))
+    assert all(part in said[0] for part in ("after 6 updates is 0.2000 lower than after 2", "0.0408"))
     assert "after iteration 7 to 2 updates" in said[1]
