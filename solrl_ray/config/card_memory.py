@@ -7,7 +7,7 @@
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds those of processes
 with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
-Not counted: NCCL between cards, rewards of one's own.
+Not counted: NCCL between cards, rewards of one's own, and what vision-language rewards hold beside their weights.
 """
 
 from __future__ import annotations

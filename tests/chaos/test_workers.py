@@ -248,8 +248,9 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
 
 
 def rewards(config: Config) -> dict[str, Any]:
+    """Of the base and at the end. The best one depends on how often a run evaluates on the way."""
     found = {key: value for key, value in summary(config).items() if key.startswith("reward")}
-    assert found
+    del found["reward_best"]
     return found
 
 
