@@ -18,7 +18,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from tests.simulated.deadlines import check_named, deadline
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
+from tests.simulated.processes import Call, Host, Ref, SimulatedActor
 from tests.simulated.promises import Promises
 
 T = TypeVar("T")
@@ -46,65 +46,6 @@ HARMLESS = ("is slow", "cannot start", "lost its samples")
 """Faults because of which no process may be lost."""
 UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
 """What a run may lose with its machine."""
-
-
-class Ref:
-    """A reference; its value exists once its maker has made it."""
-
-    def __init__(self, future: asyncio.Future[Any]) -> None:
-        self.future = future
-        self.lost = False
-        self.seconds: float | None = None
-        """Of an answer: the deadline that a wait for it must have."""
-
-    @property
-    def value(self) -> Any:
-        """Raises InputGone if it is lost, or was never made."""
-        if self.lost or not self.future.done() or self.future.cancelled() or self.future.exception() is not None:
-            raise InputGone("an input", "an object it needs is lost")
-        return self.future.result()
-
-
-@dataclass(slots=True)
-class _Call:
-    method: str
-    arguments: tuple[Any, ...]
-    parts: int
-    sent: Sent
-
-
-@dataclass(eq=False)
-class _Host:
-    """A process, with one actor or with the roles of a card."""
-
-    node: str
-    process: Process
-    inbox: asyncio.Queue[tuple[SimulatedActor, _Call]] = field(default_factory=asyncio.Queue)
-    actors: list[SimulatedActor] = field(default_factory=list)
-    life: asyncio.Task[None] | None = None
-    alive: bool = True
-    cause: str = ""
-    """A fault because of which the run may lose it."""
-
-
-@dataclass(eq=False)
-class SimulatedActor:
-    """An actor, alive until it is killed."""
-
-    name: str
-    role: str
-    player: Any
-    """A plain object with the role's methods."""
-    host: _Host
-    user: str
-    """Its name at the disk."""
-    waiting: list[_Call] = field(default_factory=list)
-    """Unanswered calls."""
-    made: list[Ref] = field(default_factory=list)
-    """Values that are lost with its node."""
-    died: float | None = None
-    """When, on the world's clock, if the controller did not kill it."""
-    alive: bool = True
 
 
 class SimulatedWorld:
@@ -134,7 +75,7 @@ class SimulatedWorld:
             config: says which deadline each wait must have.
         """
         self._make, self._size, self._ranks, self._config = make, size, cards, config
-        self._cards: dict[int, _Host] = {}
+        self._cards: dict[int, Host] = {}
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
         self.visits: dict[int, Callable[[], None]] = {}
@@ -220,7 +161,7 @@ class SimulatedWorld:
             sent.answer.seconds = deadline(self._config, actor.role, method, arguments)
         self._note(f"{actor.name} is sent {method}")
         self._meanwhile()
-        call = _Call(method, arguments, parts, sent)
+        call = Call(method, arguments, parts, sent)
         actor.waiting.append(call)
         if actor.alive and actor.host.alive:
             actor.host.inbox.put_nowait((actor, call))
@@ -387,18 +328,18 @@ class SimulatedWorld:
             host.process.roles.append(name)
         return actor
 
-    def _card(self, number: int) -> _Host:
+    def _card(self, number: int) -> Host:
         """The process of a card, a new one if it is gone."""
         if number not in self._cards or self._cards[number].process.lost:
             self._cards[number] = self._host(Process(f"card-{number}.{len(self.actors)}"), True)
         return self._cards[number]
 
-    def _host(self, process: Process, anywhere: bool) -> _Host:
-        host = _Host(self._random.choice(self._nodes if anywhere else [self.node]), process)
+    def _host(self, process: Process, anywhere: bool) -> Host:
+        host = Host(self._random.choice(self._nodes if anywhere else [self.node]), process)
         host.life = asyncio.get_running_loop().create_task(self._live(host), name=f"the process of {process.name}")
         return host
 
-    async def _live(self, host: _Host) -> None:
+    async def _live(self, host: Host) -> None:
         while True:
             actor, call = await host.inbox.get()
             if not actor.alive:
@@ -430,7 +371,7 @@ class SimulatedWorld:
             if fault == "hangs after":
                 await asyncio.get_running_loop().create_future()
 
-    def _fault(self, actor: SimulatedActor, call: _Call) -> str:
+    def _fault(self, actor: SimulatedActor, call: Call) -> str:
         """The fault of a call: the first that is due and applies to this kind of call."""
         for fault in self._faults:
             if fault.role == actor.role and fault.call <= self._count[actor.role] and self._applies(fault.kind, call):
@@ -440,7 +381,7 @@ class SimulatedWorld:
                 return fault.kind
         return ""
 
-    def _applies(self, fault: str, call: _Call) -> bool:
+    def _applies(self, fault: str, call: Call) -> bool:
         """Whether a fault applies to this kind of call."""
         if fault.startswith("answers"):
             return call.method in ("explore", "audit", "sample")
@@ -454,7 +395,7 @@ class SimulatedWorld:
             return any(isinstance(each, Ref) for each in call.arguments)
         return True
 
-    def _do(self, actor: SimulatedActor, call: _Call, fault: str) -> None:
+    def _do(self, actor: SimulatedActor, call: Call, fault: str) -> None:
         """Do a call and answer it; with ``dies after`` and ``hangs after``, its writes remain and its answer is
         lost.
         """
@@ -486,7 +427,7 @@ class SimulatedWorld:
         self._note(f"{actor.name} answers {call.method}")
         self._answer(actor, call, value)
 
-    def _answer(self, actor: SimulatedActor, call: _Call, value: Any) -> None:
+    def _answer(self, actor: SimulatedActor, call: Call, value: Any) -> None:
         with suppress(ValueError):  # it died meanwhile, and no task waits
             actor.waiting.remove(call)
         answer = call.sent.answer.future
@@ -498,7 +439,7 @@ class SimulatedWorld:
         else:
             answer.set_result(value)
 
-    def _die(self, host: _Host, reason: str) -> None:
+    def _die(self, host: Host, reason: str) -> None:
         if not host.alive:
             return
         host.alive = False
@@ -516,7 +457,7 @@ class SimulatedWorld:
         if host.life is not None and host.life is not asyncio.current_task():
             host.life.cancel()
 
-    def _fail(self, call: _Call, actor: SimulatedActor, reason: str) -> None:
+    def _fail(self, call: Call, actor: SimulatedActor, reason: str) -> None:
         self._answer(actor, call, WorkerGone(actor.name, f"its worker is gone: {reason}"))
 
     def _note(self, text: str) -> None:

@@ -20,9 +20,9 @@ from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes
 from tests import oracle
+from tests.support.made_checkpoints import small_state as state
 from tests.support.small import small_config
 from tests.system.rewards import brightness
-from tests.unit.storage.test_resume import state
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

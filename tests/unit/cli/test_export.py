@@ -10,7 +10,6 @@ from diffusers import DiffusionPipeline
 from safetensors.torch import load_file
 
 from solrl_ray.config import continuation
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.models import paths
@@ -19,26 +18,14 @@ from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import warm_start
 from tests.support import made_runs
 from tests.support.command_line import refusal, solrl
+from tests.support.made_checkpoints import checkpointed, state
 from tests.support.sentences import names
 from tests.support.small import small_config
-from tests.unit.storage.test_warm_start import state
-
-
-def make_run(root: Path, *overrides: str) -> Config:
-    """A run with checkpoints after 1 and 2 updates."""
-    config = small_config(root, "small", *overrides)
-    run = RunFolder.of(config)
-    run.path.mkdir(parents=True)
-    (run.path / FORMAT_FILE).write_text(str(FORMAT))
-    (run.path / "config.yaml").write_text(to_yaml(config))
-    for updates in (1, 2):
-        state(config, updates).save(run.checkpoint(updates))
-    return config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return make_run(tmp_path)
+    return checkpointed(tmp_path, "small")
 
 
 @pytest.mark.parametrize("kind", ["diffusers", "comfyui", "kohya"])
@@ -98,7 +85,7 @@ def test_a_run_from_a_machine_with_another_place_for_its_base_is_exported_with_t
 def test_keys_that_a_tool_does_not_know_are_refused_and_nothing_is_written(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunFolder.of(make_run(tmp_path, "model.lora.targets=[to_q, x_embedder]")).path
+    run = RunFolder.of(checkpointed(tmp_path, "small", "model.lora.targets=[to_q, x_embedder]")).path
     said = refusal(capsys, "export", run, "--format", kind)
     assert "x_embedder" in said
     assert kind in said

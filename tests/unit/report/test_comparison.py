@@ -20,7 +20,7 @@ from solrl_ray.report.comparison import Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
-from tests.unit.storage.test_resume import state
+from tests.support.made_checkpoints import small_state as state
 
 PROMPTS = [Prompt(id=key, text=text) for key, text in made_runs.CAPTIONS.items()]
 DARK = {"aa": (1.0, 3.0), "bb": (2.0, 2.0), "cc": (5.0, 7.0)}

@@ -22,7 +22,7 @@ from solrl_ray.storage.checkpoints import Uploader, filesystem, retained
 from solrl_ray.storage.resume import resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
-from tests.unit.storage.test_resume import state
+from tests.support.made_checkpoints import small_state as state
 
 DEADLINE = 20.0
 

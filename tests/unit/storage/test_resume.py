@@ -7,33 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from actors.client import launch
 from actors.client.launch import concluded
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.learning.state import LearnerState
 from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
-
-
-def state(updates: int) -> LearnerState:
-    def factors() -> dict[str, torch.Tensor]:
-        return {"block.lora_A": torch.full((2, 2), float(updates))}
-
-    return LearnerState(
-        updates=updates,
-        steps=updates,
-        default=factors(),
-        old=factors(),
-        ema=factors(),
-        exp_avg=factors(),
-        exp_avg_sq=factors(),
-    )
-
+from tests.support.made_checkpoints import small_state as state
 
 NAMES = (
     "journal/iteration-{n:06d}.jsonl",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,39 +16,21 @@ from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.storage.resume import resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes, warm_start
+from tests.support.made_checkpoints import checkpointed, factors, state
 from tests.support.small import small_config
-from tests.unit.storage.test_resume import state as small_state
-
-
-def factors(config: Config, seed: int) -> Tensors:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in factor_shapes(config).items()}
-
-
-def state(config: Config, updates: int) -> LearnerState:
-    parts = {name: factors(config, 10 * updates + i) for i, name in enumerate(("default", "old", "ema"))}
-    moments = {name: factors(config, 10 * updates + 5) for name in ("exp_avg", "exp_avg_sq")}
-    return replace(small_state(updates), **parts, **moments)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Config:
     """The configuration of a run with checkpoints after 1 and 2 updates."""
-    config = small_config(tmp_path, "source")
-    run = RunFolder.of(config)
-    run.path.mkdir(parents=True)
-    (run.path / FORMAT_FILE).write_text(str(FORMAT))
-    (run.path / "config.yaml").write_text(to_yaml(config))
-    for updates in (1, 2):
-        state(config, updates).save(run.checkpoint(updates))
-    return config
+    return checkpointed(tmp_path, "source")
 
 
 def forked(source: Config, init: Path, *more: str) -> Config:
