@@ -75,7 +75,8 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         if len(marks) != len(MARKS) or not all(LOW <= mark <= HIGH for mark in marks.values()):
             raise RewardError(
                 f"Reward {self.name} answered {text[:200]!r} for the prompt {prompt!r}; right would be the marks "
-                f"{listed(MARKS)} between {LOW:g} and {HIGH:g}."
+                f"{listed(MARKS)} between {LOW:g} and {HIGH:g}. It would answer the same again: begin a new run with "
+                f"another reward and this run's policy (run.init)."
             )
         return (sum(marks.values()) / len(MARKS) - LOW) / (HIGH - LOW)
 
