@@ -36,6 +36,23 @@ class Address:
     step: int = 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class SampleShape:
+    """The size of a sample, pixels."""
+
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> int:
+        """Of the whole picture."""
+        return self.height * self.width
+
+    def __str__(self) -> str:
+        """``512 px``, or ``512 x 768 px``: height first."""
+        return f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     id: str

@@ -109,7 +109,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
-        latent_shape=sizes.latent_shape(model, shapes.transformer, shapes.factor),
+        latent_shape=sizes.latent_shape(model.shape, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
         block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),

@@ -55,8 +55,7 @@ def _score(trial: Trial, device: str) -> list[float]:
         return trial.key
 
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
-    size = trial.resolution
-    images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, trial.shape.height, trial.shape.width, generator=torch.Generator().manual_seed(0))
     scores: list[float] = reward.score(images, trial.prompts).tolist()
     return scores
 
