@@ -57,6 +57,8 @@ class SampleShape:
 class Prompt:
     id: str
     text: str
+    shape: SampleShape | None = None
+    """Of its samples, if its file names one; see `sampling.shapes`."""
 
 
 NEGATIVE = "negative_"
@@ -214,6 +216,8 @@ class SampleGroup(Portable):
     """As of `UnitResult`."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
+    shape: SampleShape | None = None
+    """Of its samples, in a run with several shapes; None: the only one."""
     trajectory: Trajectory | None = None
     """Only if the objective needs it."""
     seconds: float = 0.0

@@ -109,10 +109,10 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
-        latent_shape=sizes.latent_shape(model.shape, shapes.transformer, shapes.factor),
+        latent_shape=sizes.latent_shape(model.largest, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
-        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),
+        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, model.smallest, shapes.factor),
         forward_bytes=forward,
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder.parameters,

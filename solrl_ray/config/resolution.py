@@ -1,4 +1,4 @@
-"""The key `model.resolution`: how the shape of samples is written."""
+"""The key `model.resolution`: how the shapes of samples are written."""
 
 from __future__ import annotations
 
@@ -10,24 +10,52 @@ from pydantic_core import PydanticCustomError
 from solrl_ray.config.section import Positive
 from solrl_ray.records import SampleShape
 
+Pair = tuple[Positive, Positive]
+MOST = 8
+"""Shapes of a run: each is compiled for itself in every worker (`models.compilation.SHAPES`)."""
+
+
+def as_shape(value: Any) -> SampleShape:
+    """A side or ``[height, width]``. Raises ValueError for anything else."""
+    sides = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
+        raise ValueError("it must be a number of pixels above 0, or [height, width]")
+    return SampleShape(*sides)
+
+
+def as_shapes(value: Any) -> tuple[SampleShape, ...]:
+    """One shape, or a list of pairs. Raises ValueError for anything else, too many, and a shape that comes twice."""
+    try:
+        return (as_shape(value),)
+    except ValueError as error:
+        pairs = value if isinstance(value, (list, tuple)) else ()
+        if not pairs or not all(isinstance(pair, (list, tuple)) for pair in pairs):
+            raise ValueError(f"{error}, or a list of such pairs") from None
+    shapes = tuple(map(as_shape, value))
+    if len(shapes) > MOST:
+        raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled for itself, not {len(shapes)}")
+    if twice := next((shape for shape in shapes if shapes.count(shape) > 1), None):
+        raise ValueError(f"[{twice.height}, {twice.width}] comes twice; name each shape once")
+    return shapes
+
+
+def _checked_one(value: Any) -> Any:
+    try:  # a union of types would give one error for each of them
+        as_shape(value)
+    except ValueError as error:
+        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
 
 def _checked(value: Any) -> Any:
-    """A union of types would give one error for each of them."""
-    if _is_side(value):
+    try:
+        as_shapes(value)
+    except ValueError as error:
+        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
+    if isinstance(value, int):
         return value
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_side, value)):
-        return tuple(value)
-    raise PydanticCustomError("resolution", "it must be a number of pixels above 0, or [height, width]")
+    return tuple(value) if isinstance(value[0], int) else [tuple(pair) for pair in value]
 
 
-def _is_side(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-Resolution: TypeAlias = Annotated[Positive | tuple[Positive, Positive], BeforeValidator(_checked)]
-
-
-def shape_of(resolution: int | tuple[int, int]) -> SampleShape:
-    """One number is a square."""
-    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-    return SampleShape(height, width)
+OneShape: TypeAlias = Annotated[Positive | Pair, BeforeValidator(_checked_one)]
+Resolution: TypeAlias = Annotated[Positive | Pair | list[Pair], BeforeValidator(_checked)]

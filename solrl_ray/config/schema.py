@@ -14,7 +14,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.resolution import Resolution, shape_of
+from solrl_ray.config.resolution import Resolution, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
@@ -121,7 +121,9 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of everything that is not quantised: the "full precision" tier."""
     resolution: Resolution
-    """Pixels of the images: the side of a square, or ``[height, width]``."""
+    """Pixels of the images: the side of a square, ``[height, width]``, or a list of such pairs, of which each prompt
+    has one: that which its file names, else an addressed draw.
+    """
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     guidance: AtLeastZero = 1.0
@@ -136,9 +138,32 @@ class Model(Section):
     decoding: Decoding = Decoding()
 
     @property
-    def shape(self) -> SampleShape:
-        """Of every sample."""
-        return shape_of(self.resolution)
+    def shapes(self) -> tuple[SampleShape, ...]:
+        """Of samples; all of a prompt have the same one."""
+        return as_shapes(self.resolution)
+
+    @property
+    def largest(self) -> SampleShape:
+        """That with the most pixels."""
+        return max(self.shapes, key=lambda shape: shape.pixels)
+
+    @property
+    def smallest(self) -> SampleShape:
+        """That with the fewest."""
+        return min(self.shapes, key=lambda shape: shape.pixels)
+
+    @property
+    def pixels(self) -> float:
+        """Of a sample, as a mean over the shapes."""
+        return sum(shape.pixels for shape in self.shapes) / len(self.shapes)
+
+    @property
+    def size_words(self) -> str:
+        """``512 px``, or ``512 x 512 or 512 x 768 px (height x width)``."""
+        if len(self.shapes) == 1:
+            return str(self.shapes[0])
+        pairs = [f"{shape.height} x {shape.width}" for shape in self.shapes]
+        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width)"
 
     @property
     def unguided(self) -> Model:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from solrl_ray.config.fitting import HOST_LINK, Card
-from solrl_ray.config.resolution import Resolution, shape_of
+from solrl_ray.config.resolution import OneShape, as_shape
 from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Section, Share
 from solrl_ray.records import SampleShape
@@ -66,7 +66,7 @@ class ModelCosts(Section):
     family: str
     parameters: AboveZero
     """Parameters of the transformer."""
-    resolution: Resolution
+    resolution: OneShape
     steps: dict[str, Figure]
     """Tier → one solver step."""
     scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)
@@ -93,7 +93,7 @@ class ModelCosts(Section):
     @property
     def shape(self) -> SampleShape:
         """Of the samples that were measured."""
-        return shape_of(self.resolution)
+        return as_shape(self.resolution)
 
     def each(self, change: Callable[[str, Figure], Figure]) -> ModelCosts:
         """With every figure changed; `change` is given the name of its field, and the figure."""

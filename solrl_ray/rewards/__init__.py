@@ -22,12 +22,12 @@ __all__ = ["Reward", "RewardMixture", "check", "import_callable", "load"]
 
 def check(
     configs: Sequence[RewardConfig],
-    shape: SampleShape,
+    shapes: Sequence[SampleShape],
     named: Callable[[str], str],
     *,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
-    """Check that every reward can be loaded and takes images of this shape. Loads no weights.
+    """Check that every reward can be loaded and takes images of these shapes. Loads no weights.
 
     Args:
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
@@ -39,7 +39,8 @@ def check(
     for i, config in enumerate(configs):
         keys = _named(i, named)
         try:
-            registered(config, keys).check(config, keys, shape)
+            for shape in shapes:
+                registered(config, keys).check(config, keys, shape)
         except NotYetThere as error:
             if tell is None:
                 raise

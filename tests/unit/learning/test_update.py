@@ -90,7 +90,7 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     rewards, positions = rewards_and_groups(groups(0))
     gains = advantages(rewards, positions, settings.objective.advantage)
     there = [(group, k) for group in groups(0) for k in range(len(group.indices))]
-    (slots,) = rank_slots(range(10), micro_batch=10, rank=0, world_size=1)
+    (slots,) = rank_slots([range(10)], micro_batch=10, rank=0, world_size=1)
     batch = gather(there, slots)
     objective = load_objective(settings, sigmas(settings.model.schedule, 5, model.image_tokens))
     losses = []

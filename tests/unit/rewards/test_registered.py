@@ -19,6 +19,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from solrl_ray import rewards
 from solrl_ray.config.rewards import Normalization, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import aesthetic, hpsv2, imagereward
 from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD
 from tests.support import tiny_rewards
@@ -191,7 +192,7 @@ def named(key: str) -> str:
 
 def refusal(config: RewardConfig, resolution: int = 40) -> str:
     with pytest.raises(UserError) as caught:
-        rewards.check([config], resolution, named)
+        rewards.check([config], [SampleShape(resolution, resolution)], named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -220,7 +221,7 @@ def test_a_checkpoint_is_found_in_the_hugging_face_cache(
     (tmp_path / "models--owner--clip" / "refs" / "main").write_text("0123abc")
     monkeypatch.setattr(file_download.constants, "HF_HUB_CACHE", str(tmp_path))
     config = RewardConfig(kind="pickscore", path="owner/clip")
-    rewards.check([config], 40, named)
+    rewards.check([config], [SampleShape(40, 40)], named)
     assert torch.equal(
         score(images, kind="pickscore", path="owner/clip"), score(images, kind="pickscore", path=str(tiny_clip))
     )
@@ -255,7 +256,7 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
     unresized = settings.read_text().replace('"do_resize": true', '"do_resize": false')
     settings.write_text(unresized)
     config = RewardConfig(kind="clipscore", path=str(tmp_path / "clip"))
-    rewards.check([config], 16, named)
+    rewards.check([config], [SampleShape(16, 16)], named)
     assert "images of (12, 12) pixels are smaller than the crop (16, 16)" in refusal(config, resolution=12)
     settings.write_text(unresized.replace('"do_center_crop": true', '"do_center_crop": false'))
     assert refusal(config, resolution=40).endswith(
@@ -313,7 +314,7 @@ def test_published_weights_prefer_the_matching_prompt(kind: str) -> None:
     options, (low, high) = PUBLISHED[kind]
     config = RewardConfig(kind=kind, **options)
     try:
-        rewards.check([config], 512, named)
+        rewards.check([config], [SampleShape(512, 512)], named)
     except UserError as error:
         pytest.skip(str(error))
     red = torch.zeros(2, 3, 512, 512)
