@@ -243,10 +243,10 @@ def test_shapes_are_priced_by_the_mean_of_their_pixels() -> None:
 def test_a_plan_counts_what_is_compiled_for_each_shape() -> None:
     two = "model.resolution=[[1024, 1024], [768, 1344]]"
     gpus = "fleet={explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}"
-    # An explorer's forward; a regenerator's for samples and for evaluations; v_reference, and v_theta with gradient.
-    assert Compiling.of(configure(gpus)) == Compiling(shapes=1, forwards=3, kinds=2, seconds=44.0)
-    assert Compiling.of(configure(gpus, two)) == Compiling(shapes=2, forwards=6, kinds=4, seconds=88.0)
-    assert Compiling.of(configure(colocated(1), two)).seconds == 6 * 11 + 4 * 22
+    # An explorer's forward; a regenerator's for samples and for evaluations; passes of v_reference, v_old and v_theta.
+    assert Compiling.of(configure(gpus)) == Compiling(shapes=1, forwards=3, kinds=3, seconds=66.0)
+    assert Compiling.of(configure(gpus, two)) == Compiling(shapes=2, forwards=6, kinds=6, seconds=132.0)
+    assert Compiling.of(configure(colocated(1), two)).seconds == 6 * 11 + 6 * 22
     assert "6 forwards" in dict(told(configure(gpus, two), "h200").rows())["compiling"]
     assert Compiling.of(configure(two)).words == ""  # CPUs compile nothing
 
