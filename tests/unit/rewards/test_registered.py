@@ -28,10 +28,10 @@ from tests.unit.rewards.test_preprocessing import to_pillow
 PROMPTS = ["a red square", "two blue circles", "a red square"]
 
 
-@pytest.fixture(scope="module")
-def images() -> Tensor:
+@pytest.fixture(scope="module", params=[(40, 40), (56, 40), (40, 72)], ids=str)
+def images(request: pytest.FixtureRequest) -> Tensor:
     coarse = torch.rand(3, 3, 6, 6, generator=torch.Generator().manual_seed(1))
-    return torch.nn.functional.interpolate(coarse, (40, 40), mode="bicubic").clamp(0, 1)
+    return torch.nn.functional.interpolate(coarse, request.param, mode="bicubic").clamp(0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -354,9 +354,11 @@ def test_the_resolution_is_small_unless_another_is_asked_for(tmp_path: Path, tin
 
     file = model_file(tmp_path, "flux", tiny_pipeline, resolution=1024)
 
-    def resolution(*given: str) -> int:
+    def resolution(*given: str) -> int | tuple[int, int]:
         return configuration(parser().parse_args(["validate", str(file), *given])).config.model.resolution
 
     assert resolution() == 256
     assert resolution("--resolution", "512") == 512
     assert resolution("--set", "model.resolution=128") == 128
+    assert resolution("--set", "model.resolution=[64, 128]") == (64, 128)
+    assert resolution("--set", "model.resolution=[[768, 1024], [1024, 1024]]") == (192, 256)
