@@ -23,15 +23,41 @@ def as_shape(value: Any) -> SampleShape:
     return SampleShape(*sides)
 
 
-def as_shapes(value: Any) -> tuple[SampleShape, ...]:
+class Shapes(tuple[SampleShape, ...]):
+    """Those of a run, as configured."""
+
+    @property
+    def largest(self) -> SampleShape:
+        """That with the most pixels."""
+        return max(self, key=lambda shape: shape.pixels)
+
+    @property
+    def smallest(self) -> SampleShape:
+        """That with the fewest."""
+        return min(self, key=lambda shape: shape.pixels)
+
+    @property
+    def pixels(self) -> float:
+        """Of a sample, as a mean."""
+        return sum(shape.pixels for shape in self) / len(self)
+
+    def __str__(self) -> str:
+        """``512 px``, or ``512 x 512 or 512 x 768 px (height x width)``."""
+        if len(self) == 1:
+            return str(self[0])
+        pairs = [f"{shape.height} x {shape.width}" for shape in self]
+        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width)"
+
+
+def as_shapes(value: Any) -> Shapes:
     """One shape, or a list of pairs. Raises ValueError for anything else, too many, and a shape that comes twice."""
     try:
-        return (as_shape(value),)
+        return Shapes([as_shape(value)])
     except ValueError as error:
         pairs = value if isinstance(value, (list, tuple)) else ()
         if not pairs or not all(isinstance(pair, (list, tuple)) for pair in pairs):
             raise ValueError(f"{error}, or a list of such pairs") from None
-    shapes = tuple(map(as_shape, value))
+    shapes = Shapes(map(as_shape, value))
     if len(shapes) > MOST:
         raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled for itself, not {len(shapes)}")
     if twice := next((shape for shape in shapes if shapes.count(shape) > 1), None):

@@ -14,7 +14,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.resolution import Resolution, as_shapes
+from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
@@ -27,7 +27,6 @@ from solrl_ray.config.section import (
     ShareOrZero,
 )
 from solrl_ray.config.tracking import Tracking
-from solrl_ray.records import SampleShape
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -138,32 +137,9 @@ class Model(Section):
     decoding: Decoding = Decoding()
 
     @property
-    def shapes(self) -> tuple[SampleShape, ...]:
+    def shapes(self) -> Shapes:
         """Of samples; all of a prompt have the same one."""
         return as_shapes(self.resolution)
-
-    @property
-    def largest(self) -> SampleShape:
-        """That with the most pixels."""
-        return max(self.shapes, key=lambda shape: shape.pixels)
-
-    @property
-    def smallest(self) -> SampleShape:
-        """That with the fewest."""
-        return min(self.shapes, key=lambda shape: shape.pixels)
-
-    @property
-    def pixels(self) -> float:
-        """Of a sample, as a mean over the shapes."""
-        return sum(shape.pixels for shape in self.shapes) / len(self.shapes)
-
-    @property
-    def size_words(self) -> str:
-        """``512 px``, or ``512 x 512 or 512 x 768 px (height x width)``."""
-        if len(self.shapes) == 1:
-            return str(self.shapes[0])
-        pairs = [f"{shape.height} x {shape.width}" for shape in self.shapes]
-        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width)"
 
     @property
     def unguided(self) -> Model:

@@ -217,7 +217,7 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
-        (facts.parameters / listed.parameters, model.pixels / listed.shape.pixels, listed)
+        (facts.parameters / listed.parameters, model.shapes.pixels / listed.shape.pixels, listed)
         for listed in prices.models
         if listed.family == model.family
     ]
@@ -229,7 +229,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     if not 1 / SCALABLE <= nearest <= SCALABLE:
         listed_names = ", ".join(f"{m.family} at {m.shape}" for m in prices.models) or "no models"
         raise UserError(
-            f"The price list of {prices.gpu} has nothing like {model.path} at {model.size_words} (family "
+            f"The price list of {prices.gpu} has nothing like {model.path} at {model.shapes} (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
             "with --gpu FILE."
         )

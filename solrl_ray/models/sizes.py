@@ -158,12 +158,12 @@ class FamilySizes:
         the largest image's decoding.
         """
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        return forward, self.decoder.bytes_a_pixel * config.largest.pixels * DTYPE_BYTES[config.dtype] // 2
+        return forward, self.decoder.bytes_a_pixel * config.shapes.largest.pixels * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """The largest sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
-        return self.tokens(config, config.largest, factor) * width * DTYPE_BYTES[config.dtype]
+        return self.tokens(config, config.shapes.largest, factor) * width * DTYPE_BYTES[config.dtype]
 
 
 def _nearest(side: int, step: int) -> str:
