@@ -176,7 +176,7 @@ def _read_prompts(run: Run) -> None:
         path = value_of(config, f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
-                found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
+                found = tuple(read_prompts(path, run.named(f"prompts.{file}"), config.model.shapes))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -254,9 +254,7 @@ def functions(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import two_prompts
 
     prompts = two_prompts(config, run.sources)
-    trials = [
-        own_functions.Trial(run.named(key), function, config.model.resolution, prompts) for key, function in own.items()
-    ]
+    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, prompts) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
@@ -301,10 +299,10 @@ def rewards(run: Run) -> None:
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
-    rewards.check(config.rewards, config.model.resolution, run.named, tell=tell)
+    rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.resolution, texts)], "cpu")
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts)], "cpu")
 
 
 def first_policy(run: Run) -> None:

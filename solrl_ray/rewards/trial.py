@@ -55,10 +55,11 @@ def _score(trial: Trial, device: str) -> list[float]:
         return trial.key
 
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
-    size = trial.resolution
-    images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    scores: list[float] = reward.score(images, trial.prompts).tolist()
-    return scores
+    scores = list[list[float]]()
+    for shape in trial.shapes:
+        images = torch.rand(2, 3, shape.height, shape.width, generator=torch.Generator().manual_seed(0))
+        scores.append(reward.score(images, trial.prompts).tolist())
+    return scores[0]
 
 
 def _users_traceback(error: BaseException | None) -> str:
