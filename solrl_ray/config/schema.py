@@ -134,6 +134,12 @@ class Model(Section):
     decoding: Decoding = Decoding()
 
     @property
+    def guided_by(self) -> str:
+        """``embedded 3.5, scale 4.5 against "blurry"``: both guidances, as far as they are not 1; empty without."""
+        embedded = f"embedded {self.guidance:g}" if self.guidance != 1 else ""
+        return ", ".join(filter(None, (embedded, self.cfg.words)))
+
+    @property
     def unguided(self) -> Model:
         """The model with the velocity of the prompt alone."""
         return self.model_copy(update={"cfg": Cfg()})
