@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,16 +71,15 @@ FAMILIES = {
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),
 }
 """By ``model.family``."""
-DISTILLED = frozenset(
-    {
-        "Tongyi-MAI/Z-Image-Turbo",
-        "black-forest-labs/FLUX.1-schnell",
-        "black-forest-labs/FLUX.2-klein-4B",
-        "black-forest-labs/FLUX.2-klein-9B",
-        "stabilityai/stable-diffusion-3.5-large-turbo",
-    }
-)
-"""Ids of checkpoints with built-in guidance, which most of their files do not tell."""
+DISTILLED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "flux": {"black-forest-labs/FLUX.1-schnell": {"shift": 1.0, "use_dynamic_shifting": False}},
+    "flux2_klein": {"black-forest-labs/FLUX.2-klein-4B": {}, "black-forest-labs/FLUX.2-klein-9B": {}},
+    "sd3": {"stabilityai/stable-diffusion-3.5-large-turbo": {}},
+    "z_image": {"Tongyi-MAI/Z-Image-Turbo": {"shift": 3.0}},
+}
+"""Family → id of a checkpoint with built-in guidance → what in its scheduler the undistilled ones do not have. Other
+files do not tell, except FLUX.2's index.
+"""
 
 
 def family(config: Model) -> type[DiffusionModel]:

@@ -147,9 +147,9 @@ class DiffusionModel(ABC):
         return found
 
     @classmethod
-    def is_distilled(cls, config: Model) -> bool:
-        """Whether the checkpoint says that guidance is built in; FLUX.2's do."""
-        return bool(cls._open(config).index.get("is_distilled"))
+    def is_distilled(cls, config: Model) -> bool | None:
+        """Whether the checkpoint says that guidance is built in; FLUX.2's say it or not, others do not tell: None."""
+        return cls._open(config).index.get("is_distilled")
 
     def stock_latents(self, latents: Tensor) -> Tensor:
         """Our initial noise in the format of the stock call."""
