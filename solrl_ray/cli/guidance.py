@@ -13,6 +13,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import DISTILLED, FAMILIES, paths
 from solrl_ray.models.shapes import shipped
 
+SPOILS = "and guidance spoils pictures of distilled checkpoints"
+
 
 def check(config: Config, sources: Sources) -> None:
     """Refuse what the family, or a checkpoint that is known by its id, does not take. Raises `UserError`."""
@@ -79,8 +81,12 @@ def _doubt(model: Model, transformer: Mapping[str, Any], distilled: bool | None)
     scheduler = _scheduler(model.path)
     for known, values in DISTILLED.get(model.family, {}).items():
         if values and values.items() <= scheduler.items():
-            return f"{model.path} has the scheduler of {known}, which is distilled; guidance spoils pictures of such a one"
-    return f"the files of {model.path} do not tell whether it is distilled; guidance spoils pictures of such a checkpoint"
+            return (
+                f"{model.path} has the scheduler of {known}, which is distilled; guidance spoils pictures of such a one"
+            )
+    return (
+        f"the files of {model.path} do not tell whether it is distilled; guidance spoils pictures of such a checkpoint"
+    )
 
 
 def _scheduler(path: str) -> dict[str, Any]:

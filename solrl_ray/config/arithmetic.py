@@ -41,7 +41,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts from the model's own files; see `solrl_ray.cli.preflight.model_facts`."""
+    """Facts from the model's own files; see `solrl_ray.cli.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's latent."""

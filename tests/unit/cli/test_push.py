@@ -112,7 +112,9 @@ def test_the_card_says_the_guidance_of_pictures_and_of_samples(tmp_path: Path) -
     evaluation = {"guidance": 3.5, "cfg": {"scale": 4.5}}
     run = finished(tmp_path / "run", model=None, evaluation=evaluation)
     assert solrl("push", run, "me/small", "--dry-run") == 0
-    rows = dict(re.findall(r"^\| (pictures|samples) \| (.*) \|$", (run / "hub" / "README.md").read_text(), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| (pictures|samples) \| (.*) \|$", (run / "hub" / "README.md").read_text(), re.MULTILINE)
+    )
     assert "with classifier-free guidance, scale 4.5, guidance embedding 3.5" in rows["pictures"]
     assert rows["samples"].endswith("without classifier-free guidance")
 
