@@ -129,7 +129,7 @@ def _guidance(model: Mapping[str, Any]) -> str:
     if family is None:
         return ""
     keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
-    if family.guided and path not in DISTILLED.get(name, {}):
-        takes_text = "negative_prompt" in family.guided(Cfg())
+    if family.cfg_arguments and path not in DISTILLED.get(name, {}):
+        takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
         keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
     return "; ".join(keys)

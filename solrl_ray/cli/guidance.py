@@ -21,17 +21,17 @@ def check(config: Config, sources: Sources) -> None:
     family = FAMILIES.get(config.model.family)
     if family is None:  # refused elsewhere
         return
-    for section, model in _guided(config):
+    for section, model in _models(config):
         key, cfg = f"{section}.cfg", model.cfg
         if model.guidance != 1 and not family.embeds_guidance:
             raise UserError(_not_embedded(model, section, sources, f"model.family {model.family!r}"))
         if not cfg.is_on:
             continue
-        if family.guided is None:
+        if family.cfg_arguments is None:
             raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
         if _hub_id(model.path) in DISTILLED.get(model.family, {}):
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
-        if cfg.negative_prompt and "negative_prompt" not in family.guided(cfg):
+        if cfg.negative_prompt and "negative_prompt" not in family.cfg_arguments(cfg):
             raise UserError(
                 f"{_negative(model, key, sources)}; it must be empty, because the stock pipeline of model.family "
                 f"{model.family!r} takes none."
@@ -44,7 +44,7 @@ def check_checkpoint(config: Config, sources: Sources) -> None:
     """
     from solrl_ray import models
 
-    for section, model in _guided(config):
+    for section, model in _models(config):
         key, family = f"{section}.cfg", models.family(model)
         if model.guidance != 1 and not family.settings(model)[0].get("guidance_embeds"):
             raise UserError(_not_embedded(model, section, sources, model.path))
@@ -65,7 +65,7 @@ def notes(config: Config, sources: Sources) -> list[str]:
     from solrl_ray import models
 
     found = []
-    for section, model in _guided(config):
+    for section, model in _models(config):
         family = models.family(model)
         if model.cfg.is_on and (why := _doubt(model, family.settings(model)[0], family.is_distilled(model))):
             key = f"{section}.cfg.scale"
@@ -103,7 +103,7 @@ def _hub_id(path: str) -> str:
     return "/".join(found.groups()) if found else path
 
 
-def _guided(config: Config) -> Iterator[tuple[str, Model]]:
+def _models(config: Config) -> Iterator[tuple[str, Model]]:
     """The sections that set a guidance, each with the model as it guides it."""
     yield "model", config.model
     if config.evaluated_model != config.model:

@@ -21,7 +21,7 @@ from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_col
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
-from solrl_ray.config.update import FLOAT32_BYTES, is_guided
+from solrl_ray.config.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
 """Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
@@ -209,7 +209,7 @@ def _learning(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, int]:
     """
     config = arithmetic.config
     parts = {"activations": round(RESERVED * (arithmetic.activation_bytes or 0))}
-    if is_guided(config):
+    if trains_guided_velocity(config):
         parts["forward of the negative prompt"] = round(RESERVED * config.learner.micro_batch * facts.forward_bytes)
     return parts
 

@@ -133,11 +133,10 @@ class Model(Section):
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
 
-    @property
-    def guided_by(self) -> str:
+    def describe_guidance(self) -> str:
         """``embedded 3.5, scale 4.5 against "blurry"``: both guidances, as far as they are not 1; empty without."""
         embedded = f"embedded {self.guidance:g}" if self.guidance != 1 else ""
-        return ", ".join(filter(None, (embedded, self.cfg.words)))
+        return ", ".join(filter(None, (embedded, self.cfg.describe())))
 
     @property
     def unguided(self) -> Model:

@@ -30,7 +30,7 @@ class Flux(DiffusionModel):
     ROUNDS_TIMESTEPS = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self._guided = bool(transformer_config.get("guidance_embeds", False))
+        self._embeds_guidance = bool(transformer_config.get("guidance_embeds", False))
         side = torch.arange(self._grid, dtype=torch.float32)
         self._image_ids = torch.cartesian_prod(torch.zeros(1), side, side).to(self.device)  # (0, row, column)
 
@@ -43,7 +43,7 @@ class Flux(DiffusionModel):
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         guidance = None
-        if self._guided:
+        if self._embeds_guidance:
             guidance = torch.full((len(latents),), self.config.guidance, dtype=torch.float32, device=self.device)
         sequence = embedding["prompt_embeds"]
         velocity: Tensor = self.transformer(

@@ -12,7 +12,7 @@ from solrl_ray.models import FAMILIES
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
     """Arguments of the stock pipeline besides the prompt: size in pixels, steps, tokens, those of the family."""
     family = FAMILIES[model.family]
-    guided = family.guided(model.cfg) if family.guided and model.cfg.is_on else {}
+    guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
     return {
         "height": model.resolution,
         "width": model.resolution,

@@ -162,7 +162,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
 
 
 def _guidance(model: Model) -> str:
-    with_it = f"with classifier-free guidance, {markdown(model.cfg.words)}"
+    with_it = f"with classifier-free guidance, {markdown(model.cfg.describe())}"
     embedded = f", guidance embedding {model.guidance:g}" if model.guidance != 1 else ""
     return (with_it if model.cfg.is_on else "without classifier-free guidance") + embedded
 

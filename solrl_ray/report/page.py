@@ -130,7 +130,7 @@ def _line(config: Config) -> str:
 
 
 def _guidance(config: Config) -> str:
-    samples, evaluations = config.model.guided_by, config.evaluated_model.guided_by
+    samples, evaluations = config.model.describe_guidance(), config.evaluated_model.describe_guidance()
     other = f", of evaluations {evaluations or 'none'}" if evaluations != samples else ""
     return f"guidance {samples or 'none'}{other} · " if samples or evaluations else ""
 
