@@ -348,12 +348,19 @@ def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}, {"schedule": RISE_AND_FALL}], ids=str
+    "settings",
+    [
+        {"learner": {"zero_stage": 1}},
+        {"learner": {"zero_stage": 2}},
+        {"learner": {"updates": 3}},
+        {"learner": {"schedule": RISE_AND_FALL}},
+        {"objective": {"kind": "awm", "timesteps": 3, "anchor": {"slope": 0.2, "cap": 0.9}}},  # with a third policy
+    ],
+    ids=str,
 )
 def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
-    build: Build, tmp_path: Path, learner: dict[str, int]
+    build: Build, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    settings = {"learner": learner}
     run(build(**settings), 4).state().save(tmp_path / "straight")
     run(build(**settings), 2).state().save(tmp_path / "half")
     resumed = build(**settings)
