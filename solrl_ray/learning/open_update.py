@@ -35,6 +35,7 @@ class Sums:
     deviation: torch.Tensor
     """Largest abs(ratio - 1) of any pass, float64 []."""
     has_ratio: bool = False
+    has_clip: bool = False
     passes: int = 0
 
     @classmethod
@@ -44,7 +45,7 @@ class Sums:
 
     def add(self, loss: Loss, weights: torch.Tensor, scale: float) -> None:
         self.passes += 1
-        self.has_ratio = loss.ratio is not None
+        self.has_ratio, self.has_clip = loss.ratio is not None, loss.clipped is not None
         nothing = torch.zeros_like(loss.kl)
         ratio = nothing if loss.ratio is None else loss.ratio
         clipped = nothing if loss.clipped is None else loss.clipped
@@ -88,6 +89,8 @@ class StepShare:
 
     samples: range
     """Positions of its samples on all ranks."""
+    epoch: int
+    """How often they were trained on before in this iteration."""
     slots: deque[Slots]
     """Micro-batches that are not prepared yet."""
     sums: Sums
@@ -108,6 +111,7 @@ class OpenUpdate:
         sizes: Sequence[int],
         *,
         updates: int,
+        epochs: int,
         micro_batch: int,
         rank: int,
         world_size: int,
@@ -116,7 +120,8 @@ class OpenUpdate:
         """
         Args:
             sizes: samples of each prompt, in prompt order.
-            updates: optimiser steps.
+            updates: equal parts of the prompts, of an optimiser step each.
+            epochs: how often all parts are trained on, in the same order.
         """
         self.iteration, self.sizes = iteration, tuple(sizes)
         self.groups: list[SampleGroup] = []
@@ -128,10 +133,12 @@ class OpenUpdate:
         self.parts = [
             StepShare(
                 part,
+                epoch,
                 deque(rank_slots(part, micro_batch=micro_batch, rank=rank, world_size=world_size)),
                 Sums.zero(device),
                 ended=deque(ended_groups(part, self.sizes, micro_batch * world_size)),
             )
+            for epoch in range(epochs)
             for part in equal_parts(self.sizes, updates)
         ]
 
