@@ -262,11 +262,19 @@ def latents_of(value: Any, shape: tuple[int, ...]) -> dict[int, torch.Tensor]:
     return {place: tensor for part in parts for place, tensor in latents_of(part, shape).items()}
 
 
-@pytest.mark.parametrize("method", ["sol_rl", "awm", "dance_grpo"])
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("sol_rl", "objective.kl=1e-4"),
+        ("sol_rl", "objective.kl=0"),
+        ("awm", "objective.step_range=[0, 3]"),
+        ("dance_grpo", "objective.step_range=[1, 3]"),
+    ],
+)
 def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
-    method: str, bench: Callable[..., Bench]
+    method: str, change: str, bench: Callable[..., Bench]
 ) -> None:
-    one = bench(method)
+    one = bench(method, change)
     one.iterate(0)  # so that no policy is another's copy
     one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
     one.learner.add_groups([one.group(1, PROMPTS[0])], one.embeddings)
