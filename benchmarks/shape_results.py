@@ -25,6 +25,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "shared_noise": ("objective.shared_noise=true",),
     "kl_0": ("objective.kl=0",),
     "epochs_2": ("learner.epochs=2", "objective.clip_range=0.1"),
+    "epochs_2_near": ("learner.epochs=2", "objective.clip_range=0.03"),
     "early_half": ("objective={step_range: [0, 5], timestep_fraction: 0.8}",),
     "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
     "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
