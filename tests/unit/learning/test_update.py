@@ -76,14 +76,12 @@ def run(learner: Learner, updates: int, first: int = 0) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
 def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timesteps(
-    build: Build, tiny_pipeline: Path, epochs: int
+    build: Build, tiny_pipeline: Path
 ) -> None:
     # 10 samples in micro-batches of 4: the third is half filled. Plain autograd takes all ten at once.
-    sections = {"learner": {"gradient_clip": 1e-3, "epochs": epochs}, "objective": {"clip_range": 1e-3}}
-    settings = config(tiny_pipeline, **sections)
-    learner = build(**sections)
+    settings = config(tiny_pipeline, learner={"gradient_clip": 1e-3})
+    learner = build(learner={"gradient_clip": 1e-3})
     metrics = learner.update(0, groups(0), embeddings())
 
     model = load(settings)
@@ -95,28 +93,21 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     (slots,) = rank_slots(range(10), micro_batch=10, rank=0, world_size=1)
     batch = gather(there, slots)
     objective = load_objective(settings, sigmas(settings.model.schedule, 5, model.image_tokens))
-    embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
-    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=1e-4)
-    norms, means = [], []
-    for epoch in range(epochs):
-        losses = []
-        for one in objective.passes(batch, CPU, 0, epoch):
-            with torch.no_grad(), adapters.using(model.transformer, "base"):  # B of `old` is zero
-                base = model.velocity(one.x_t, one.t, embedding)
-            v_theta = model.velocity(one.x_t, one.t, embedding)
-            loss = objective.loss(one, Velocities(theta=v_theta, old=base, base=base), torch.from_numpy(gains))
-            losses.append(loss.total)
-        optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
-        means.append(torch.stack(losses).mean().item())
-        norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), 1e-3).item())
-        optimizer.step()
+    losses = []
+    for one in objective.passes(batch, CPU, 0):
+        embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
+        v_theta = model.velocity(one.x_t, one.t, embedding)
+        same = v_theta.detach()  # B is zero: all three policies are the base
+        loss = objective.loss(one, Velocities(theta=v_theta, old=same, base=same), torch.from_numpy(gains))
+        losses.append(loss.total)
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained.values(), 1e-3)
+    torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=1e-4).step()
 
-    assert min(norms) > 1e-3
-    assert metrics.gradient_norm == pytest.approx(np.mean(norms), rel=1e-5)
-    assert metrics.loss == pytest.approx(np.mean(means), rel=1e-6)
-    assert metrics.clip_fraction is not None
-    assert (metrics.clip_fraction > 0) == (epochs == 2)  # in the first step no velocity has moved
+    assert norm > 1e-3
+    assert metrics.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert metrics.loss == pytest.approx(mean.item(), rel=1e-6)
     found = learner.factors("default")
     for name, value in trained.items():
         torch.testing.assert_close(found[name], value.detach(), rtol=1e-3, atol=1e-6)
@@ -329,9 +320,7 @@ def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "learner",
-    [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}, {"updates": 3, "epochs": 2}, {"schedule": RISE_AND_FALL}],
-    ids=str,
+    "learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3, "epochs": 2}, {"schedule": RISE_AND_FALL}], ids=str
 )
 def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
     build: Build, tmp_path: Path, learner: dict[str, int]
