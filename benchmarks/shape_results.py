@@ -21,6 +21,19 @@ RATES = (1e-3, 5e-4, 2e-3)
 SEEDS = (42, 43, 44, 45, 46)
 NEAR, FRONT, LONG = 2.0, 3, 200
 LARGEST_MICRO_BATCH = 24
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "shared_noise": ("objective.shared_noise=true",),
+    "kl_0": ("objective.kl=0",),
+    "epochs_2": ("learner.epochs=2", "objective.clip_range=0.1"),
+    "epochs_2_near": ("learner.epochs=2", "objective.clip_range=0.03"),
+    "early_half": ("objective={step_range: [0, 5], timestep_fraction: 0.8}",),
+    "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
+    "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
+    "all": ("learner.epochs=2", "objective={clip_range: 0.1, shared_noise: true, kl: 0}"),
+}
+"""What may take noise from a gradient at the same price, or its price at the same noise. Of 10 steps 4 are trained;
+halves have as many, `two_early` has two.
+"""
 PLACES = {"flux1_dev": ("flux1_dev", "h200"), "sd35_large": ("sd35_large", "h200")}
 PLACES |= {f"{model}_b200": (model, "b200") for model in MODELS}
 """Name of a column → model and card whose prices are charged."""
@@ -34,10 +47,12 @@ class Shape:
     pool: int
     """0: one stage."""
     steps: int
+    option: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.prompts}x{self.steps}_{self.chosen}of{self.pool or self.chosen}"
+        with_option = f"+{self.option}" if self.option else ""
+        return f"{self.prompts}x{self.steps}_{self.chosen}of{self.pool or self.chosen}{with_option}"
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -53,6 +68,7 @@ class Shape:
             f"rollout.regenerate.micro_batch={self.chosen}",
             f"learner={{updates: {self.steps}, micro_batch: {micro_batch}}}",
             *((f"rollout={{{two_stage}}}", prune) if self.pool else (f"rollout={{{one_stage}}}",)),
+            *OPTIONS.get(self.option, ()),
         )
 
     @property
@@ -82,13 +98,15 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape(prompts, chosen, pool, steps)
+        Shape(prompts, chosen, pool, steps, option)
+        for option in ("", *OPTIONS)
         for prompts in (1, 2, 4, 12)
         for chosen in (4, 8, 24)
         for pool in (0, 48, 96)
         for steps in (1, 3, 6)
     )
 }
+MAP = tuple(name for name, shape in SHAPES.items() if not shape.option)
 REFERENCE = Shape(12, 24, 0, 1).name
 Runs = dict[str, dict[str, dict[str, Any]]]
 """Shape → learning rate → seed → its curve."""
@@ -124,8 +142,9 @@ def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[float, str]:
 
 
 def ranked(runs: Runs, two_stage: bool, share: float = 0.9) -> list[tuple[float, str]]:
-    """The shapes of one side that came so far, soonest first."""
-    found = ((best_rate(runs, name, share)[0], name) for name in runs if bool(SHAPES[name].pool) == two_stage)
+    """The shapes of one side that came so far, soonest first, without options."""
+    side = [name for name in runs if name in MAP and bool(SHAPES[name].pool) == two_stage]
+    found = ((best_rate(runs, name, share)[0], name) for name in side)
     return sorted(one for one in found if math.isfinite(one[0]))
 
 
@@ -175,6 +194,7 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         "seconds_to_90": mean(two, HEADLINE, 0.9) if two else None,
         "two_stage_over_one_stage": ratio(best(two), best(one)),
         "over_24_of_24": ratio(best(two), best(REFERENCE)),
+        "options": {name: ratio(best(name), best(name.partition("+")[0])) for name in rates if SHAPES[name].option},
         "worst_fall": max((max(run["reward"]) - run["reward"][-1] for run in long_runs if run["ended"]), default=None),
     }
 
@@ -190,7 +210,7 @@ def show(results: dict[str, Any]) -> None:
         )
         rate = results["rates"][name]
         print(f"| {name} | {rate} | {len(seconds(results['runs'], name, rate))} | {' | '.join(cells)} |")
-    for key in ("best", "seconds_to_90", "two_stage_over_one_stage", "over_24_of_24", "worst_fall"):
+    for key in ("best", "seconds_to_90", "two_stage_over_one_stage", "over_24_of_24", "options", "worst_fall"):
         print(f"{key}: {results[key]}")
 
 

@@ -19,6 +19,9 @@ there. The search is the same for one stage and for two, in stages that follow f
     rates      the shapes that came to 75 % within `NEAR` times the best of their side: the other learning rates
     seeds      the best `FRONT` of each side at their best rate, and the reference 24 of 24 with 12 prompts: five seeds
     long       the best of each side, five seeds, `LONG` iterations without an end before: how far do they fall?
+    options    the best of each side without and with each of `OPTIONS`, five seeds
+
+`--shapes` names others than the best of each side.
 
 A lent GPU is there for minutes: after `--seconds` what still trains is stopped and kept as a run that was cut short.
 The same command goes on, with its folder if that is still there, else from its beginning; what the results file has as
@@ -29,8 +32,9 @@ on an H200, and with NVFP4 previews on a B200 (whose prices are estimates).
 
 Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` and `long` by shape, rate and seed,
 `charged`, `seconds_to` by price, shape and share, `rates` (each shape's best), `best`, `seconds_to_90`,
-`two_stage_over_one_stage` and `over_24_of_24` (ratio, low, high of a bootstrap over seeds, FLUX.1-dev on an H200), and
-`worst_fall`: the most that a long run ended below its best.
+`two_stage_over_one_stage` and `over_24_of_24` (ratio, low, high of a bootstrap over seeds, FLUX.1-dev on an H200),
+`options` (by shape and option the same ratio, to 90 % without it over with it), and `worst_fall`: the most that a long
+run ended below its best.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ from shape_results import (
     FRONT,
     HEADLINE,
     LONG,
+    MAP,
     NEAR,
+    OPTIONS,
     RATES,
     REFERENCE,
     SEEDS,
@@ -84,7 +90,7 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 """On a CPU, which has no FP8."""
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
-STAGES = ("screen", "rates", "seeds", "long")
+STAGES = ("screen", "rates", "seeds", "long", "options")
 LIST = re.compile(r"\[[^][{}]*\]")
 """Of numbers, which the results file has on one line."""
 
@@ -136,8 +142,12 @@ class Key:
         return Job((CONFIGS / "demo.yaml", CONFIGS / "methods" / "diffusion_nft.yaml"), settings)
 
 
-def wanted(stage: str, runs: Runs, names: Sequence[str]) -> list[Key]:
-    """The runs of a stage, by what is known."""
+def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = ()) -> list[Key]:
+    """The runs of a stage, by what is known.
+
+    Args:
+        given: shapes of the last two stages, in place of the best of each side.
+    """
     if stage == "screen":
         return [Key(name, RATES[0], SEEDS[0]) for name in names]
     if stage == "rates":
@@ -145,13 +155,16 @@ def wanted(stage: str, runs: Runs, names: Sequence[str]) -> list[Key]:
         for order in (ranked(runs, two_stage, SHARES[0]) for two_stage in (False, True)):
             near |= dict.fromkeys(name for took, name in order if took <= NEAR * order[0][0])
         return [Key(name, rate, SEEDS[0]) for name in near for rate in RATES[1:]]
-    if stage == "long":
-        chosen = [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
+    if stage in ("long", "options"):
+        chosen = list(given) or [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
     else:
         chosen = [name for two_stage in (True, False) for _, name in ranked(runs, two_stage)[:FRONT]]
         chosen = list(dict.fromkeys([*chosen, REFERENCE]))
     rates = {name: float(best_rate(runs, name)[1]) for name in chosen}
-    return [Key(name, rates[name], seed, stage == "long") for seed in SEEDS for name in chosen]
+    ends = ("", *(f"+{option}" for option in OPTIONS)) if stage == "options" else ("",)
+    return [
+        Key(f"{name}{end}", rates[name], seed, stage == "long") for seed in SEEDS for name in chosen for end in ends
+    ]
 
 
 def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[str, Any] | None:
@@ -205,6 +218,7 @@ def mps(wanted: bool) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, help="default: the first that is not complete")
+    parser.add_argument("--shapes", nargs="+", choices=MAP, metavar="NAME", default=(), help="of the last two stages")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
@@ -215,7 +229,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("runs/shapes"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    names = TINY if arguments.tiny else tuple(SHAPES)
+    names = TINY if arguments.tiny else MAP
     arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
     results: dict[str, Any] = {"runs": {}, "long": {}}
     if arguments.results.exists():
@@ -223,7 +237,10 @@ def main() -> None:
     if not arguments.show:
         stages = (arguments.stage,) if arguments.stage else STAGES
         missing = (
-            (stage, [key for key in wanted(stage, results["runs"], names) if not key.has_ended(results)])
+            (
+                stage,
+                [key for key in wanted(stage, results["runs"], names, arguments.shapes) if not key.has_ended(results)],
+            )
             for stage in stages
         )
         stage, keys = next((found for found in missing if found[1]), ("all stages", []))

@@ -261,7 +261,7 @@ def describe(
     regenerate_units = 0 if one_stage else rollout.prompts * math.ceil(rollout.keep / rollout.regenerate.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
-    micro_batches = learner.updates * rounds(config, rollout.prompts // learner.updates)
+    micro_batches = learner.optimizer_steps * rounds(config, rollout.prompts // learner.updates)
     backwards = micro_batches * trained_timesteps(config)
     explore_units = rollout.prompts * pool.units
     return Arithmetic(
@@ -278,7 +278,7 @@ def describe(
         padded_images=max(0, regenerate_units * rollout.regenerate.micro_batch - samples),
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
-        padded_samples=micro_batches * slots - samples,
+        padded_samples=micro_batches * slots - learner.epochs * samples,
         forwards_without_gradient=forwards_without_gradient(config, backwards),
         backwards=backwards,
         evaluations=evaluation_points(config),

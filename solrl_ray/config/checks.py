@@ -76,11 +76,16 @@ def _objective(config: Config) -> Iterator[Problem]:
             f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
             "transitions of a stochastic sampler",
         )
-    for key, right in objective.problems(rollout.regenerate.steps):
+    yield from _step_range(config)
+    for key, right in objective.problems(len(objective.trained(rollout.regenerate.steps))):
         yield Problem(f"objective.{key}", right)
+    if config.learner.epochs > 1 and not objective.is_bounded:
+        bound = "; objective.clip_range does" if "clip_range" in type(objective).model_fields else ""
+        right = f"1: objective.kind {objective.kind} does not bound how far samples move the policy{bound}"
+        yield Problem("learner.epochs", right)
     if rollout.prompts % config.learner.updates:
         yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
-    schedule, total = config.learner.schedule, config.run.iterations * config.learner.updates
+    schedule, total = config.learner.schedule, config.run.iterations * config.learner.optimizer_steps
     room = total - schedule.warmup
     if (schedule.decay == "none") != (schedule.steps == 0):
         right = "0 without learner.schedule.decay" if schedule.steps else "at least 1 with learner.schedule.decay"
@@ -89,6 +94,22 @@ def _objective(config: Config) -> Iterator[Problem]:
         yield Problem("learner.schedule.warmup", f"at most {total}, the optimiser steps of the run")
     elif schedule.steps > room:
         yield Problem("learner.schedule.steps", f"at most {room}, which the warm-up leaves of the run's {total} steps")
+
+
+def _step_range(config: Config) -> Iterator[Problem]:
+    """Problems of the noise levels that are trained."""
+    objective, steps = config.objective, config.rollout.regenerate.steps
+    if objective.step_range is None:
+        return
+    last, which = steps, "rollout.regenerate.steps"
+    if objective.needs_trajectory:
+        if getattr(config.rollout.sampler, "window", None) is not None:
+            yield Problem("objective.step_range", "empty with rollout.sampler.window, whose steps are trained")
+            return
+        last, which = steps - 1, f"{which} without the last"
+    low, high = objective.step_range
+    if not low < high <= last:
+        yield Problem("objective.step_range", f"two rising numbers, at most {last}: {which}")
 
 
 def _sampler(config: Config) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from solrl_ray.config.section import AboveZero, AtLeastZero, Positive, Section, Share, ShareOrZero
+from solrl_ray.config.section import AboveZero, AtLeastZero, Natural, Positive, Section, Share, ShareOrZero
 
 DEFAULT = "diffusion_nft"
 
@@ -76,15 +76,30 @@ class ObjectiveSection(Section):
     """Whether, with `model.cfg`, it compares guided velocities: those that made the transitions. Others train the
     velocity of the prompt alone, on samples that were drawn with guidance.
     """
+    step_range: tuple[Natural, Positive] | None = None
+    """Which noise levels are trained: steps low … high - 1 of the full schedule, from the noisiest on. A share of the
+    steps is then one of these. null: all; of a trajectory all but the last.
+    """
+
+    def trained(self, count: int) -> range:
+        """Those of the first `count` steps that are in `step_range`."""
+        return range(count)[slice(*self.step_range)] if self.step_range else range(count)
 
     def passes(self, steps: int, transitions: int) -> int:
         """Noise levels or stored transitions on which each sample is trained, one pass each.
 
         Args:
-            steps: of the full schedule.
-            transitions: of a stored trajectory.
+            steps: of the full schedule, as many as `step_range` has.
+            transitions: of a stored trajectory, likewise.
         """
         raise NotImplementedError
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a sample can move the policy only so far from the one that drew it, however often it is trained on
+        (`learner.epochs`).
+        """
+        return False
 
     def references(self) -> tuple[Reference, ...]:
         """Policies whose velocities the loss needs, in the order of computing."""
@@ -95,7 +110,7 @@ class ObjectiveSection(Section):
         return None
 
     def problems(self, steps: int) -> Iterator[tuple[str, str]]:
-        """Keys of the section that do not fit a schedule of `steps` steps, each with what would be right."""
+        """Keys of the section that do not fit `steps` trained steps, each with what would be right."""
         yield from ()
 
 
@@ -117,6 +132,10 @@ class DiffusionNftConfig(ForwardProcessSection):
     """NFT mixing coefficient."""
     kl: AtLeastZero = 1e-4
     """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
+    clip_range: AboveZero | None = None
+    """How far a sample can move its velocity away from v_old, as a share of the distance from v_old to its own target,
+    eps - x0. null: no bound.
+    """
     timestep_fraction: Share = 0.6
     """Share of the full schedule's steps on which each sample is trained."""
     advantage: Advantage = Advantage()
@@ -124,6 +143,10 @@ class DiffusionNftConfig(ForwardProcessSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(steps, self.timestep_fraction)
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.clip_range is not None
 
     def references(self) -> tuple[Reference, ...]:
         return ("base",) if self.kl else ()
@@ -147,7 +170,7 @@ class AwmConfig(ForwardProcessSection):
     clip_range: AboveZero = 1.0
     """Ratios are clipped to 1 ± this."""
     kl: AtLeastZero = 1e-4
-    """Weight of MSE(v_theta, v_reference)."""
+    """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
     anchor: Anchor = Anchor()
     advantage: Advantage = Advantage()
     advantage_max: AboveZero = 1.0
@@ -156,6 +179,10 @@ class AwmConfig(ForwardProcessSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return self.timesteps
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
 
     def references(self) -> tuple[Reference, ...]:
         base: tuple[Reference, ...] = ("base",) if self.kl else ()
@@ -183,12 +210,16 @@ class FlowGrpoConfig(ObjectiveSection):
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
     kl: AtLeastZero = 0.0
-    """Weight of the transitions' KL divergence to the reference."""
+    """Weight of the transitions' KL divergence to the reference; 0 skips the reference forward."""
     advantage: Advantage = Advantage()
     old_decay: ClassVar[OldDecay] = COPY
 
     def passes(self, steps: int, transitions: int) -> int:
         return transitions
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
 
     def references(self) -> tuple[Reference, ...]:
         return ("base",) if self.kl else ()
@@ -211,6 +242,10 @@ class DanceGrpoConfig(ObjectiveSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(transitions, self.timestep_fraction)
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
 
 
 ObjectiveConfig: TypeAlias = Annotated[

@@ -45,7 +45,9 @@ class Run(Section):
     seed: Natural = 42
     """The run seed: part of every random address."""
     iterations: Positive = 20
-    """Iterations to train; each ends with one update of the policy (`learner.updates`: its optimiser steps)."""
+    """Iterations to train; each ends with one update of the policy, which has `learner.updates` × `learner.epochs`
+    optimiser steps.
+    """
     deterministic: bool = False
     """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
     score class.
@@ -277,7 +279,11 @@ class LearnerConfig(Section):
     micro_batch: Positive = 12
     """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""
     updates: Positive = 1
-    """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
+    """Equal shares of an iteration's prompts, of an optimiser step each; divides `rollout.prompts`."""
+    epochs: Positive = 1
+    """How often an iteration's samples are trained on, each time in `updates` optimiser steps and, where they are
+    noised, with other noise at other levels. More than 1 needs an objective with a `clip_range`.
+    """
     gradient_clip: AtLeastZero = 1.0
     """Largest global gradient norm; 0: no clipping."""
     activation_memory: ShareOrZero | None = None
@@ -290,6 +296,11 @@ class LearnerConfig(Section):
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: Schedule = Schedule()
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of an iteration."""
+        return self.updates * self.epochs
 
 
 class Publish(Section):

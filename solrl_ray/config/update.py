@@ -16,14 +16,16 @@ MOMENTS = 2
 
 def trained_timesteps(config: Config) -> int:
     """Noise levels or stored transitions on which each sample is trained, one pass each."""
-    steps = config.rollout.regenerate.steps
-    return config.objective.passes(steps, config.rollout.sampler.recorded(steps))
+    steps, objective = config.rollout.regenerate.steps, config.objective
+    levels, transitions = (len(objective.trained(n)) for n in (steps, config.rollout.sampler.recorded(steps)))
+    return objective.passes(levels, transitions)
 
 
 def references(config: Config) -> list[str]:
     """Policies whose velocities are computed without gradient in any optimiser step, by their names in `adapters`."""
     objective = config.objective
-    return [*objective.references(), *["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)]
+    moves = objective.old_decay.kind != "copy" or config.learner.optimizer_steps > 1
+    return [*objective.references(), *["old"] * moves]
 
 
 def passes(config: Config) -> tuple[str, ...]:
@@ -44,8 +46,8 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
     """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step. With guided
     velocities one more for each of these, and for each pass with gradient.
     """
-    updates = config.learner.updates
-    old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
+    steps = config.learner.optimizer_steps
+    old = backwards if config.objective.old_decay.kind != "copy" else backwards // steps * (steps - 1)
     compared = backwards * len(config.objective.references()) + old
     return 2 * compared + backwards if trains_guided_velocity(config) else compared
 

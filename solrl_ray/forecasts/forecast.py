@@ -96,10 +96,10 @@ class Forecast:
 
     def _step(self) -> str:
         """What the shape of an iteration costs an optimiser step."""
-        rollout, updates = self.config.rollout, self.config.learner.updates
-        prompts, gpu_seconds = rollout.prompts // updates, self.gpus * self.seconds / updates
+        rollout, learner = self.config.rollout, self.config.learner
+        prompts, seconds = rollout.prompts // learner.updates, self.seconds / learner.optimizer_steps
         return (
-            f"{_spent(self.seconds / updates)} and {gpu_seconds:,.0f} GPU-seconds an optimiser step, which learns from "
+            f"{_spent(seconds)} and {self.gpus * seconds:,.0f} GPU-seconds an optimiser step, which learns from "
             f"{prompts} × {rollout.keep} samples; choosing seeds is {self.choosing:.0%} of the work"
         )
 

@@ -275,7 +275,7 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
     """Seconds of the learner group's traffic between nodes, none of it overlapped."""
     ranks = config.learner.world_size
     nodes = math.ceil(ranks / cluster.gpus_per_node)
-    gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.updates
+    gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.optimizer_steps
     return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
 
 

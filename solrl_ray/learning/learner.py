@@ -1,6 +1,6 @@
 """One iteration's update of the policy, on one rank of the learner group.
 
-    groups, in prompt order ─► check ─► for each of `learner.updates` equal parts of the prompts:
+    groups, in prompt order ─► check ─► in each of `learner.epochs`, for each of `learner.updates` parts of the prompts:
                                         │
          for every micro-batch of this rank:
              passes of the objective ─► reference velocities (no gradient), all passes   as samples come in
@@ -142,6 +142,7 @@ class Learner:
             iteration,
             sizes,
             updates=self._config.learner.updates,
+            epochs=self._config.learner.epochs,
             micro_batch=self._config.learner.micro_batch,
             rank=self._rank,
             world_size=self._world_size,
@@ -266,7 +267,7 @@ class Learner:
         changes adapters once instead of once a pass.
         """
         batch = gather(update.samples, slots)
-        passes = self._objectives[batch.shape].passes(batch, self._model.device, update.iteration)
+        passes = self._objectives[batch.shape].passes(batch, self._model.device, update.iteration, part.epoch)
         embedding = self._embedding(update, batch)
         references = self._references(passes, embedding, batch.shape, old_is_default=bool(part.old_is_default))
         return Prepared(slots, batch, passes, references)

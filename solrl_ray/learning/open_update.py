@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Sums:
     deviation: torch.Tensor
     """Largest abs(ratio - 1) of any pass, float64 []."""
     has_ratio: bool = False
+    has_clip: bool = False
     passes: int = 0
 
     @classmethod
@@ -44,7 +46,7 @@ class Sums:
 
     def add(self, loss: Loss, weights: torch.Tensor, scale: float) -> None:
         self.passes += 1
-        self.has_ratio = loss.ratio is not None
+        self.has_ratio, self.has_clip = loss.ratio is not None, loss.clipped is not None
         nothing = torch.zeros_like(loss.kl)
         ratio = nothing if loss.ratio is None else loss.ratio
         clipped = nothing if loss.clipped is None else loss.clipped
@@ -88,6 +90,8 @@ class StepShare:
 
     samples: range
     """Positions of its samples on all ranks."""
+    epoch: int
+    """How often they were trained on before in this iteration."""
     slots: deque[Slots]
     """Micro-batches that are not prepared yet."""
     sums: Sums
@@ -108,6 +112,7 @@ class OpenUpdate:
         sizes: Sequence[int],
         *,
         updates: int,
+        epochs: int,
         micro_batch: int,
         rank: int,
         world_size: int,
@@ -117,7 +122,8 @@ class OpenUpdate:
         """
         Args:
             sizes: samples of each prompt, in prompt order.
-            updates: optimiser steps.
+            updates: equal parts of the prompts, of an optimiser step each.
+            epochs: how often all parts are trained on, in the same order.
             one_shape: whether samples of two prompts may share a micro-batch.
         """
         self.iteration, self.sizes = iteration, tuple(sizes)
@@ -128,12 +134,12 @@ class OpenUpdate:
         self.seconds = 0.0
         """Time spent on it."""
         self.parts = list[StepShare]()
-        for part in equal_parts(self.sizes, updates):
+        for epoch, part in product(range(epochs), equal_parts(self.sizes, updates)):
             cuts = cut(part, micro_batch, () if one_shape else self.sizes)
             ends = [cuts[min(first + world_size, len(cuts)) - 1].stop for first in range(0, len(cuts), world_size)]
             slots = rank_slots(cuts, micro_batch=micro_batch, rank=rank, world_size=world_size)
             ended = deque(ended_groups(part, self.sizes, ends))
-            self.parts.append(StepShare(part, deque(slots), Sums.zero(device), ended=ended))
+            self.parts.append(StepShare(part, epoch, deque(slots), Sums.zero(device), ended=ended))
 
     def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups.

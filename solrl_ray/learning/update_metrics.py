@@ -44,7 +44,7 @@ class UpdateMetrics:
     first_ratio_deviation: float | None = None
     """The same in the first optimiser step; expected to be 0 if the sampling policy is a copy of the trained one."""
     clip_fraction: float | None = None
-    """Share of samples and passes whose ratio was outside the clip range."""
+    """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one."""
     gradient_signal: float | None = None
     """Estimated squared norm of the gradient without noise, over sampled elements, mean over optimiser steps; None if
     the steps have too few groups, or micro-batches that cut them.
@@ -92,7 +92,7 @@ def update_metrics(
         ratio_mean=ratio if has_ratio else None,
         ratio_deviation=max(deviations) if has_ratio else None,
         first_ratio_deviation=deviations[0] if has_ratio else None,
-        clip_fraction=clipped if has_ratio else None,
+        clip_fraction=clipped if done[0][0].has_clip else None,
         gradient_signal=_mean([signal for signal, _ in estimates]),
         gradient_noise=_mean([noise for _, noise in estimates]),
     )

@@ -61,7 +61,9 @@ class IterationMetrics:
     first_ratio_deviation: float | None = None
     """The same in the iteration's first optimiser step. Expected: 0, because the policy is still the sampling one."""
     clip_fraction: float | None = None
-    """Share of samples and passes whose ratio was outside the clip range. With one optimiser step: 0."""
+    """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one. With one
+    optimiser step and a copied sampling policy: 0.
+    """
     audit: dict[str, float] = field(default_factory=dict)
     """Whole-pool fidelity (`rollout.audit.audit`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
     ``worst_beats``, ``regret`` and, of pruned previews, ``contrast_lost``, each with ``…_low`` and ``…_high`` of its

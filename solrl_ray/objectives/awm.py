@@ -27,8 +27,9 @@ class Awm(ForwardProcess[AwmConfig]):
     def steps(self, address: Address) -> NDArray[np.int64]:
         """One step from each slice, rising, as released."""
         config = self._config
-        end = share_of(len(self._grid) - 1, config.timestep_fraction)
-        return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
+        steps = config.trained(len(self._grid) - 1)
+        end = steps.start + share_of(len(steps), config.timestep_fraction)
+        return stratified_steps(address, first=steps.start + config.skip_first, end=end, count=config.timesteps)
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
         config = self._config

@@ -82,7 +82,7 @@ class Loss:
     ratio: Tensor | None = None
     """Probability under the trained policy over that under the sampling policy; None if the objective has none."""
     clipped: Tensor | None = None
-    """1 where the ratio is outside the clip range, else 0."""
+    """1 where the ratio, or the velocity, is outside the clip range, else 0; None without one."""
 
 
 C = TypeVar("C", bound=ObjectiveSection)
@@ -103,8 +103,12 @@ class Objective(ABC, Generic[C, P]):
         self._config, self._grid, self._run_seed, self._sampler = config, grid, run_seed, sampler
 
     @abstractmethod
-    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> Sequence[P]:
-        """The passes over a micro-batch, as many as its section's `passes` says."""
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> Sequence[P]:
+        """The passes over a micro-batch, as many as its section's `passes` says.
+
+        Args:
+            epoch: how often its samples were trained on before in this iteration; each time has draws of its own.
+        """
 
     @abstractmethod
     def loss(self, one: P, v: Velocities, advantages: Tensor) -> Loss:
@@ -117,10 +121,16 @@ class Objective(ABC, Generic[C, P]):
         """
 
 
-def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int) -> list[Address]:
+def of_epoch(purpose: str, epoch: int) -> str:
+    """The purpose of an address of the learner's `epoch`-th time, from 0, with an iteration's samples."""
+    return f"{purpose}/{epoch}" if epoch else purpose
+
+
+def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int, epoch: int = 0) -> list[Address]:
     """The addresses from which each sample draws its trained timesteps."""
+    purpose = of_epoch("timesteps", epoch)
     return [
-        Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
+        Address(run_seed=run_seed, purpose=purpose, iteration=iteration, prompt_id=prompt_id, index=index)
         for prompt_id, index in zip(batch.prompt_ids, batch.indices, strict=True)
     ]
 

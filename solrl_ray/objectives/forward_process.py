@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config import objectives as sections
-from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
+from solrl_ray.objectives.base import MicroBatch, Objective, Pass, of_epoch, timestep_addresses
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import initial_noise, permutation, uniform
 from solrl_ray.sampling.sde import per_sample
@@ -44,21 +44,21 @@ class ForwardProcess(Objective[F, NoisedPass]):
         The first part of its own permutation, drawn without replacement as in Sol-RL and DiffusionNFT; with
         `shared_noise` one step from each slice.
         """
-        steps = len(self._grid) - 1
-        count = self._config.passes(steps, 0)
+        steps = self._config.trained(len(self._grid) - 1)
+        count = self._config.passes(len(steps), 0)
         if self._config.shared_noise:
-            return stratified_steps(address, first=0, end=steps, count=count)
-        return permutation(address, steps)[:count]
+            return stratified_steps(address, first=steps.start, end=steps.stop, count=count)
+        return steps.start + permutation(address, len(steps))[:count]
 
-    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> list[NoisedPass]:
         x0, levels = batch.x0.to(device), self._grid.float()
-        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
+        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration, epoch=epoch)
         if self._config.shared_noise:
             addresses = [replace(address, index=0) for address in addresses]
         passes = []
         for column in np.stack([self.steps(address) for address in addresses]).T:
             where = [
-                replace(address, purpose="training-noise", step=int(step))
+                replace(address, purpose=of_epoch("training-noise", epoch), step=int(step))
                 for address, step in zip(addresses, column, strict=True)
             ]
             eps = initial_noise(where, tuple(x0.shape[1:])).to(device)

@@ -54,17 +54,17 @@ class Grpo(Objective[G, TransitionPass]):
             raise ValueError(f"objective {config.kind} needs a stochastic sampler")
         self._levels: list[float] = grid.tolist()
         steps = len(self._levels) - 1
-        self._stored = sampler.recorded(steps)
+        self._trained = config.trained(sampler.recorded(steps))
         self._transitions = [sde.transition(sampler, self._levels, step) for step in range(steps - 1)]
 
     @abstractmethod
     def chosen(self, address: Address) -> NDArray[np.int64]:
         """The trained ones of a sample's stored transitions, counted from the first stored one, in order."""
 
-    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[TransitionPass]:
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> list[TransitionPass]:
         if batch.states is None:
             raise ValueError("these samples came without trajectories")
-        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
+        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration, epoch=epoch)
         rows = torch.arange(len(addresses))
         passes = []
         for column in np.stack([self.chosen(address) for address in addresses]).T:
@@ -96,14 +96,15 @@ class Grpo(Objective[G, TransitionPass]):
 
 
 class FlowGrpo(Grpo[FlowGrpoConfig]):
-    """Flow-GRPO (arXiv 2505.05470): every stored transition, in the order of the trajectory."""
+    """Flow-GRPO (arXiv 2505.05470): every stored transition of `step_range`, in the order of the trajectory."""
 
     def chosen(self, address: Address) -> NDArray[np.int64]:
-        return np.arange(self._stored)
+        return np.array(self._trained)
 
 
 class DanceGrpo(Grpo[DanceGrpoConfig]):
     """DanceGRPO (arXiv 2505.07818): each sample on the first part of its own permutation of its transitions."""
 
     def chosen(self, address: Address) -> NDArray[np.int64]:
-        return permutation(address, self._stored)[: self._config.passes(len(self._levels) - 1, self._stored)]
+        count = len(self._trained)
+        return self._trained.start + permutation(address, count)[: self._config.passes(0, count)]

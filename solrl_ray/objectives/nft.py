@@ -27,18 +27,53 @@ class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
     r is the probability that a sample counts as good, and kl is MSE(v_theta, v_base). Everything is computed in
     v_theta's dtype, except r and the adaptive weights: these are computed in float64 without gradient and rounded once,
     so that the loss and its backward stay in float32.
+
+    With `clip_range` policy is max(policy(v_theta), policy(v_near)), as in proximal policy optimisation: v_near is the
+    point nearest to v_theta of a ball about v_old, whose radius is that share of the distance from v_old to eps - x0.
     """
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
-        beta, clip = self._config.beta, self._config.advantage.clip
-        dtype, old = v.theta.dtype, v.old.detach()
-        r = (advantages.double().clamp(-clip, clip) / (2 * clip) + 0.5).to(dtype)
-        t = per_sample(one.t.to(dtype), v.theta)
-        positive = _weighted_error(one.x_t - t * (beta * v.theta + (1 - beta) * old), one.x0)
-        negative = _weighted_error(one.x_t - t * ((1 + beta) * old - beta * v.theta), one.x0)
-        policy = (clip / beta) * (r * positive + (1 - r) * negative)
+        old, limit, clipped = v.old.detach(), self._config.clip_range, None
+        policy = self._policy(one, v.theta, old, advantages)
+        if limit is not None:
+            near, clipped = nearest_in_ball(v.theta, old, limit * _norm(old - (one.eps - one.x0)))
+            bounded = self._policy(one, near, old, advantages)
+            # `maximum` would give each half of the gradient where they are equal.
+            policy = torch.where(bounded > policy, bounded, policy)
         kl = torch.zeros_like(policy) if v.base is None else mean(torch.square(v.theta - v.base.detach()))
-        return Loss(total=policy + self._config.kl * kl, policy=policy, kl=kl)
+        return Loss(total=policy + self._config.kl * kl, policy=policy, kl=kl, clipped=clipped)
+
+    def _policy(self, one: NoisedPass, theta: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+        beta, clip = self._config.beta, self._config.advantage.clip
+        r = (advantages.double().clamp(-clip, clip) / (2 * clip) + 0.5).to(theta.dtype)
+        t = per_sample(one.t.to(theta.dtype), theta)
+        positive = _weighted_error(one.x_t - t * (beta * theta + (1 - beta) * old), one.x0)
+        negative = _weighted_error(one.x_t - t * ((1 + beta) * old - beta * theta), one.x0)
+        return (clip / beta) * (r * positive + (1 - r) * negative)
+
+
+def nearest_in_ball(v: Tensor, centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """The point of a ball that is nearest to v, and 1 where v is outside, else 0, [batch] without gradient.
+
+    Moving v away from the centre does not move that point, so a loss of it gives no gradient in this direction. Inside,
+    it is v itself, bit for bit.
+
+    Args:
+        v: [batch, *latent_shape].
+        centre: likewise.
+        radius: root mean square over the elements of a sample, [batch].
+    """
+    away = v - centre
+    outside = _norm(away.detach()) > radius
+    # Kept from 0, where its root has no slope.
+    squared = torch.where(outside, mean(torch.square(away)), torch.ones_like(radius))
+    shrunk = centre + away * per_sample(radius * torch.rsqrt(squared), v)
+    return torch.where(per_sample(outside, v), shrunk, v), outside.to(v.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Root mean square of each sample, [batch]."""
+    return mean(torch.square(x)).sqrt()
 
 
 def _weighted_error(x0_hat: Tensor, x0: Tensor) -> Tensor:

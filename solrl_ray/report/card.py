@@ -153,7 +153,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
         "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shapes}, "
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
-        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",
+        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.optimizer_steps} update(s) an iteration",
         "run seed": str(config.run.seed),
         "LoRA digest": summary.lora_digest,
     }

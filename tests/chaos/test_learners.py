@@ -29,7 +29,9 @@ STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
 
 
 class KilledWhileUpdating(LearnerRank):
-    """The first rank 1 is killed in iteration 1 after its second backward pass, while rank 0 waits for it."""
+    """The first rank 1 is killed in iteration 1 while rank 0 waits for it: after its eighth backward pass, the second
+    one of the second epoch, when an optimiser step was made.
+    """
 
     def update(self, iteration: int) -> UpdateMetrics:
         if iteration == 1 and self._rank == 1 and ".1" not in ray.get_runtime_context().get_actor_name():
@@ -39,7 +41,7 @@ class KilledWhileUpdating(LearnerRank):
             def killed(*arguments: Any, **keywords: Any) -> None:
                 backward(*arguments, **keywords)
                 passes.append(1)
-                if len(passes) == 2:
+                if len(passes) == 8:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             engine.backward = killed  # type: ignore[method-assign]
@@ -124,7 +126,9 @@ def train(settings: Config, folder: Path, role: type, said: list[str]) -> list[l
 
 
 def two_ranks(pipeline: Path, zero_stage: int) -> Config:
-    return config(pipeline, learner={"world_size": 2, "zero_stage": zero_stage}, fleet={"learners": {"threads": 1}})
+    learner = {"world_size": 2, "zero_stage": zero_stage, "epochs": 2}
+    objective = {"timestep_fraction": 0.6, "clip_range": 0.001}
+    return config(pipeline, learner=learner, objective=objective, fleet={"learners": {"threads": 1}})
 
 
 class Counting(LearnerRank):

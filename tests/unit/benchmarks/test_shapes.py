@@ -16,10 +16,28 @@ from shape_results import REFERENCE, SEEDS, Shape
 from shapes import Key
 
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.update import trained_timesteps
 
 
 def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
     return {"iterations": [10 * n for n in range(len(reward))], "reward": list(reward), "ended": ended}
+
+
+@pytest.mark.parametrize("option", shape_results.OPTIONS)
+def test_a_shape_with_an_option_is_a_valid_run_beside_the_one_without(option: str) -> None:
+    given = argparse.Namespace(root=Path("runs"), gpu=True, tiny=False, limit=7500.0)
+    plain, changed = (Key(f"4x1_8of48{end}", 5e-4, 43).job(given).config for end in ("", f"+{option}"))
+    assert changed.rollout == plain.rollout
+    assert (changed.objective, changed.learner) != (plain.objective, plain.learner)
+    passes = {"two_early": 2}.get(option, 4)
+    assert trained_timesteps(changed) == passes
+
+
+def test_an_option_is_charged_for_the_passes_that_it_makes() -> None:
+    plain, no_kl, twice, two = (
+        Shape(4, 8, 48, 1, option).charged("flux1_dev") for option in ("", "kl_0", "epochs_2", "two_early")
+    )
+    assert two < no_kl < plain < twice < 2 * plain
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 4, 0, 1), Shape(2, 8, 48, 3), Shape(4, 24, 48, 1), Shape(12, 24, 96, 6)])
@@ -82,6 +100,16 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     best = {(fast, first), (slow, first), (one, third), (REFERENCE, first)}
     assert {(key.shape, f"{key.rate:g}") for key in seeds} == best
     assert {key.shape for key in shapes.wanted("long", runs, names) if key.long} == {fast, one}
+    plain = {(key.shape, key.rate, key.seed) for key in seeds if key.shape in (fast, one)}
+    tried = {(key.shape, key.rate, key.seed) for key in shapes.wanted("options", runs, names)}
+    assert tried >= plain
+    assert tried - plain == {(f"{name}+{o}", rate, seed) for name, rate, seed in plain for o in shape_results.OPTIONS}
+    assert shapes.wanted("options", {}, names) == []
+    given = shapes.wanted("options", {}, names, [slow])
+    assert {(key.shape.partition("+")[0], key.rate) for key in given} == {(slow, shape_results.RATES[0])}
+    runs[f"{fast}+kl_0"] = {first: {"42": run(0.45, 0.95)}}  # an option is no shape of the map
+    assert {key.shape for key in shapes.wanted("long", runs, names)} == {fast, one}
+    assert shape_results.winner(runs, True) == fast
 
 
 def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_does_not_count(
@@ -92,12 +120,14 @@ def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_doe
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
     long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87)}}}
+    runs["4x1_8of48+kl_0"] = {"0.001": {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}}
     found = shape_results.summary({"runs": runs, "long": long})
     assert found["best"] == {"two_stage": "4x1_8of48", "one_stage": "4x1_8of8"}
     assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
     middle, low, high = found["two_stage_over_one_stage"]
     assert (middle, low, high) == pytest.approx((1000 / 750, 1.0, 2.0))
     assert found["over_24_of_24"][0] is None  # one of its seeds never came so far
+    assert found["options"]["4x1_8of48+kl_0"][0] == pytest.approx((10 + 20) / 2 / 10)
     assert found["worst_fall"] == pytest.approx(0.03)
 
 

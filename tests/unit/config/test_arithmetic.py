@@ -61,6 +61,28 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
     assert numbers.revision_bytes is None
 
 
+def test_each_epoch_costs_what_the_first_does_and_the_forwards_of_the_policy_that_drew_the_samples(configure) -> None:  # type: ignore[no-untyped-def]
+    changes = ("objective={kl: 0, clip_range: 0.1, old_decay: {kind: copy}}", "learner={updates: 3, world_size: 5}")
+    once, twice = (describe(configure(*changes, f"learner.epochs={n}")) for n in (1, 2))
+    assert once.micro_batches == 3 * 7  # 384 samples a step in 60 slots
+    assert (twice.micro_batches, twice.backwards) == (2 * once.micro_batches, 2 * once.backwards)
+    assert (once.padded_samples, twice.padded_samples) == (3 * 36, 2 * 3 * 36)
+    assert once.forwards_without_gradient == once.backwards * 2 / 3  # all but the first step's
+    assert twice.forwards_without_gradient == twice.backwards * 5 / 6
+    rows = dict(twice.rows())
+    assert "× 2 epochs on 5 ranks" in rows["learn"]
+    assert "6 optimiser steps" in rows["learn"]
+    assert f"{20 * 6:,} optimiser steps" in rows["whole run"]
+
+
+def test_a_range_of_steps_has_so_many_fewer_passes(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("objective={timestep_fraction: 0.6, step_range: [0, 5]}"))
+    assert (numbers.trained_timesteps, numbers.backwards) == (3, 96 * 3)
+    sampler = "rollout.sampler={kind: flow_sde}"
+    numbers = describe(configure("objective={kind: flow_grpo, step_range: [2, 9]}", sampler))
+    assert numbers.trained_timesteps == 7
+
+
 def test_the_rewards_stand_with_their_weights(configure) -> None:  # type: ignore[no-untyped-def]
     rows = dict(describe(configure("rewards=[{kind: ocr}, {kind: 'mine.py:redness', weight: 0.2}]")).rows())
     assert rows["rewards"] == "ocr + mine.py:redness × 0.2"

@@ -40,6 +40,24 @@ def ladder(levels: str) -> str:
             "rollout.accept_quantized_training",
             "false true quantized",
         ),
+        (["learner.epochs=2"], "learner.epochs", "2 1 diffusion_nft objective.clip_range"),
+        (["objective.step_range=[4, 4]"], "objective.step_range", "[4, 4] 10 rollout.regenerate.steps"),
+        (["objective.step_range=[4, 11]"], "objective.step_range", "[4, 11] 10"),
+        (
+            ["objective={kind: flow_grpo, step_range: [4, 10]}", "rollout.sampler={kind: flow_sde}"],
+            "objective.step_range",
+            "[4, 10] 9",
+        ),
+        (
+            [
+                "objective={kind: flow_grpo, step_range: [1, 3]}",
+                "rollout.sampler={kind: cps, window: {size: 2, range: [0, 4]}}",
+                "rollout.explore.steps=10",
+            ],
+            "objective.step_range",
+            "[1, 3] rollout.sampler.window",
+        ),
+        (["objective={kind: awm, step_range: [2, 6]}"], "objective.timesteps", "6 3"),
         (["learner.schedule.decay=linear"], "learner.schedule.steps", "0 1"),
         (["learner.schedule.steps=9"], "learner.schedule.steps", "9 0"),
         (

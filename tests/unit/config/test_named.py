@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from solrl_ray.config import checks, named
 from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.loading import load
+from solrl_ray.config.loading import load, load_with_sources
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
@@ -138,6 +140,29 @@ def test_a_published_run_has_the_published_budget_and_evaluation(model: str) -> 
     assert (evaluation.steps, config.checkpoints.every) == ({"flux1_dev": 28}.get(model, 40), 20)
     alike = ("model", "rewards", "rollout", "objective", "learner", "fleet", "publish", "compile")
     assert all(getattr(config, name) == getattr(eight, name) for name in alike)
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_no_default_and_no_other_method_decides_how_a_published_run_learns(model: str) -> None:
+    loaded = load_with_sources([CONFIGS / f"runs/{model}_published.yaml"])
+    leaves = {
+        f"{name}.{key}": loaded.sources.of(f"{name}.{key}")
+        for name in ("rollout", "objective", "learner")
+        for key in leaves_of(getattr(loaded.config, name).model_dump())
+    }
+    free = ("rollout.accept_quantized_training", "learner.zero_stage", "learner.activation_memory")
+    shared = {Path(source).name for key, source in leaves.items() if key not in free}
+    own = {f"{model}.yaml", f"{model}_published.yaml", "eight_gpus.yaml"}
+    assert shared == own | {"sol_rl_published.yaml"}
+
+
+def leaves_of(section: dict[str, Any], before: str = "") -> Iterator[str]:
+    """Dotted keys that are no sections."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from leaves_of(value, f"{before}{key}.")
+        else:
+            yield before + key
 
 
 def test_the_table_of_the_paper_and_its_code_are_a_method_each() -> None:

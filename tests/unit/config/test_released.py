@@ -92,6 +92,13 @@ RELEASED: dict[str, dict[str, Any]] = {
         "learner.optimizer.weight_decay": 1e-4,
     },
 }
+RELEASED["sol_rl_published"] = RELEASED["sol_rl"] | {
+    "rollout.preview.prune": None,
+    "rollout.explore.micro_batch": 24,
+    "rollout.max_staleness": 0,
+    "objective.old_decay.kind": "linear",
+    "learner.schedule.decay": "none",
+}
 MODELS: dict[str, tuple[int, int, str, int]] = {
     "flux1_dev": (512, 128, "flux", 28),
     "sd35_large": (1024, 128, "shift", 40),

@@ -137,6 +137,20 @@ def test_each_sample_is_noised_by_its_own_addresses() -> None:
     assert len(set(passes[0].t.tolist())) > 1
 
 
+def test_a_second_time_with_its_samples_has_other_noise_at_other_levels_of_the_range() -> None:
+    batch = split(groups(2), micro_batch=4, world_size=1)[0][1]
+    grid = torch.linspace(1, 0, 11)
+    config = sections.DiffusionNftConfig(timestep_fraction=0.5, step_range=(3, 9))
+    passes = DiffusionNft(config, grid=grid, run_seed=7).passes(batch, torch.device("cpu"), 2, epoch=1)
+    for k, (prompt_id, index) in enumerate(zip(batch.prompt_ids, batch.indices, strict=True)):
+        address = {"run_seed": 7, "iteration": 2, "prompt_id": prompt_id, "index": index}
+        steps = [3 + int(step) for step in permutation(Address(purpose="timesteps/1", **address), 6)[:3]]
+        assert [one.t[k].item() for one in passes] == [grid[step].item() for step in steps]
+        for one, step in zip(passes, steps, strict=True):
+            eps = standard_normal(Address(purpose="training-noise/1", step=step, **address), LATENT_SHAPE)
+            assert torch.equal(one.eps[k], torch.from_numpy(eps))
+
+
 @pytest.mark.parametrize("kind", ["nft", "awm"])
 def test_with_shared_noise_samples_of_a_prompt_get_one_noise_and_one_level_of_each_slice(kind: str) -> None:
     batch = split(groups(2), micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2

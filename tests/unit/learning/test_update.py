@@ -147,8 +147,9 @@ def test_samples_of_a_shape_that_is_not_the_runs_are_refused(build: Build, tiny_
         ({"objective": {"advantage": {"std": "group"}}}, 1),
         ({"objective": {"advantage": {"std": "group"}}, "learner": {"zero_stage": 2}}, 0),
         ({"objective": {"advantage": {"std": "group"}}, "learner": {"updates": 3}}, 0),  # its part's last one
+        ({"objective": {"advantage": {"std": "group"}, "clip_range": 0.1}, "learner": {"epochs": 2}}, 1),
     ],
-    ids=["std global", "std group", "zero 2", "three steps"],
+    ids=["std global", "std group", "zero 2", "three steps", "two epochs"],
 )
 def test_samples_that_come_one_prompt_at_a_time_are_learned_from_early_to_the_same_bits(
     build: Build, sections: dict[str, Any], early: int
@@ -379,7 +380,7 @@ def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:
     [
         {"learner": {"zero_stage": 1}},
         {"learner": {"zero_stage": 2}},
-        {"learner": {"updates": 3}},
+        {"learner": {"updates": 3, "epochs": 2}},
         {"learner": {"schedule": RISE_AND_FALL}},
         {"objective": {"kind": "awm", "timesteps": 3, "anchor": {"slope": 0.2, "cap": 0.9}}},  # with a third policy
     ],

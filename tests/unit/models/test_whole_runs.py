@@ -50,7 +50,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 def test_no_strategy_or_method_is_left_out() -> None:
     assert {path.stem for path in (CONFIGS / "strategies").glob("*.yaml")} == set(STRATEGIES)
-    others = {"diffusion_nft_paper", "sol_rl"}  # other numbers of diffusion_nft, and it with two_stage
+    others = {"diffusion_nft_paper", "sol_rl", "sol_rl_published"}  # other numbers, or with two_stage
     assert {path.stem for path in (CONFIGS / "methods").glob("*.yaml")} - others == set(METHODS)
 
 

@@ -109,3 +109,6 @@ def test_the_published_schedule_of_14_steps() -> None:
     steps = objective.steps(Address(run_seed=1, purpose="timesteps", prompt_id="p"))
     assert len(steps) == 6
     assert 1 <= steps.min() <= steps.max() < 12
+    early = Awm(sections.AwmConfig(skip_first=True, timesteps=3, step_range=(2, 8)), grid=GRID, run_seed=1)
+    drawn = {int(step) for n in range(99) for step in early.steps(Address(run_seed=n, purpose="timesteps"))}
+    assert drawn == {3, 4, 5, 6}  # of 2 … 7 the leading nine tenths, without the first

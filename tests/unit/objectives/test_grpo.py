@@ -15,6 +15,7 @@ from solrl_ray.objectives.base import MicroBatch, Velocities, clipped_surrogate
 from solrl_ray.objectives.grpo import DanceGrpo, FlowGrpo, TransitionPass
 from solrl_ray.records import Address
 from solrl_ray.sampling import sde
+from solrl_ray.sampling.noise import permutation
 from solrl_ray.sampling.schedules import sigmas
 
 GRID = sigmas(SigmaSchedule(kind="linear"), 8, 16)
@@ -126,6 +127,24 @@ def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
         assert one.x_t[:, 0, 0].tolist() == [k, 100 + k, 200 + k]
         assert one.x_next[:, 0, 0].tolist() == [k + 1, 101 + k, 201 + k]
         assert one.t.tolist() == pytest.approx([1 - k / 8] * 3)
+
+
+def test_a_range_of_steps_leaves_the_other_transitions_out() -> None:
+    passes = flow(FlowSde(), step_range=(2, 5)).passes(batch(7), CPU, 0)
+    assert [one.t.tolist() for one in passes] == [[1 - k / 8] * 3 for k in (2, 3, 4)]
+    assert [one.x_next[1, 0, 0].item() for one in passes] == [103, 104, 105]
+    drawn = [dance(timestep_fraction=0.5, step_range=(2, 6)).passes(batch(7), CPU, n) for n in range(20)]
+    assert {len(passes) for passes in drawn} == {2}  # of 4
+    assert {int(one.x_t[0, 0, 0]) for passes in drawn for one in passes} == {2, 3, 4, 5}
+
+
+def test_each_time_with_its_samples_dance_draws_other_transitions_and_flow_grpo_takes_the_same() -> None:
+    taken = [tuple(int(one.x_t[0, 0, 0]) for one in dance().passes(batch(7), CPU, 0, epoch)) for epoch in range(9)]
+    where = Address(run_seed=5, purpose="timesteps/3", prompt_id="p", index=batch(7).indices[0])
+    assert taken[3] == tuple(permutation(where, 7)[:4])
+    assert len(set(taken)) > 5
+    first, second = (flow(FlowSde()).passes(batch(7), CPU, 0, epoch) for epoch in (0, 1))
+    assert all(torch.equal(a.x_t, b.x_t) for a, b in zip(first, second, strict=True))
 
 
 def test_with_windows_each_sample_stands_in_its_own() -> None:

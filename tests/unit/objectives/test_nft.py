@@ -135,6 +135,51 @@ def test_at_the_old_policy_the_gradient_is_its_closed_form(seed: int, beta: floa
     torch.testing.assert_close(found[1], torch.zeros_like(found[1]), rtol=0, atol=1e-12)
 
 
+def bounded(distance: float, advantage: float, **keys: Any) -> tuple[Loss, torch.Tensor, torch.Tensor]:
+    """One sample of a policy that has moved by `distance` times |v_old - target| from v_old: its loss, its gradient and
+    the way it went. Towards its target the loss of a good sample falls; away from it that of a bad one.
+    """
+    generator = torch.Generator().manual_seed(3)
+    x0, eps, v_old, aside = torch.randn(4, 1, 6, dtype=torch.float64, generator=generator)
+    target = eps - x0
+    towards = (target - v_old) / (target - v_old).norm()
+    aside = aside - (aside * towards).sum() * towards
+    way = towards + 0.3 * aside / aside.norm()
+    v_theta = (v_old + distance * (target - v_old).norm() * way / way.norm()).requires_grad_()
+    times = torch.tensor([0.5], dtype=torch.float64)
+    objective = DiffusionNft(DiffusionNftConfig(kl=0.0, **keys), grid=torch.linspace(1, 0, 11), run_seed=0)
+    one = NoisedPass(x_t=noised(x0, eps, times), t=times, x0=x0, eps=eps)
+    loss = objective.loss(one, Velocities(theta=v_theta, old=v_old), torch.tensor([advantage], dtype=torch.float64))
+    return loss, gradient(loss, v_theta), way
+
+
+@pytest.mark.parametrize("advantage", [3.0, -3.0])
+def test_inside_its_bound_a_sample_teaches_as_without_one(advantage: float) -> None:
+    for distance in (0.0, 0.09):
+        found, free = bounded(distance, advantage, clip_range=0.1), bounded(distance, advantage)
+        assert torch.equal(found[0].total, free[0].total)
+        assert torch.equal(found[1], free[1])
+        assert found[0].clipped is not None
+        assert found[0].clipped.tolist() == [0]
+        assert free[0].clipped is None
+
+
+def test_beyond_its_bound_a_sample_moves_the_policy_no_further_and_still_back() -> None:
+    loss, pull, way = bounded(0.2, 3.0, clip_range=0.1)
+    at_the_bound, free_pull, _ = bounded(0.1, 3.0)
+    torch.testing.assert_close(loss.total, at_the_bound.total)
+    assert (pull * way).sum().abs() < 1e-12 < -(bounded(0.2, 3.0)[1] * way).sum()  # which would go on
+    assert loss.clipped is not None
+    assert loss.clipped.tolist() == [1]
+    # Across, it may turn: as at the bound, by a gradient that is as much shorter as the point is nearer.
+    across = free_pull - (free_pull * way).sum() * way / way.square().sum()
+    torch.testing.assert_close(pull, across / 2)
+    # A bad sample that was moved towards its target is worse there than at the bound, and comes back.
+    for free in ({}, {"clip_range": 0.1}):
+        assert (bounded(0.2, -3.0, **free)[1] * way).sum() > 1e-3
+    assert torch.equal(bounded(0.2, -3.0, clip_range=0.1)[1], bounded(0.2, -3.0)[1])
+
+
 def test_no_gradient_reaches_the_sampling_or_the_reference_policy() -> None:
     inputs = example()
     inputs["v_old"] = inputs["v_old"].requires_grad_()

@@ -67,10 +67,10 @@ def group_of_one() -> Iterator[None]:
     leave_process_group()
 
 
-def settings(method: str, folder: Path) -> Config:
+def settings(method: str, folder: Path, *changes: str) -> Config:
     """A shipped method, made small."""
     files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
-    made = load(files, [*SMALL, *OWN[method]])
+    made = load(files, [*SMALL, *OWN[method], *changes])
     check(made)
     return made.model_copy(update={"model": model_config(folder, schedule=made.model.schedule)})
 
@@ -121,8 +121,8 @@ class Bench:
 def bench(tiny_pipeline: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def build(method: str) -> Bench:
-        made.append(Bench(settings(method, tiny_pipeline)))
+    def build(method: str, *changes: str) -> Bench:
+        made.append(Bench(settings(method, tiny_pipeline, *changes)))
         return made[-1]
 
     yield build
@@ -147,6 +147,33 @@ def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: 
         if one.config.learner.updates == 2:
             assert m.ratio_deviation is not None
             assert m.ratio_deviation > 0
+
+
+@pytest.mark.parametrize("kl", ["0", "1e-3"])
+@pytest.mark.parametrize("method", ["sol_rl", "awm", "flow_grpo", "dance_grpo"])
+def test_an_update_makes_the_forwards_that_the_plan_counts_and_none_of_the_reference_without_kl(
+    bench: Callable[..., Bench], method: str, kl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ("objective.clip_range=0.1", "objective.old_decay.kind=copy") if method == "sol_rl" else ()
+    own += () if method == "dance_grpo" else (f"objective.kl={kl}",)
+    levels = "objective.timesteps=1" if method == "awm" else "learner.updates=2"
+    one = bench(method, *own, levels, "learner.epochs=2", "objective.step_range=[0, 2]")
+    one.iterate(0)  # so that no policy is another's copy
+    policies: list[str] = []
+    use = adapters.use
+    monkeypatch.setattr(adapters, "use", lambda model, name: (policies.append(name), use(model, name))[1])
+    forwards: list[str] = []
+    hook = one.model.transformer.register_forward_hook(lambda *_: forwards.append(policies[-1]))
+    groups = [one.group(1, prompt) for prompt in PROMPTS]
+    forwards.clear()
+    metrics = one.learner.update(1, groups, one.embeddings)
+    hook.remove()
+    plan = describe(one.config)
+    assert forwards.count("default") == plan.backwards == metrics.passes
+    assert len(forwards) - forwards.count("default") == plan.forwards_without_gradient
+    assert bool(forwards.count("base")) == bool(one.config.objective.kl)
+    assert plan.forwards_without_gradient > 0  # of the sampling policy, from the second optimiser step on
+    assert one.learner.state().steps == 2 * one.config.learner.optimizer_steps
 
 
 @pytest.mark.parametrize("method", STOCHASTIC)
@@ -235,11 +262,19 @@ def latents_of(value: Any, shape: tuple[int, ...]) -> dict[int, torch.Tensor]:
     return {place: tensor for part in parts for place, tensor in latents_of(part, shape).items()}
 
 
-@pytest.mark.parametrize("method", ["sol_rl", "awm", "dance_grpo"])
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("sol_rl", "objective.kl=1e-4"),
+        ("sol_rl", "objective.kl=0"),
+        ("awm", "objective.step_range=[0, 3]"),
+        ("dance_grpo", "objective.step_range=[1, 3]"),
+    ],
+)
 def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
-    method: str, bench: Callable[..., Bench]
+    method: str, change: str, bench: Callable[..., Bench]
 ) -> None:
-    one = bench(method)
+    one = bench(method, change)
     one.iterate(0)  # so that no policy is another's copy
     one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
     one.learner.add_groups([one.group(1, PROMPTS[0])], one.embeddings)
