@@ -63,7 +63,12 @@ class Build:
         self.all_pixels = pictures.load_pixels(data, self.all_parts, sizes.resolution)
         self.rows = [row for row, each in enumerate(self.all_parts) if not each.held_out]
         known = [self.all_parts[row] for row in self.rows]
-        texts = [captions.draw(each, generator).text for generator in [np.random.default_rng(5)] for each in known for _ in range(4)]
+        texts = [
+            captions.draw(each, generator).text
+            for generator in [np.random.default_rng(5)]
+            for each in known
+            for _ in range(4)
+        ]
         texts += [each.prompt for each in known]
         self.tokenizers = (
             tokenizers.clip_tokenizer(texts, sizes.tokens, sizes.length),
@@ -75,7 +80,8 @@ class Build:
         for part in (self.pipe.vae, *objectives.trainable(self.pipe).values(), *self.clips.values()):
             part.to(device).float()
         self.world = self._world(self.rows)
-        self.empty = tuple(pictures.token_ids(each, [""], device)[0] for each in self.tokenizers)
+        clip_empty, t5_empty = (pictures.token_ids(each, [""], device)[0] for each in self.tokenizers)
+        self.empty = (clip_empty, t5_empty)
         self.fits = {
             stage.name: Fit(self._scaled(stage), modules, self.folder, device)
             for stage, modules in (
@@ -290,7 +296,9 @@ class Build:
         """Through the autoencoder: float32 [N, 3, H, W] in [0, 1] on the CPU, like the pictures given."""
         chunks = [chunk.to(self.device) * 2 - 1 for chunk in real.split(256)]
         with _eager():
-            return torch.cat([objectives.decode(self.pipe, objectives.encode(self.pipe, chunk)).cpu() for chunk in chunks])
+            return torch.cat(
+                [objectives.decode(self.pipe, objectives.encode(self.pipe, chunk)).cpu() for chunk in chunks]
+            )
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"vae": self.pipe.vae, **objectives.trainable(self.pipe), **self.clips}

@@ -1,8 +1,8 @@
 """Texts of pictures: what a caption says of a picture differs from visit to visit, what a prompt says does not.
 
-    red apple, food fruit, red and green, twemoji style
-    woman firefighter with dark skin, yellow and red, blob style
-    fruit red apple, flat style              (tags in place of the name, sometimes)
+red apple, food fruit, red and green, twemoji style
+woman firefighter with dark skin, yellow and red, blob style
+fruit red apple, flat style              (tags in place of the name, sometimes)
 """
 
 from __future__ import annotations

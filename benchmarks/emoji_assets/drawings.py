@@ -81,7 +81,7 @@ def collect(folders: Mapping[str, Path], names: Path) -> list[Drawing]:
         for skin in entry.get("skins", []):
             if not isinstance(skin["tone"], list):  # two people of different tones
                 entries[_code(skin["hexcode"])] = (entry, TONES[skin["tone"] - 1])
-    found = {}
+    found: dict[tuple[str, str, str], Drawing] = {}
     for style, folder in folders.items():
         icons = json.loads((folder / "icons.json").read_text())
         for icon, content in icons["icons"].items():

@@ -40,12 +40,14 @@ class Stage:
 
 
 class Fit:
-    """Trains `modules`, whose parameters are float32, by AdamW. Their weights are those of the file, if there is one."""
+    """Trains float32 `modules` by AdamW, from the weights of the stage's file if there is one."""
 
     def __init__(self, stage: Stage, modules: Mapping[str, nn.Module], folder: Path, device: torch.device) -> None:
         self.stage, self._file, self._device = stage, folder / f"{stage.name}.pt", device
         self._curve = folder / f"{stage.name}.jsonl"
-        self._parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
+        self._parameters: list[Tensor] = [
+            p for module in modules.values() for p in module.parameters() if p.requires_grad
+        ]
         self._average = [p.detach().clone() for p in self._parameters]
         fused = device.type == "cuda"
         self._adamw = torch.optim.AdamW(

@@ -1,4 +1,4 @@
-"""Is a model's picture recognised? By a CLIP that never saw a picture of the concept; and pages of pictures to see it."""
+"""Is a model's picture recognised? By a CLIP, and on pages for people to look at."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ CHUNK = 256
 
 
 @torch.no_grad()
-def generate(pipe: FluxPipeline, prompts: Sequence[str], device: torch.device, *, seed: int, steps: int = STEPS) -> Tensor:
+def generate(
+    pipe: FluxPipeline, prompts: Sequence[str], device: torch.device, *, seed: int, steps: int = STEPS
+) -> Tensor:
     """One picture a prompt, float32 [B, 3, H, W] in [0, 1], on the CPU."""
     config = pipe.vae.config
     side = config.sample_size // (2 * pipe.vae_scale_factor)
@@ -46,7 +48,9 @@ def scores(model: Any, tokenizer: Any, pictures: Tensor, texts: Sequence[str], d
     return (functional.normalize(images, dim=-1) @ functional.normalize(said, dim=-1).T).float().cpu()
 
 
-def recognised(model: Any, tokenizer: Any, pictures: Tensor, shown: Sequence[Parts], device: torch.device) -> dict[str, float]:
+def recognised(
+    model: Any, tokenizer: Any, pictures: Tensor, shown: Sequence[Parts], device: torch.device
+) -> dict[str, float]:
     """How a CLIP sees pictures of what `shown` says: the cosine with their prompts, and the shares for which the name
     is the best, or among the best five, of the names of all concepts that are shown.
     """

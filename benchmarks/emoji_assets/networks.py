@@ -117,7 +117,12 @@ def pipeline(sizes: Sizes, clip_tokenizer: Any, t5_tokenizer: Any) -> FluxPipeli
         eos_token_id=t5_tokenizer.eos_token_id,
     )
     scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, shift=3.0, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096
+        use_dynamic_shifting=True,
+        shift=3.0,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
     )
     return FluxPipeline(
         scheduler=scheduler,
@@ -142,9 +147,7 @@ def clip(sizes: Sizes, tokenizer: Any) -> CLIPModel:
         patch_size=sizes.reward_patch,
         projection_dim=sizes.reward_width,
     )
-    return CLIPModel(
-        CLIPConfig(text_config=text.to_dict(), vision_config=vision, projection_dim=sizes.reward_width)
-    )
+    return CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision, projection_dim=sizes.reward_width))
 
 
 def save_clip(model: CLIPModel, tokenizer: Any, folder: Path) -> None:

@@ -100,7 +100,12 @@ class Pairs:
 
 
 def flow_loss(
-    pipe: FluxPipeline, pictures: World, latents: Latents, batch: int, empty: tuple[Tensor, Tensor], generator: torch.Generator
+    pipe: FluxPipeline,
+    pictures: World,
+    latents: Latents,
+    batch: int,
+    empty: tuple[Tensor, Tensor],
+    generator: torch.Generator,
 ) -> Tensor:
     """`empty`: ids of the text that says nothing, by both tokenizers, int64 [length]."""
     device = latents.values.device
@@ -162,7 +167,7 @@ def sample(
     guidance: float = 1.0,
     empty: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Latents of texts by Euler's method, like `noise`; with `guidance` above 1, classifier-free guidance from `empty`."""
+    """Latents of texts by Euler's method, like `noise`; with `empty`, by classifier-free guidance away from that text."""
     grid = schedules.sigmas(SCHEDULE, steps, noise.shape[1])
     with mixed(noise.device):
         sequence, pooled = encode_texts(pipe, clip, t5)
@@ -188,7 +193,9 @@ def sample(
 def decode(pipe: FluxPipeline, latents: Tensor) -> Tensor:
     """Packed latents to pictures, float32 in [0, 1]."""
     vae, side = pipe.vae, round(latents.shape[1] ** 0.5)
-    unpacked = pipe._unpack_latents(latents, side * 2 * pipe.vae_scale_factor, side * 2 * pipe.vae_scale_factor, pipe.vae_scale_factor)
+    unpacked = pipe._unpack_latents(
+        latents, side * 2 * pipe.vae_scale_factor, side * 2 * pipe.vae_scale_factor, pipe.vae_scale_factor
+    )
     with mixed(latents.device):
         pictures = vae.decode(unpacked / vae.config.scaling_factor + vae.config.shift_factor).sample
     return (pictures.float() / 2 + 0.5).clamp(0, 1)

@@ -1,8 +1,8 @@
 """Rewards for a look: how well a picture shows its prompt as the drawers of one set would have drawn it.
 
 A prompt that does not say a style leaves it to the seed; these read it with the style added. `blobs` is to be trained
-on. `judged` asks the CLIP that was trained on the other half of the pictures: what rises in the one and not in the other
-is not the look.
+on. `judged` asks the CLIP that was trained on the other half of the pictures: what rises in the one and not in the
+other is not the look.
 """
 
 from __future__ import annotations

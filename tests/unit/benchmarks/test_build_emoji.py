@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -58,7 +59,9 @@ def names(folder: Path) -> Path:
 
 def test_icons_of_packages_become_drawings_with_the_names_of_their_code_points(tmp_path: Path) -> None:
     square = '<path d="M0 0h8v8H0z"/>'
-    one = package(tmp_path / "one", {"apple": square, "wave": square, "logo": square}, {"1f34e": "apple", "1f44b": "wave"})
+    one = package(
+        tmp_path / "one", {"apple": square, "wave": square, "logo": square}, {"1f34e": "apple", "1f44b": "wave"}
+    )
     two = package(tmp_path / "two", {"sourapple": square, "redApple": square}, {})
     found = drawings.collect({"flat": one, "blob": two}, names(tmp_path / "names"))
     assert [(each.name, each.style) for each in found] == [
@@ -169,29 +172,31 @@ def test_moving_a_picture_keeps_what_is_in_it() -> None:
 def fit(folder: Path, seconds: float) -> tuple[torch.nn.Linear, Fit]:
     torch.manual_seed(1)
     layer = torch.nn.Linear(4, 4)
-    return layer, Fit(Stage(name="line", seconds=seconds, batch=8, lr=0.03, seed=1, averaging=0.9), {"a": layer}, folder, CPU)
+    return layer, Fit(
+        Stage(name="line", seconds=seconds, batch=8, lr=0.03, seed=1, averaging=0.9), {"a": layer}, folder, CPU
+    )
 
 
-def test_a_stage_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    layer, first = fit(tmp_path, seconds=1000)
+def test_a_stage_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("emoji_assets.fit.time.monotonic", lambda: next(seconds))  # each look takes one
+    layer, first = fit(tmp_path, seconds=30)
 
     def loss(generator: torch.Generator) -> torch.Tensor:
         x = torch.randn(8, 4, generator=generator)
         return (layer(x) - x).square().mean()
 
-    first.run(loss, until=time.monotonic() + 0.3)
-    assert not first.done
-    assert first.steps % EVERY == 1
+    first.run(loss, until=next(seconds) + 11)
+    assert (first.steps, first.spent, first.done) == (1 + 10 * EVERY, 10, False)
     stopped = first.loss
-    layer, second = fit(tmp_path, seconds=1000)
+    layer, second = fit(tmp_path, seconds=30)
     assert (second.steps, second.spent, second.loss) == (first.steps, first.spent, stopped)
-    second.run(loss, until=time.monotonic() + 0.3)
-    assert second.steps > first.steps
-    assert second.loss < min(stopped, 0.5)
-    last, third = fit(tmp_path, seconds=second.spent)
+    second.run(loss, until=next(seconds) + 1000)
+    assert (second.steps, second.spent, second.done) == (2 + 30 * EVERY, 30, True)
+    assert second.loss < 0.2 * stopped
+    again, third = fit(tmp_path, seconds=30)
     assert third.done
-    third.use_average()
-    assert torch.equal(last.weight, layer.weight)
+    assert torch.equal(again.weight, layer.weight)
 
 
 def test_all_stages_are_trained_in_parts_to_checkpoints_of_the_real_classes(tmp_path: Path) -> None:
