@@ -1,4 +1,4 @@
-"""Trains the networks of the emoji world: autoencoder, CLIPs of reward and judge, transformer. 25 minutes on one H100.
+"""Trains the networks of the emoji world: autoencoder, CLIPs of reward and judge, transformer. 20 minutes on one H100.
 
     python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0]
 
@@ -35,18 +35,18 @@ from emoji_assets.judgement import generate, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
-AUTOENCODER = Stage(name="autoencoder", seconds=210, batch=192, lr=1e-3, seed=11, averaging=0.998)
-REWARD = Stage(name="reward", seconds=75, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
+AUTOENCODER = Stage(name="autoencoder", seconds=150, batch=192, lr=1e-3, seed=11, averaging=0.998)
+REWARD = Stage(name="reward", seconds=50, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
 JUDGE = replace(REWARD, name="judge", seed=13)
-FLOW = Stage(name="flow", seconds=720, batch=512, lr=6e-4, seed=14, averaging=0.9995)
-RECTIFICATION = Stage(name="rectification", seconds=240, batch=512, lr=4e-4, seed=15, averaging=0.999)
+FLOW = Stage(name="flow", seconds=600, batch=512, lr=6e-4, seed=14, averaging=0.9995)
+RECTIFICATION = Stage(name="rectification", seconds=180, batch=512, lr=4e-4, seed=15, averaging=0.999)
 PAIRS = 40960
 PAIR_CHUNK = 1024
 PAIR_STEPS = 16
 GUIDANCE = 2.5
 VIEWS = 8
 """Of each picture, moved and mirrored, that are encoded."""
-LAST_SECONDS = 20.0
+LAST_SECONDS = 40.0
 """Kept for writing what there is."""
 SHOWN = 256
 """Pictures of each kind that are judged."""

@@ -62,15 +62,14 @@ class Fit:
         return self.spent >= self.stage.seconds
 
     def run(self, loss: Callable[[torch.Generator], Tensor], until: float) -> None:
-        """Take steps by `loss(generator)` until the stage is done or `time.monotonic()` is `until`, and save.
+        """Take steps by `loss(generator)` until the stage is done or `time.monotonic()` is `until`, some at least; save.
 
         The modules have the averaged weights afterwards. Raises RuntimeError if the loss is no number.
         """
         generator = torch.Generator(self._device).manual_seed(self.stage.seed + 1_000_003 * self.steps)
-        if not self.done:
-            self._step(loss(generator)).item()  # what compiles now is not training
+        self._step(loss(generator)).item()  # what compiles now is not training
         last = time.monotonic()
-        while not self.done and last < until:
+        while True:
             mean = torch.stack([self._step(loss(generator)) for _ in range(EVERY)]).mean().item()
             if not math.isfinite(mean):
                 raise RuntimeError(f"the loss of {self.stage.name} is {mean} at step {self.steps}")
@@ -78,6 +77,8 @@ class Fit:
             now = time.monotonic()
             self.spent, last = self.spent + now - last, now
             self._note()
+            if self.done or now >= until:
+                break
         self._save()
         self.use_average()
 

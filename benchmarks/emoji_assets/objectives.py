@@ -167,7 +167,7 @@ def sample(
     guidance: float = 1.0,
     empty: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Latents of texts by Euler's method, like `noise`; with `empty`, by classifier-free guidance away from that text."""
+    """Latents of texts by Euler's method, like `noise`; with `empty`, guided away from that text."""
     grid = schedules.sigmas(SCHEDULE, steps, noise.shape[1])
     with mixed(noise.device):
         sequence, pooled = encode_texts(pipe, clip, t5)
