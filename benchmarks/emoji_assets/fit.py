@@ -62,7 +62,7 @@ class Fit:
         return self.spent >= self.stage.seconds
 
     def run(self, loss: Callable[[torch.Generator], Tensor], until: float) -> None:
-        """Take steps by `loss(generator)` until the stage is done or `time.monotonic()` is `until`, some at least; save.
+        """Take some steps by `loss(generator)`, more until the stage is done or `time.monotonic()` is `until`; save.
 
         The modules have the averaged weights afterwards. Raises RuntimeError if the loss is no number.
         """
