@@ -18,8 +18,10 @@ from emoji_assets.captions import Parts
 from emoji_assets.drawings import Drawing
 from emoji_assets.fit import EVERY, Fit, Stage
 
-from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.rewards.clip import CLIPScore
+from solrl_ray.config.checks import check
+from solrl_ray.config.loading import load
+from solrl_ray.rewards.callables import import_callable
+from tests.support.examples import EXAMPLES
 
 CPU = torch.device("cpu")
 NAMES = {
@@ -199,8 +201,10 @@ def test_a_stage_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypat
     assert torch.equal(again.weight, layer.weight)
 
 
-def test_all_stages_are_trained_in_parts_to_checkpoints_of_the_real_classes(tmp_path: Path) -> None:
-    pictures_, out = data(tmp_path / "data"), tmp_path / "out"
+def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures_, out = data(tmp_path / "data"), tmp_path / "emoji"
     # So short that each stage is done after the fewest steps; without time left only the first is trained.
     assert not build_emoji.Build(pictures_, out, CPU, 1e-6, networks.TINY).run(time.monotonic())
     build = build_emoji.Build(pictures_, out, CPU, 1e-6, networks.TINY)
@@ -213,10 +217,19 @@ def test_all_stages_are_trained_in_parts_to_checkpoints_of_the_real_classes(tmp_
         "large red square", height=32, width=32, num_inference_steps=2, max_sequence_length=12, output_type="pt"
     ).images
     assert made.shape == (1, 3, 32, 32)
-    config = RewardConfig(kind="clipscore", path=str(world / "reward"))
-    CLIPScore.check(config, lambda key: key, 32)
-    reward = CLIPScore.load(config, "cpu", keys=lambda key: key, name="reward")
-    assert reward.score(made.float(), ["large red square"]).shape == (1,)
+    monkeypatch.chdir(tmp_path)
+    for part in ("style.yaml", "judge.yaml"):
+        shape = ["model.resolution=32", "model.max_sequence_length=12", "model.dtype=float32"]
+        config = load([EXAMPLES / "emoji" / "emoji.yaml", EXAMPLES / "emoji" / part], shape)
+        function = import_callable(str(EXAMPLES.parent / config.rewards[0].kind), "rewards.0.kind")
+        scored, again = (
+            function(made.float(), ["large red square"]),
+            function(made.float(), ["large red square, blob style"]),
+        )
+        assert torch.equal(scored, again)
+        assert -1 <= scored.item() <= 1
+        plain = load([EXAMPLES / "emoji" / "emoji.yaml"], shape)
+        check(plain)
     record = json.loads((world / "build.json").read_text())
     assert record["rectification"]["done"]
     assert record["known_restored"]["psnr_db"] > 0
