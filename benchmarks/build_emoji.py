@@ -35,11 +35,11 @@ from emoji_assets.judgement import generate, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
-AUTOENCODER = Stage(name="autoencoder", seconds=150, batch=192, lr=1e-3, seed=11, averaging=0.998)
-REWARD = Stage(name="reward", seconds=50, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
+AUTOENCODER = Stage(name="autoencoder", seconds=120, batch=96, lr=1e-3, seed=11, averaging=0.998)
+REWARD = Stage(name="reward", seconds=45, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
 JUDGE = replace(REWARD, name="judge", seed=13)
-FLOW = Stage(name="flow", seconds=600, batch=512, lr=6e-4, seed=14, averaging=0.9995)
-RECTIFICATION = Stage(name="rectification", seconds=180, batch=512, lr=4e-4, seed=15, averaging=0.999)
+FLOW = Stage(name="flow", seconds=480, batch=512, lr=6e-4, seed=14, averaging=0.9995)
+RECTIFICATION = Stage(name="rectification", seconds=150, batch=512, lr=4e-4, seed=15, averaging=0.999)
 PAIRS = 40960
 PAIR_CHUNK = 1024
 PAIR_STEPS = 16
@@ -270,13 +270,13 @@ class Build:
         if file.exists():
             return Pairs(**torch.load(file, map_location=self.device, weights_only=True))
         generator = torch.Generator(self.device).manual_seed(17)
-        count = PAIRS if self.scale >= 1 else max(64, round(PAIRS * self.scale / 8))
-        chunk = min(PAIR_CHUNK, count)
+        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
+        chunks = max(1, round(PAIRS * self.scale / PAIR_CHUNK))
         tokens, channels = self.sizes.side**2, 4 * self.sizes.latent_channels
         made: dict[str, list[Tensor]] = {"noise": [], "latents": [], "clip": [], "t5": []}
         if self.device.type == "cuda":
             self.pipe.transformer.compile_repeated_blocks(dynamic=False)
-        for _ in range(count // chunk):
+        for _ in range(chunks):
             rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
             which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
             noise = torch.randn(chunk, tokens, channels, device=self.device, generator=generator)
