@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline
-from emoji_assets import captions, colours, drawings, networks, pictures
+from emoji_assets import captions, colours, drawings, networks, objectives, pictures
 from emoji_assets.captions import Parts
 from emoji_assets.drawings import Drawing
 from emoji_assets.fit import EVERY, Fit, Stage
+from emoji_assets.objectives import Latents
 
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
@@ -199,6 +200,26 @@ def test_a_stage_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypat
     again, third = fit(tmp_path, seconds=30)
     assert third.done
     assert torch.equal(again.weight, layer.weight)
+
+
+def test_flow_matching_learns_to_draw_what_captions_say(tmp_path: Path) -> None:
+    build = build_emoji.Build(data(tmp_path / "data"), tmp_path / "out", CPU, 1e-6, networks.TINY)
+    levels = [{"red": -1.0, "green": 0.0, "blue": 1.0}[each.colours[0]] for each in build.world.parts]
+    latents = torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, 1, build.sizes.side**2, 16)
+    parameters = [p for part in objectives.trainable(build.pipe).values() for p in part.parameters()]
+    adamw, generator = torch.optim.AdamW(parameters, lr=2e-3), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        objectives.flow_loss(build.pipe, build.world, Latents(latents), 16, build.empty, generator).backward()
+        adamw.step()
+        adamw.zero_grad()
+    texts = ["large red square", "large green square", "large blue square"]
+    clip, t5 = (pictures.token_ids(each, texts, CPU) for each in build.tokenizers)
+    noise = torch.randn(3, *latents.shape[2:], generator=generator)
+    made = objectives.sample(build.pipe, clip, t5, noise, steps=10)
+    torch.testing.assert_close(made.mean(dim=(1, 2)), torch.tensor([-1.0, 0.0, 1.0]), atol=0.35, rtol=0)
+    guided = objectives.sample(build.pipe, clip, t5, noise, steps=10, guidance=2.0, empty=build.empty)
+    assert guided[0].mean() < made[0].mean()  # further from what all captions have in common
+    assert guided[2].mean() > made[2].mean()
 
 
 def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
