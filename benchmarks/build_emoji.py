@@ -35,7 +35,7 @@ from emoji_assets.judgement import generate, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
-AUTOENCODER = Stage(name="autoencoder", seconds=120, batch=96, lr=1e-3, seed=11, averaging=0.998)
+AUTOENCODER = Stage(name="autoencoder", seconds=150, batch=96, lr=1e-3, seed=11, averaging=0.998)
 REWARD = Stage(name="reward", seconds=45, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
 JUDGE = replace(REWARD, name="judge", seed=13)
 FLOW = Stage(name="flow", seconds=480, batch=512, lr=6e-4, seed=14, averaging=0.9995)
