@@ -1,4 +1,4 @@
-"""Trains the networks of the emoji world: autoencoder, CLIPs of reward and judge, transformer. 15 minutes and its starts.
+"""Trains the emoji world: autoencoder, CLIPs of reward and judge, transformer. 15 minutes of training.
 
     python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0]
 
