@@ -116,7 +116,7 @@ def train_reward(
         # Double exposures match no caption, so a picture between two scenes earns little.
         doubles = torch.lerp(pictures[:half], pictures[-half:].flip(0), weight)
         with bfloat16(device):
-            images = image_features(model, _weathered(torch.cat([pictures, doubles]), generator))
+            images = image_features(model, weathered(torch.cat([pictures, doubles]), generator))
             texts = text_features(model, token_ids(tokenizer, scenes))
         logits = 16.0 * texts @ images.T
         codes = meaning(scenes)
@@ -191,7 +191,7 @@ def without_meanings(scenes: torch.Tensor, heldout: torch.Tensor) -> torch.Tenso
     return scenes
 
 
-def _weathered(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def weathered(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Slight noise, blur and change of brightness, so that the reward depends on content, not on pixels."""
     size, device = len(pictures), pictures.device
     blurred = functional.avg_pool2d(functional.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)

@@ -1,0 +1,337 @@
+"""Trains the emoji world: autoencoder, CLIPs of reward and judge, transformer. 15 minutes of training.
+
+    python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0]
+
+PICTURES is the folder of `draw_emoji.py draw`. Whatever the stage, the command stops after `--seconds` and goes on when
+it is given again, until it says that all is done; OUT/state has what it needs for that. OUT/world has what there is:
+
+    pipeline/      a FluxPipeline, bfloat16, 32 million parameters in its transformer
+    reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
+    judge/         another, trained on the other half
+    prompts/       train.txt, heldout.txt
+    build.json     what each stage took and reached, and how many pictures the judge recognises
+    pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
+
+`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from emoji_assets import captions, networks, objectives, pictures, tokenizers
+from emoji_assets.captions import Parts
+from emoji_assets.fit import Fit, Stage
+from emoji_assets.judgement import generate, page, recognised
+from emoji_assets.objectives import Latents, Pairs
+from torch import Tensor, nn
+
+AUTOENCODER = Stage(name="autoencoder", seconds=150, batch=96, lr=1e-3, seed=11, averaging=0.998)
+REWARD = Stage(name="reward", seconds=45, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
+JUDGE = replace(REWARD, name="judge", seed=13)
+FLOW = Stage(name="flow", seconds=480, batch=512, lr=6e-4, seed=14, averaging=0.9995)
+RECTIFICATION = Stage(name="rectification", seconds=150, batch=512, lr=4e-4, seed=15, averaging=0.999)
+PAIRS = 40960
+PAIR_CHUNK = 1024
+PAIR_STEPS = 16
+GUIDANCE = 2.5
+VIEWS = 8
+"""Of each picture, moved and mirrored, that are encoded."""
+LAST_SECONDS = 40.0
+"""Kept for writing what there is."""
+SHOWN = 256
+"""Pictures of each kind that are judged."""
+
+
+class Build:
+    """All networks, and how far they are trained."""
+
+    def __init__(self, data: Path, out: Path, device: torch.device, scale: float, sizes: networks.Sizes) -> None:
+        self.out, self.device, self.scale, self.sizes = out, device, scale, sizes
+        self.folder = out / "state"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.all_parts = captions.read(data)
+        self.all_pixels = pictures.load_pixels(data, self.all_parts, sizes.resolution)
+        self.rows = [row for row, each in enumerate(self.all_parts) if not each.held_out]
+        known = [self.all_parts[row] for row in self.rows]
+        texts = [
+            captions.draw(each, generator).text
+            for generator in [np.random.default_rng(5)]
+            for each in known
+            for _ in range(4)
+        ]
+        texts += [each.prompt for each in known]
+        self.tokenizers = (
+            tokenizers.clip_tokenizer(texts, sizes.tokens, sizes.length),
+            tokenizers.t5_tokenizer(texts, sizes.tokens, sizes.length),
+        )
+        torch.manual_seed(1)
+        self.pipe = networks.pipeline(sizes, *self.tokenizers)
+        self.clips = {name: networks.clip(sizes, self.tokenizers[0]) for name in ("reward", "judge")}
+        for part in (self.pipe.vae, *objectives.trainable(self.pipe).values(), *self.clips.values()):
+            part.to(device).float()
+        self.world = self._world(self.rows)
+        clip_empty, t5_empty = (pictures.token_ids(each, [""], device)[0] for each in self.tokenizers)
+        self.empty = (clip_empty, t5_empty)
+        self.fits = {
+            stage.name: Fit(self._scaled(stage), modules, self.folder, device)
+            for stage, modules in (
+                (AUTOENCODER, {"vae": self.pipe.vae}),
+                (REWARD, {"clip": self.clips["reward"]}),
+                (JUDGE, {"clip": self.clips["judge"]}),
+            )
+        }
+
+    def run(self, until: float) -> bool:
+        """Train until `time.monotonic()` is `until`. True if all is done."""
+        stages = (self.autoencoder, self.reward, self.judge, self.flow, self.rectification)
+        return all(stage(until) for stage in stages)
+
+    # Stages: each is True when it is done
+
+    def autoencoder(self, until: float) -> bool:
+        fit, vae = self.fits["autoencoder"], self.pipe.vae
+        if not fit.done:
+            self._compile(vae.encoder, vae.decoder)
+            vae.train()
+            fit.run(lambda generator: objectives.autoencoder_loss(vae, self.world, fit.stage.batch, generator), until)
+        fit.use_average()
+        vae.eval().requires_grad_(False)
+        self._scale_latents()
+        return fit.done
+
+    def reward(self, until: float) -> bool:
+        return self._clip("reward", until)
+
+    def judge(self, until: float) -> bool:
+        return self._clip("judge", until)
+
+    def flow(self, until: float) -> bool:
+        fit = self._flow_fit(FLOW)
+        if not fit.done:
+            latents = self._latents()
+            self._train_flow(
+                fit,
+                lambda generator: objectives.flow_loss(
+                    self.pipe, self.world, latents, fit.stage.batch, self.empty, generator
+                ),
+                until,
+            )
+        fit.use_average()
+        return fit.done
+
+    def rectification(self, until: float) -> bool:
+        if time.monotonic() > until:
+            return False
+        pairs = self._pairs()
+        fit = self._flow_fit(RECTIFICATION)
+        if not fit.done:
+            self._train_flow(
+                fit,
+                lambda generator: objectives.rectification_loss(self.pipe, pairs, fit.stage.batch, generator),
+                until,
+            )
+        fit.use_average()
+        return fit.done
+
+    # Results
+
+    def write(self) -> None:
+        """OUT/world, of what there is."""
+        world = self.out / "world"
+        record: dict[str, Any] = {
+            name: {"steps": fit.steps, "seconds": round(fit.spent, 1), "loss": fit.loss, "done": fit.done}
+            for name, fit in self.fits.items()
+        }
+        (world / "prompts").mkdir(parents=True, exist_ok=True)
+        for file, held_out in (("train.txt", False), ("heldout.txt", True)):
+            texts = captions.prompts(self.all_parts, held_out, seed=3, most=4096)
+            (world / "prompts" / file).write_text("\n".join(texts) + "\n")
+        with _eager():
+            record |= self._judged(world / "pictures")
+        record["parameters"] = {name: _count(part) for name, part in self._parts().items()}
+        for name, part in self._parts().items():
+            if name in self.clips:
+                networks.save_clip(part, self.tokenizers[0], world / name)
+            else:
+                part.to("cpu", torch.bfloat16)
+        self.pipe.save_pretrained(world / "pipeline")
+        (world / "build.json").write_text(json.dumps(record, indent=1) + "\n")
+        print(json.dumps(record, indent=1), flush=True)
+
+    def _judged(self, folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        generator = np.random.default_rng(4)
+        for kind, held_out in (("known", False), ("held_out", True)):
+            rows = [row for row, each in enumerate(self.all_parts) if each.held_out == held_out]
+            rows = sorted(generator.permutation(rows)[:SHOWN].tolist())
+            shown = [self.all_parts[row] for row in rows]
+            real = torch.from_numpy(self.all_pixels[rows]).permute(0, 3, 1, 2).float() / 255
+            made = {"real": real, "restored": self._restore(real)}
+            if "flow" in self.fits:
+                made["model"] = generate(self.pipe, [each.prompt for each in shown], self.device, seed=6)
+            for name, seen in made.items():
+                found[f"{kind}_{name}"] = {
+                    clip: recognised(model.eval(), self.tokenizers[0], seen, shown, self.device)
+                    for clip, model in self.clips.items()
+                }
+            error = (made["restored"] - real).square().mean().clamp(min=1e-9)
+            found[f"{kind}_restored"]["psnr_db"] = (-10 * error.log10()).item()
+            self._page(folder / f"{kind}.png", shown, made)
+        return found
+
+    def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
+        """Of some: the real picture, the restored one, and others of the model for the same prompt."""
+        some = list(range(0, len(shown), max(1, len(shown) // 32)))[:32]
+        more = [generate(self.pipe, [shown[i].prompt for i in some], self.device, seed=s) for s in range(20, 24)]
+        rows = []
+        for place, index in enumerate(some):
+            row = [made["real"][index], made["restored"][index], *(seeds[place] for seeds in more)]
+            rows.append((shown[index].prompt, torch.stack(row)))
+        page(rows, file)
+
+    # Helpers
+
+    def _world(self, rows: list[int]) -> pictures.World:
+        parts = [self.all_parts[row] for row in rows]
+        return pictures.world(parts, self.all_pixels[rows], self.tokenizers, self.device)
+
+    def _scaled(self, stage: Stage) -> Stage:
+        batch = stage.batch if self.sizes is networks.FULL else max(8, stage.batch // 16)
+        return replace(stage, seconds=stage.seconds * self.scale, batch=batch)
+
+    def _flow_fit(self, stage: Stage) -> Fit:
+        modules = objectives.trainable(self.pipe)
+        self.fits[stage.name] = Fit(self._scaled(stage), modules, self.folder, self.device)
+        return self.fits[stage.name]
+
+    def _train_flow(self, fit: Fit, loss: Callable[[torch.Generator], Tensor], until: float) -> None:
+        if self.device.type == "cuda":
+            self.pipe.transformer.compile_repeated_blocks(dynamic=False)
+        for part in objectives.trainable(self.pipe).values():
+            part.train()
+        fit.run(loss, until)
+        for part in objectives.trainable(self.pipe).values():
+            part.eval()
+
+    def _clip(self, name: str, until: float) -> bool:
+        fit, model = self.fits[name], self.clips[name]
+        if not fit.done and time.monotonic() < until:
+            part = self._world([self.rows[i] for i in pictures.half(self.world.parts, name == "judge")])
+            restored = (self._restore(part.pixels.float() / 255) * 255).round().byte().to(self.device)
+            self._compile(model.vision_model, model.text_model)
+            model.logit_scale.requires_grad_(False)
+            model.train()
+            fit.run(
+                lambda generator: objectives.clip_loss(model, part, restored, fit.stage.batch, generator),
+                until,
+            )
+        fit.use_average()
+        model.eval()
+        return fit.done
+
+    def _compile(self, *parts: nn.Module) -> None:
+        if self.device.type == "cuda":
+            for part in parts:
+                part.compile(dynamic=False)
+
+    @torch.no_grad()
+    def _scale_latents(self) -> None:
+        """So that latents have mean 0 and standard deviation 1."""
+        self.pipe.vae.register_to_config(shift_factor=0.0, scaling_factor=1.0)
+        sample = pictures.as_floats(self.world.pixels[:: max(1, len(self.world) // 1024)])
+        with _eager():
+            latents = torch.cat([objectives.encode(self.pipe, chunk) for chunk in sample.split(128)])
+        self.pipe.vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
+
+    @torch.no_grad()
+    def _latents(self) -> Latents:
+        generator = torch.Generator(self.device).manual_seed(16)
+        views = []
+        with _eager():
+            for chunk, mirrors in zip(self.world.pixels.split(256), self.world.mirrors.split(256), strict=True):
+                seen = [pictures.moved(pictures.as_floats(chunk), mirrors, generator) for _ in range(VIEWS)]
+                views.append(torch.stack([objectives.encode(self.pipe, each).bfloat16() for each in seen], dim=1))
+        return Latents(torch.cat(views))
+
+    @torch.no_grad()
+    def _pairs(self) -> Pairs:
+        """What the model makes of prompts and captions of known concepts; kept in a file."""
+        file = self.folder / "pairs.pt"
+        if file.exists():
+            return Pairs(**torch.load(file, map_location=self.device, weights_only=True))
+        generator = torch.Generator(self.device).manual_seed(17)
+        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
+        chunks = max(1, round(PAIRS * self.scale / PAIR_CHUNK))
+        tokens, channels = self.sizes.side**2, 4 * self.sizes.latent_channels
+        made: dict[str, list[Tensor]] = {"noise": [], "latents": [], "clip": [], "t5": []}
+        if self.device.type == "cuda":
+            self.pipe.transformer.compile_repeated_blocks(dynamic=False)
+        for _ in range(chunks):
+            rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
+            which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
+            noise = torch.randn(chunk, tokens, channels, device=self.device, generator=generator)
+            clip, t5 = self.world.texts.clip[rows, which], self.world.texts.t5[rows, which]
+            latents = objectives.sample(
+                self.pipe, clip, t5, noise, steps=PAIR_STEPS, guidance=GUIDANCE, empty=self.empty
+            )
+            parts = {"noise": noise.bfloat16(), "latents": latents.bfloat16(), "clip": clip, "t5": t5}
+            for name, value in parts.items():
+                made[name].append(value)
+        pairs = {name: torch.cat(values) for name, values in made.items()}
+        torch.save(pairs, file)
+        return Pairs(**pairs)
+
+    @torch.no_grad()
+    def _restore(self, real: Tensor) -> Tensor:
+        """Through the autoencoder: float32 [N, 3, H, W] in [0, 1] on the CPU, like the pictures given."""
+        chunks = [chunk.to(self.device) * 2 - 1 for chunk in real.split(256)]
+        with _eager():
+            return torch.cat(
+                [objectives.decode(self.pipe, objectives.encode(self.pipe, chunk)).cpu() for chunk in chunks]
+            )
+
+    def _parts(self) -> dict[str, nn.Module]:
+        return {"vae": self.pipe.vae, **objectives.trainable(self.pipe), **self.clips}
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """For shapes that come once."""
+    return torch.compiler.set_stance("force_eager") if torch.cuda.is_available() else nullcontext()
+
+
+def _count(part: nn.Module) -> int:
+    return sum(p.numel() for p in part.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pictures", type=Path, metavar="PICTURES")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of this command, its start and end included")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    until = time.monotonic() + arguments.seconds - LAST_SECONDS
+    # cuDNN's attention has failed in FLUX-class training (illegal memory access on an H200, torch 2.11).
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high")
+    sizes = networks.TINY if arguments.tiny else networks.FULL
+    build = Build(arguments.pictures, arguments.out, torch.device(arguments.device), arguments.scale, sizes)
+    done = build.run(until)
+    build.write()
+    print("all stages are done" if done else "not done: give the same command again", flush=True)
+
+
+if __name__ == "__main__":
+    main()

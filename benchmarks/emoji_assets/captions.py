@@ -1,0 +1,78 @@
+"""Texts of pictures: what a caption says of a picture differs from visit to visit, what a prompt says does not.
+
+red apple, food fruit, red and green, twemoji style
+woman firefighter with dark skin, yellow and red, blob style
+fruit red apple, flat style              (tags in place of the name, sometimes)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is known of a picture."""
+
+    name: str
+    category: str
+    tags: tuple[str, ...]
+    style: str
+    tone: str
+    colours: tuple[str, ...]
+    held_out: bool
+    mirrors: bool
+    """Its mirror image shows the same."""
+
+    @property
+    def prompt(self) -> str:
+        return f"{_toned(self.name, self.tone)}, {self.style} style"
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    text: str
+    says_style: bool
+
+
+def read(folder: Path) -> list[Parts]:
+    rows = json.loads((folder / "captions.json").read_text())
+    return [Parts(**row | {"tags": tuple(row["tags"]), "colours": tuple(row["colours"])}) for row in rows]
+
+
+def draw(parts: Parts, generator: np.random.Generator) -> Caption:
+    """One of the things that may be said of a picture."""
+    use_tags, use_category, use_colours, use_style = generator.random(4) < (0.1, 0.25, 0.4, 0.7)
+    subject = parts.name
+    if use_tags and len(parts.tags) >= 2:
+        subject = " ".join(generator.choice(parts.tags, 2, replace=False))
+    said = [_toned(subject, parts.tone)]
+    if use_category:
+        said.append(parts.category)
+    if use_colours and parts.colours:
+        said.append(" and ".join(parts.colours))
+    if use_style:
+        said.append(f"{parts.style} style")
+    return Caption(", ".join(said), bool(use_style))
+
+
+def prompts(parts: Sequence[Parts], held_out: bool, seed: int, most: int) -> list[str]:
+    """Prompts of the concepts that are held out, or of the others, in a random order: half with a style, half without,
+    for which every style that has the concept is right.
+    """
+    generator = np.random.default_rng(seed)
+    chosen: dict[str, None] = {}
+    for index in generator.permutation(len(parts)):
+        if parts[index].held_out == held_out:
+            bare = _toned(parts[index].name, parts[index].tone)
+            chosen[parts[index].prompt if generator.random() < 0.5 else bare] = None
+    return list(chosen)[:most]
+
+
+def _toned(name: str, tone: str) -> str:
+    return f"{name} with {tone} skin" if tone else name

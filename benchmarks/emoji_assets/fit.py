@@ -1,0 +1,133 @@
+"""One stage of training that takes a given time, stops when it must, and goes on where it stopped.
+
+The learning rate follows the time that a stage has had, not its steps: how fast a GPU is need not be known before, and
+the whole takes as long as it was given. Optimiser and average of the weights are in the stage's file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+EVERY = 20
+"""Steps between looks at the clock and at the loss."""
+WARM_UP = 200
+"""Steps in which the rate rises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How one stage is trained."""
+
+    name: str
+    seconds: float
+    """Of training, over all calls."""
+    batch: int
+    lr: float
+    """Peak learning rate."""
+    seed: int
+    averaging: float = 0.999
+    """Decay of the exponential moving average of the weights, which become the stage's result."""
+    weight_decay: float = 0.01
+
+
+class Fit:
+    """Trains float32 `modules` by AdamW, from the weights of the stage's file if there is one."""
+
+    def __init__(self, stage: Stage, modules: Mapping[str, nn.Module], folder: Path, device: torch.device) -> None:
+        self.stage, self._file, self._device = stage, folder / f"{stage.name}.pt", device
+        self._curve = folder / f"{stage.name}.jsonl"
+        self._parameters: list[Tensor] = [
+            p for module in modules.values() for p in module.parameters() if p.requires_grad
+        ]
+        self._average = [p.detach().clone() for p in self._parameters]
+        fused = device.type == "cuda"
+        self._adamw = torch.optim.AdamW(
+            self._parameters, lr=stage.lr, weight_decay=stage.weight_decay, betas=(0.9, 0.99), fused=fused
+        )
+        self.steps, self.spent, self.loss = 0, 0.0, math.nan
+        if self._file.exists():
+            self._load()
+
+    @property
+    def done(self) -> bool:
+        return self.spent >= self.stage.seconds
+
+    def run(self, loss: Callable[[torch.Generator], Tensor], until: float) -> None:
+        """Take some steps by `loss(generator)`, more until the stage is done or `time.monotonic()` is `until`; save.
+
+        The modules have the averaged weights afterwards. Raises RuntimeError if the loss is no number.
+        """
+        generator = torch.Generator(self._device).manual_seed(self.stage.seed + 1_000_003 * self.steps)
+        self._step(loss(generator)).item()  # what compiles now is not training
+        last = time.monotonic()
+        while True:
+            mean = torch.stack([self._step(loss(generator)) for _ in range(EVERY)]).mean().item()
+            if not math.isfinite(mean):
+                raise RuntimeError(f"the loss of {self.stage.name} is {mean} at step {self.steps}")
+            self.loss = mean if math.isnan(self.loss) else 0.9 * self.loss + 0.1 * mean
+            now = time.monotonic()
+            self.spent, last = self.spent + now - last, now
+            self._note()
+            if self.done or now >= until:
+                break
+        self._save()
+        self.use_average()
+
+    def use_average(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self._average)
+
+    def _step(self, loss: Tensor) -> Tensor:
+        progress = min(1.0, self.spent / self.stage.seconds)
+        rate = self.stage.lr * min(1.0, (self.steps + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        decay = min(self.stage.averaging, (1 + self.steps) / (10 + self.steps))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._average, [p.detach() for p in self._parameters], 1 - decay)
+        self.steps += 1
+        return loss.detach()
+
+    def _note(self) -> None:
+        if self.steps // EVERY % 10 == 0 or self.done:
+            line = {"step": self.steps, "seconds": round(self.spent, 1), "loss": round(self.loss, 5)}
+            with self._curve.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(self.stage.name, json.dumps(line), flush=True)
+
+    def _save(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "steps": self.steps,
+            "spent": self.spent,
+            "loss": self.loss,
+            "average": self._average,
+            # Of what is done only the result is needed.
+            "weights": [] if self.done else [p.detach() for p in self._parameters],
+            "adamw": {} if self.done else self._adamw.state_dict(),
+        }
+        partial = self._file.with_suffix(".partial")
+        torch.save(state, partial)
+        os.replace(partial, self._file)
+
+    def _load(self) -> None:
+        state = torch.load(self._file, map_location=self._device, weights_only=True)
+        self.steps, self.spent, self.loss = state["steps"], state["spent"], state["loss"]
+        with torch.no_grad():
+            torch._foreach_copy_(self._average, state["average"])
+            torch._foreach_copy_(self._parameters, state["weights"] or state["average"])
+        if state["adamw"]:
+            self._adamw.load_state_dict(state["adamw"])
