@@ -1,4 +1,4 @@
-"""The project's interface to a text-to-image model: encode, velocity, decode.
+"""The project's interface to a diffusion model: encode, velocity, decode.
 
 A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, how its
 transformer is called, and how its latents go into the autoencoder. The rest is here.
@@ -22,7 +22,7 @@ from solrl_ray.models import decoders, guidance
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
-from solrl_ray.records import NEGATIVE, PromptEmbedding
+from solrl_ray.records import NEGATIVE, REFERENCES, PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
@@ -279,8 +279,10 @@ class DiffusionModel(ABC):
         one_prompt = len({embedding.digest for embedding in embeddings}) == 1
         chosen = embeddings[:1] if one_prompt else embeddings
         batch = {}
-        for name in names:
-            rows = chosen[:1] if name.startswith(NEGATIVE) else chosen  # a run has one negative prompt
+        for name in (name for name in names if not name.endswith(REFERENCES)):  # which rewards see
+            # A run has one negative prompt, but it is encoded with each prompt's references.
+            is_one = name.startswith(NEGATIVE) and not self.config.references
+            rows = chosen[:1] if is_one else chosen
             stacked = torch.stack([embedding.tensors[name] for embedding in rows])
             stacked = stacked.to(device=self.device, dtype=self.dtype)
             batch[name] = stacked.expand(len(embeddings), *stacked.shape[1:])

@@ -100,7 +100,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 
 def fingerprint(part: Any) -> str:
-    """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
+    """SHA-256 over what an encoder (configuration, all weights) or a tokenizer computes with.
 
     Reads every weight once.
     """
@@ -110,7 +110,8 @@ def fingerprint(part: Any) -> str:
         digest.update(str(part.model_max_length).encode())
         digest.update((getattr(part, "chat_template", None) or "").encode())
         return digest.hexdigest()
-    settings = {name: value for name, value in part.config.to_dict().items() if not name.startswith("_")}
+    given = part.config.to_dict() if hasattr(part.config, "to_dict") else part.config  # transformers, diffusers
+    settings = {name: value for name, value in given.items() if not name.startswith("_")}
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     with ThreadPoolExecutor() as threads:  # hashing releases Python's lock
         for each in threads.map(_weight_digest, sorted(part.state_dict().items())):

@@ -6,22 +6,24 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
-from solrl_ray.records import Address, Prompt
+from solrl_ray.prompts import references
+from solrl_ray.records import Address, Prompt, Reference
 from solrl_ray.sampling.noise import permutation
 
 CHOICE = "prompts"
 """Purpose of the addresses that choose an iteration's prompts."""
 
 
-def prompt_id(text: str) -> str:
-    """16 hex digits of BLAKE2b-64 over the UTF-8 text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def prompt_id(text: str, references: Sequence[Reference] = ()) -> str:
+    """16 hex digits of BLAKE2b-64 over the UTF-8 text and, each after a zero byte, the digests of its pictures."""
+    whole = "\0".join([text, *(reference.digest for reference in references)])
+    return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
 
 
 def negative_prompt(model: Model) -> Prompt | None:
@@ -30,18 +32,54 @@ def negative_prompt(model: Model) -> Prompt | None:
     return Prompt(id=prompt_id(text), text=text) if model.cfg.is_on else None
 
 
-def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
+class _Line(NamedTuple):
+    number: int
+    text: str
+    paths: tuple[str, ...]
+    """Of its reference pictures."""
+
+
+def read_prompts(path: str, key: str = "prompts", *, model: Model | None = None) -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
     White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
-    Other keys of an object are ignored. `path` may be ``builtin:…``.
+    The key ``reference`` has the paths of pictures, which count from the file's folder; other keys of an object are
+    ignored. `path` may be ``builtin:…``.
 
-    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt.
+    Args:
+        model: for a check of all pictures (`references.opened`) and of their number, which is `model.references`.
+
+    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt; naming the
+    line for a picture that cannot be taken.
     """
+    lines, place = _lines(path, key), f"{key}: {resolve(path)}, line "
+    for line in lines if model else ():
+        if len(line.paths) != model.references:  # type: ignore[union-attr]
+            raise UserError(_other_number(line, place, model.references))  # type: ignore[union-attr]
+    named = [(file, f"{place}{line.number}") for line in lines for file in line.paths]
+    found = iter(references.known(named, decode=model is not None) if named else ())
+    prompts: dict[str, Prompt] = {}
+    for line in lines:
+        own = tuple(next(found) for _ in line.paths)
+        identity = prompt_id(line.text, own)
+        if identity not in prompts:
+            prompts[identity] = Prompt(id=identity, text=line.text, references=own)
+    return list(prompts.values())
+
+
+def _other_number(line: _Line, place: str, right: int) -> str:
+    """Says that a prompt has another number of reference pictures than the model takes."""
+    mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
+    count = len(line.paths) or "no"
+    return f"{place}{line.number} has {count} reference pictures, but model.references is {right}; {mend}."
+
+
+def _lines(path: str, key: str) -> list[_Line]:
+    """The distinct prompts of a file, each at its first place."""
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
         raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
-    prompts: dict[str, Prompt] = {}
+    found: dict[Any, _Line] = {}
     try:
         # Line by line: a file of a million prompts is held once. splitlines() would also break at separators that
         # a prompt may contain.
@@ -49,10 +87,10 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
-                text = _json_text(line, key, f"{file}, line {number}") if suffix == ".jsonl" else line.strip()
-                identity = prompt_id(text)
-                if identity not in prompts:
-                    prompts[identity] = Prompt(id=identity, text=text)
+                text, paths = line.strip(), ()
+                if suffix == ".jsonl":
+                    text, paths = _json_line(line, f"{key}: {file}, line {number}", file.parent)
+                found.setdefault((text, paths) if paths else text, _Line(number, text, paths))
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
         raise
@@ -64,9 +102,9 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
             "or a .jsonl file with one object a line, its prompt under 'text'"
             + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
-    if not prompts:
+    if not found:
         raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
-    return list(prompts.values())
+    return list(found.values())
 
 
 def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, str]:
@@ -128,8 +166,11 @@ def checked_text(value: Any, place: str) -> str:
     return value
 
 
-def _json_text(line: str, key: str, place: str) -> str:
-    text = json_object(line, f"{key}: {place}").get("text")
+def _json_line(line: str, place: str, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The prompt in a line, and the paths of its pictures."""
+    entry = json_object(line, place)
+    text = entry.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{key}: {place} has no prompt; it needs a key 'text' with the prompt as a string.")
-    return checked_text(text, f"{key}: {place}").strip()
+        raise UserError(f"{place} has no prompt; it needs a key 'text' with the prompt as a string.")
+    paths = references.paths(entry["reference"], folder, place) if entry.get("reference") is not None else []
+    return checked_text(text, place).strip(), tuple(paths)

@@ -1,0 +1,153 @@
+"""Every family that sees reference pictures gives what its stock pipeline gives for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxKontextPipeline
+from PIL import Image
+from torch import Tensor
+
+from solrl_ray import models
+from solrl_ray.config.guidance import Cfg
+from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
+from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.stock_call import stock_call
+from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
+from tests.support import tiny
+
+SIZE = tiny.RESOLUTION
+TEXT, NEGATIVE = "make it red", "grey"
+STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A tiny checkpoint and its stock pipeline."""
+
+    name: str
+    build: Callable[[Path], Path]
+    pipeline: Any
+    count: int = 1
+    """Reference pictures."""
+    given: Callable[[Tensor], Tensor] = lambda latents: latents
+    """Our latents as the stock call takes them."""
+
+    def config(self, path: Path, **changes: Any) -> Model:
+        return tiny.model_config(path, family=self.name, references=self.count, **changes)
+
+    def stock(self, path: Path) -> Any:
+        pipeline = self.pipeline.from_pretrained(path)
+        for part in pipeline.components.values():
+            if isinstance(part, torch.nn.Module):
+                part.eval()
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+
+FAMILIES = [Family("flux_kontext", tiny.build_kontext, FluxKontextPipeline)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: f"{family.name}-{family.count}")
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.build(tmp_path_factory.mktemp(family.name) / "pipeline")
+
+
+def pictures(count: int, seed: int = 0) -> Tensor:
+    """uint8 [count, 3, SIZE, SIZE]."""
+    return torch.randint(0, 256, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(seed)).byte()
+
+
+def as_files(given: Tensor) -> list[Image.Image]:
+    return [Image.fromarray(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in given]
+
+
+def embedded(model: SeesReferences, given: Tensor) -> PromptEmbedding:
+    (positive,) = model.encode_seeing([TEXT], [given])
+    made = PromptEmbedding(prompt_id="p", tensors=positive, digest="p")
+    if not model.config.cfg.is_on:
+        return made
+    (negative,) = model.encode_seeing([model.config.cfg.negative_prompt], [given])
+    return made.against(PromptEmbedding(prompt_id="n", tensors=negative, digest="n"))
+
+
+def loaded(config: Model) -> SeesReferences:
+    model = models.load(config, "cpu")
+    assert isinstance(model, SeesReferences)
+    return model
+
+
+def sampled(model: SeesReferences, given: Tensor, start: Tensor, sigmas: Tensor) -> Tensor:
+    """Euler steps on the stock scheduler's own grid."""
+    batch, latents = model.batch_embeddings([embedded(model, given)]), start
+    with torch.no_grad():
+        for sigma, following in pairwise(sigmas.tolist()):
+            latents = latents + (following - sigma) * model.velocity(latents, sigma, batch)
+        return model.decode(latents)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path, scale: float) -> None:
+    cfg = Cfg(scale=scale, negative_prompt=NEGATIVE) if scale > 1 else Cfg()
+    model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), pictures(family.count)
+    start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
+    files = as_files(given)
+    expected = stock(
+        prompt=TEXT,
+        image=files if family.count > 1 else files[0],
+        latents=family.given(start.clone()),
+        output_type="pt",
+        **stock_call(model.config, STEPS),
+    ).images
+    images = sampled(model, given, start, stock.scheduler.sigmas)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+    others = sampled(model, pictures(family.count, seed=7), start, stock.scheduler.sigmas)
+    assert (others - images).abs().max() > 1e-3
+
+
+def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Path) -> None:
+    model = loaded(family.config(path))
+    one, other = pictures(family.count), pictures(family.count, seed=3)
+    together = model.encode_seeing([TEXT, "b"], [one, other], micro_batch=2)
+    alone = model.encode_seeing([TEXT], [one], micro_batch=2)
+    for name, tensor in alone[0].items():
+        assert torch.equal(together[0][name], tensor), name
+    assert not torch.equal(together[0][REFERENCE_TOKENS], together[1][REFERENCE_TOKENS])
+    tokens = model.latent_shape[0] * family.count
+    assert together[0][REFERENCE_TOKENS].shape == (tokens, model.latent_shape[1])
+
+
+def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:
+    identity = loaded(family.config(path)).text_identity()
+    assert {"vae", "resolution"} <= identity.keys()
+
+
+def test_another_number_of_references_is_refused(family: Family, path: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.references is 9"):
+        models.load(family.config(path).model_copy(update={"references": 9}), "cpu", components=())
+
+
+def test_a_family_without_references_refuses_them(tiny_pipeline: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.references is 1, but model\.family 'flux'"):
+        models.load(tiny.model_config(tiny_pipeline, references=1), "cpu", components=())
+
+
+def test_kontext_refuses_to_go_without(tmp_path: Path) -> None:
+    checkpoint = tiny.build_kontext(tmp_path / "pipeline")
+    with pytest.raises(UserError, match=r"^model\.references is 0, but model\.family 'flux_kontext'"):
+        models.load(tiny.model_config(checkpoint, family="flux_kontext"), "cpu", components=())
