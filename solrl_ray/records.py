@@ -74,10 +74,16 @@ class PromptEmbedding(Portable):
     digest: str
     """SHA-256 over names, dtypes, shapes and bytes; with a negative prompt over both digests."""
 
+    @property
+    def references(self) -> torch.Tensor | None:
+        """The prompt's pictures at the size of the samples, uint8 [n, 3, H, W]; None if it has none."""
+        return self.tensors.get(REFERENCES)
+
     def against(self, negative: PromptEmbedding) -> PromptEmbedding:
         """This embedding with the tensors of a negative prompt."""
         digest = hashlib.sha256(f"{self.digest}\n{negative.digest}".encode()).hexdigest()
-        others = {NEGATIVE + name: tensor for name, tensor in negative.tensors.items()}
+        seen = {name: tensor for name, tensor in negative.tensors.items() if name != REFERENCES}
+        others = {NEGATIVE + name: tensor for name, tensor in seen.items()}
         return PromptEmbedding(prompt_id=self.prompt_id, tensors=self.tensors | others, digest=digest)
 
 

@@ -176,7 +176,7 @@ def _read_prompts(run: Run) -> None:
         path = value_of(config, f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
-                found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
+                found = tuple(read_prompts(path, run.named(f"prompts.{file}"), model=config.model))
         except UserError as error:
             wrong.append(str(error))
             continue

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
@@ -144,6 +144,10 @@ def _rewards(config: Config) -> Iterator[Problem]:
             yield Problem(f"rewards.{position}.kind", right)
     if all(reward.weight == 0 for reward in config.rewards):
         yield Problem("rewards.0.weight", "other than 0 for at least one reward")
+    if not config.model.references:
+        fields = {f"rewards.{i}": reward_kinds.needs_references(reward) for i, reward in enumerate(config.rewards)}
+        for key in (f"{entry}.{field}" for entry, field in fields.items() if field):
+            yield Problem(key, "one that needs no reference pictures, because model.references is 0")
 
 
 def _evaluation(config: Config) -> Iterator[Problem]:
@@ -156,6 +160,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
             yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
+    if evaluation.reference and config.model.references:
+        yield Problem("evaluation.reference", "empty with model.references: it draws from a prompt's text alone")
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 

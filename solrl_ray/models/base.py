@@ -279,7 +279,7 @@ class DiffusionModel(ABC):
         one_prompt = len({embedding.digest for embedding in embeddings}) == 1
         chosen = embeddings[:1] if one_prompt else embeddings
         batch = {}
-        for name in (name for name in names if not name.endswith(REFERENCES)):  # which rewards see
+        for name in (name for name in names if name != REFERENCES):  # which rewards see
             # A run has one negative prompt, but it is encoded with each prompt's references.
             is_one = name.startswith(NEGATIVE) and not self.config.references
             rows = chosen[:1] if is_one else chosen

@@ -26,10 +26,10 @@ def prompt_id(text: str, references: Sequence[Reference] = ()) -> str:
     return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
 
 
-def negative_prompt(model: Model) -> Prompt | None:
-    """The prompt of `model.cfg` against which others are guided; None without guidance."""
+def negative_prompt(model: Model, seen: Sequence[Reference] = ()) -> Prompt | None:
+    """The prompt of `model.cfg` against which one with the references `seen` is guided; None without guidance."""
     text = model.cfg.negative_prompt
-    return Prompt(id=prompt_id(text), text=text) if model.cfg.is_on else None
+    return Prompt(id=prompt_id(text, seen), text=text, references=tuple(seen)) if model.cfg.is_on else None
 
 
 class _Line(NamedTuple):
