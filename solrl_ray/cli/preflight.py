@@ -42,6 +42,8 @@ ANSWER_SECONDS = 10.0
 """A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
 TOKENIZED = 20_000
 """Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
+PICTURES_SECONDS = 900.0
+"""Limit of reading prompts with reference pictures, all of whose pixels are looked at: some 30 ms each."""
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
 
@@ -160,7 +162,8 @@ def prompts(run: Run) -> None:
     lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
     run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
     if not lacking:
-        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=READ_SECONDS)
+        seconds = PICTURES_SECONDS if run.config.model.references else READ_SECONDS
+        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=seconds)
 
 
 def _before_it_starts(key: str, place: str) -> str:

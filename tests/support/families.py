@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from solrl_ray.config.schema import Model
+from solrl_ray.models import FAMILIES
 from tests.support import tiny, tiny_qwen
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "flux": tiny.build_pipeline,
     "flux2_klein": tiny.build_flux2_klein,
+    "flux_kontext": tiny.build_kontext,
     "qwen_image": tiny_qwen.build_qwen_image,
     "sana": tiny.build_sana,
     "sd3": tiny.build_sd3,
@@ -26,4 +28,5 @@ def resolution(family: str) -> int:
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
-    return tiny.model_config(checkpoint, **{"family": family, "resolution": resolution(family)} | changes)
+    sizes = {"resolution": resolution(family), "references": FAMILIES[family].sizes.references[0]}
+    return tiny.model_config(checkpoint, **{"family": family} | sizes | changes)

@@ -32,6 +32,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 SHIPPED = {
     "flux": "flux1_dev",
     "flux2_klein": "flux2_klein_base_4b",
+    "flux_kontext": "flux1_kontext_dev",
     "qwen_image": "qwen_image",
     "sana": "sana_1600m",
     "sd3": "sd35_large",
