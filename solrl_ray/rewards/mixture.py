@@ -36,9 +36,7 @@ class RewardMixture(Reward):
             raise ValueError("a mixture needs at least one reward")
         self._rewards = tuple(rewards)
 
-    def components(
-        self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def components(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> dict[str, Tensor]:
         """Each reward's own checked values, neither normalised nor weighted, float32 [B] by name, in order."""
         return {each.reward.name: each.reward.score(images, prompts, references) for each in self._rewards}
 
