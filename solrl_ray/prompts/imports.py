@@ -220,12 +220,13 @@ def _pictures(folder: Path, column: str) -> _Lines:
     found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in PICTURES]
     if not found:
         raise UserError(
-            f"{folder} has neither a train nor a test file ({', '.join(SUFFIXES)}), nor pictures ({', '.join(PICTURES)})."
+            f"{folder} has neither a train nor a test file ({', '.join(SUFFIXES)}), "
+            f"nor pictures ({', '.join(PICTURES)})."
         )
     if alone := [path.name for path in found if not path.with_suffix(".txt").is_file()]:
         raise UserError(
-            f"{folder} has the picture {alone[0]} without a prompt; write its prompt to {Path(alone[0]).stem}.txt, or all "
-            "prompts to metadata.jsonl."
+            f"{folder} has the picture {alone[0]} without a prompt; write its prompt to {Path(alone[0]).stem}.txt, or "
+            "all prompts to metadata.jsonl."
         )
     texts = (utf8_text(path.with_suffix(".txt"), str(path.with_suffix(".txt"))).strip() for path in found)
     rows = ((str(path), {"text": text, "reference": path.name}) for path, text in zip(found, texts, strict=True))
@@ -323,7 +324,7 @@ def _named(rows: Iterator[tuple[str, list[str]]], source: str, separator: str) -
 
 
 def _column(rows: Iterable[Row], column: str, folder: Path | None = None, key: str = REFERENCE) -> _Lines:
-    """The prompts of rows. Paths of reference pictures, under `key`, count from `folder`; None: they are not looked for."""
+    """The prompts of rows. Paths of reference pictures, under `key`, count from `folder`; None: there are none."""
     wanted, texts, named, counts = "", list[str](), list[tuple[str, str]](), list[int]()
     for place, row in rows:
         if not wanted:

@@ -87,9 +87,8 @@ def _lines(path: str, key: str) -> list[_Line]:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
-                text, paths = line.strip(), ()
-                if suffix == ".jsonl":
-                    text, paths = _json_line(line, f"{key}: {file}, line {number}", file.parent)
+                place = f"{key}: {file}, line {number}"
+                text, paths = _json_line(line, place, file.parent) if suffix == ".jsonl" else (line.strip(), ())
                 found.setdefault((text, paths) if paths else text, _Line(number, text, paths))
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line

@@ -51,14 +51,13 @@ def opened(content: bytes, path: str, place: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is ours, below
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
-        if wrong := _unfit(picture, content):
+            file = Image.open(io.BytesIO(content), formats=FORMATS)
+        if wrong := _unfit(file, content):
             raise UserError(_refused(place, path, *wrong))
-        picture.load()
-        if picture.has_transparency_data:
-            picture = picture.convert("RGBA")
-            if picture.getextrema()[3][0] < 255:
-                raise UserError(_refused(place, path, "is transparent", "opaque: put it on a background"))
+        file.load()
+        picture = file.convert("RGBA") if file.has_transparency_data else file
+        if picture is not file and min(picture.getchannel("A").tobytes()) < 255:
+            raise UserError(_refused(place, path, "is transparent", "opaque: put it on a background"))
         return ImageOps.exif_transpose(picture).convert("RGB")
     except UserError:
         raise

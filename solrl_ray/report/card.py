@@ -20,6 +20,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import RunData
+from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
 from solrl_ray.report.rendering import markdown, rendered
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, stamp

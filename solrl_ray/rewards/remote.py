@@ -38,7 +38,10 @@ class RemoteReward(CheckpointReward):
         return cls(name, *_settings(config, keys))
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        content = {"images": [png(image) for image in eight_bits(images).to("cpu", torch.uint8)], "prompts": prompts}
+        content: dict[str, Any] = {
+            "images": [png(image) for image in eight_bits(images).to("cpu", torch.uint8)],
+            "prompts": prompts,
+        }
         if self._references:
             content["references"] = references_shown(references, len(images))
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
