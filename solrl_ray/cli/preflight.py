@@ -256,19 +256,19 @@ def functions(run: Run) -> None:
     from solrl_ray.cli import reward_trial
     from solrl_ray.prompts.prompt_set import two_prompts
 
-    prompts = two_prompts(config, run.sources)
+    tried = two_prompts(config, run.sources)
     trials = [
-        own_functions.Trial(run.named(key), function, config.model.resolution, prompts) for key, function in own.items()
+        own_functions.Trial(run.named(key), function, config.model.resolution, *tried) for key, function in own.items()
     ]
     gpu = config.fleet.explorers.num_gpus > 0
-    tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
-    for trial, scores in zip(trials, tried or (), strict=False):
-        given = " and ".join(f"{score:.4g}" for score in scores)
+    given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
+    for trial, scores in zip(trials, given or (), strict=False):
+        shown = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
+        print(f"tried {trial.spec}: {shown} for two pictures of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
-    if tried is None:
+    if given is None:
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)
 
 

@@ -74,6 +74,9 @@ FAMILIES = {
         "flux_kontext:FluxKontext", sizes.FLUX_KONTEXT, _as_it_is, guided=_by_true_scale, embeds_guidance=True
     ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
+    "qwen_image_edit": Family(
+        "qwen_image_edit:QwenImageEdit", sizes.QWEN_IMAGE_EDIT, lambda _: TRUE_SCALE_1, guided=_by_true_scale
+    ),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),

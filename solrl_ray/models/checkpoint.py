@@ -68,6 +68,13 @@ class Checkpoint:
     def load_tokenizer(self, part: str) -> Any:
         return paths.load_tokenizer(self._of_transformers(part), self.source, self.key, subfolder=part)
 
+    def load_processor(self, part: str) -> Any:
+        """The part by which a text encoder sees pictures."""
+        try:
+            return self._of_transformers(part).from_pretrained(str(self.source), subfolder=part)
+        except (OSError, ValueError) as error:
+            raise UserError(paths.unreadable(self.source, part, self.key, error)) from error
+
     def check_class(self, part: str, classes: Mapping[str, Any]) -> str:
         """The name of the part's class. Raises `UserError` if it is not among `classes`."""
         name = self._class_name(part)

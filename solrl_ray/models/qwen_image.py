@@ -31,6 +31,9 @@ class QwenImage(DiffusionModel):
     SIZES = sizes.QWEN_IMAGE
     ROUNDS_TIMESTEPS = True
 
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
+        self._shapes: Any = (1, self._grid, self._grid)  # frames, rows, columns
+
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].
 
@@ -43,13 +46,13 @@ class QwenImage(DiffusionModel):
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
         if latents.is_cuda and attention.is_memory_efficient():
-            sequence, mask = attention.padded_text(sequence, mask, beside=self.image_tokens)
+            sequence, mask = attention.padded_text(sequence, mask, beside=latents.shape[1])
         velocity: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
             encoder_hidden_states=sequence,
             encoder_hidden_states_mask=mask,
-            img_shapes=(1, self._grid, self._grid),  # frames, rows, columns
+            img_shapes=self._shapes,
             return_dict=False,
         )[0]
         return velocity
@@ -71,10 +74,14 @@ class QwenImage(DiffusionModel):
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
-        parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
-        stock = QwenImagePipeline(**parts)
+        stock = cls._stock()
         whole = super()._token_counts(tokenizer, [stock.prompt_template_encode.format(text) for text in texts])
         return [count - stock.prompt_template_encode_start_idx for count in whole]
+
+    @classmethod
+    def _stock(cls) -> Any:
+        """The pipeline without its parts, for its template."""
+        return QwenImagePipeline(**dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer")))
 
 
 def fixed_length(texts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:

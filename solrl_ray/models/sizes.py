@@ -169,6 +169,7 @@ FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
     patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
 )
+QWEN_IMAGE_EDIT = replace(QWEN_IMAGE, references=(1, 3))
 SANA = FamilySizes(
     patch=1,
     longest=300,

@@ -106,16 +106,21 @@ def _lines(path: str, key: str) -> list[_Line]:
     return list(found.values())
 
 
-def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, str]:
-    """The first two held-out prompts, or the only one and the first training prompt; for trying a reward.
+def two_prompts(
+    config: Config, sources: Sources | None = None
+) -> tuple[tuple[str, str], tuple[tuple[bytes, ...], ...]]:
+    """The first two held-out prompts, or the only one and the first training prompt, for trying a reward: their texts,
+    and the contents of their reference pictures if the model takes some.
 
-    Raises `UserError` if a file of prompts cannot be read.
+    Raises `UserError` if a file of prompts or pictures cannot be read.
     """
-    sources, found = sources or Sources(), list[str]()
+    sources, found = sources or Sources(), list[Prompt]()
     for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
         if len(found) < 2:
-            found += [each.text for each in read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")]
-    return found[0], found[1]
+            found += read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")
+    first, second = found[:2]
+    files = (references.contents(first), references.contents(second)) if config.model.references else ()
+    return (first.text, second.text), files
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import solrl_ray
@@ -20,6 +21,7 @@ from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of
+from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address
 from solrl_ray.rewards.callables import CallableReward, real_pictures
 
@@ -57,7 +59,9 @@ def _score(trial: Trial, device: str) -> list[float]:
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
     size = trial.resolution
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    scores: list[float] = reward.score(images, trial.prompts).tolist()
+    shown = [np.stack([prepared(file, trial.key, size, size) for file in files]) for files in trial.files]
+    seen = torch.from_numpy(np.stack(shown)).to(device).float() / 255 if shown else None
+    scores: list[float] = reward.score(images, trial.prompts, seen).tolist()
     return scores
 
 

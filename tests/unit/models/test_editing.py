@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxKontextPipeline
+from diffusers import FluxKontextPipeline, QwenImageEditPlusPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
 
@@ -22,9 +23,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import stock_call
 from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
-from tests.support import tiny
+from tests.support import tiny, tiny_qwen
 
-SIZE = tiny.RESOLUTION
 TEXT, NEGATIVE = "make it red", "grey"
 STEPS = 3
 
@@ -38,11 +38,19 @@ class Family:
     pipeline: Any
     count: int = 1
     """Reference pictures."""
+    size: int = tiny.RESOLUTION
+    tokens: int = tiny.T5_TOKENS
     given: Callable[[Tensor], Tensor] = lambda latents: latents
     """Our latents as the stock call takes them."""
 
     def config(self, path: Path, **changes: Any) -> Model:
-        return tiny.model_config(path, family=self.name, references=self.count, **changes)
+        fields = {"family": self.name, "references": self.count, "resolution": self.size}
+        return tiny.model_config(path, **fields | {"max_sequence_length": self.tokens} | changes)
+
+    def pictures(self, seed: int = 0) -> Tensor:
+        """uint8 [count, 3, size, size]."""
+        shape = self.count, 3, self.size, self.size
+        return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed)).byte()
 
     def stock(self, path: Path) -> Any:
         pipeline = self.pipeline.from_pretrained(path)
@@ -53,7 +61,17 @@ class Family:
         return pipeline
 
 
-FAMILIES = [Family("flux_kontext", tiny.build_kontext, FluxKontextPipeline)]
+FAMILIES = [
+    Family("flux_kontext", tiny.build_kontext, FluxKontextPipeline),
+    Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
+    Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
+]
+
+
+@pytest.fixture(autouse=True)
+def pictures_of_the_samples_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stock pipeline of Qwen-Image-Edit brings references to a megapixel, which takes minutes on a CPU."""
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 32 * 32)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: f"{family.name}-{family.count}")
@@ -65,11 +83,6 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture(scope="module")
 def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return family.build(tmp_path_factory.mktemp(family.name) / "pipeline")
-
-
-def pictures(count: int, seed: int = 0) -> Tensor:
-    """uint8 [count, 3, SIZE, SIZE]."""
-    return torch.randint(0, 256, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(seed)).byte()
 
 
 def as_files(given: Tensor) -> list[Image.Image]:
@@ -103,7 +116,7 @@ def sampled(model: SeesReferences, given: Tensor, start: Tensor, sigmas: Tensor)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path, scale: float) -> None:
     cfg = Cfg(scale=scale, negative_prompt=NEGATIVE) if scale > 1 else Cfg()
-    model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), pictures(family.count)
+    model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), family.pictures()
     start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
     files = as_files(given)
     expected = stock(
@@ -116,13 +129,13 @@ def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path
     images = sampled(model, given, start, stock.scheduler.sigmas)
     assert expected.std() > 0.01
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
-    others = sampled(model, pictures(family.count, seed=7), start, stock.scheduler.sigmas)
+    others = sampled(model, family.pictures(seed=7), start, stock.scheduler.sigmas)
     assert (others - images).abs().max() > 1e-3
 
 
 def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Path) -> None:
     model = loaded(family.config(path))
-    one, other = pictures(family.count), pictures(family.count, seed=3)
+    one, other = family.pictures(), family.pictures(seed=3)
     together = model.encode_seeing([TEXT, "b"], [one, other], micro_batch=2)
     alone = model.encode_seeing([TEXT], [one], micro_batch=2)
     for name, tensor in alone[0].items():
