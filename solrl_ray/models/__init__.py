@@ -69,7 +69,9 @@ SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_b
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
     "flux": Family("flux:Flux", sizes.FLUX, _embedded, guided=_by_true_scale, embeds_guidance=True),
-    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text),
+    "flux2_klein": Family(
+        "flux2_klein_references:Flux2KleinSeeing", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text
+    ),
     "flux_kontext": Family(
         "flux_kontext:FluxKontext", sizes.FLUX_KONTEXT, _as_it_is, guided=_by_true_scale, embeds_guidance=True
     ),

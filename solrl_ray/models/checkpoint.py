@@ -129,5 +129,5 @@ def fingerprint(part: Any) -> str:
 def _weight_digest(named: tuple[str, torch.Tensor]) -> bytes:
     name, weight = named
     digest = hashlib.sha256(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-    digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
+    digest.update(weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

@@ -164,7 +164,7 @@ class FamilySizes:
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
 FLUX_KONTEXT = replace(FLUX, references=(1, 1))
 FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
-    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
+    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL, references=(0, 4)
 )
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
     patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN

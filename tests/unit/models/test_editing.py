@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxKontextPipeline, QwenImageEditPlusPipeline
+from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel, FluxKontextPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
@@ -61,8 +61,25 @@ class Family:
         return pipeline
 
 
+def build_klein(folder: Path) -> Path:
+    """With larger weights, so that attention sees the references among the sample's tokens."""
+    tiny.build_flux2_klein(folder)
+    transformer = Flux2Transformer2DModel.from_pretrained(folder / "transformer")
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.mul_(3)
+    transformer.save_pretrained(folder / "transformer")
+    return folder
+
+
+def as_cells(latents: Tensor) -> Tensor:
+    return latents.transpose(1, 2).unflatten(2, (16, 16))
+
+
 FAMILIES = [
     Family("flux_kontext", tiny.build_kontext, FluxKontextPipeline),
+    Family("flux2_klein", build_klein, Flux2KleinPipeline, size=64, given=as_cells),
+    Family("flux2_klein", build_klein, Flux2KleinPipeline, 2, size=64, given=as_cells),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
 ]
@@ -115,7 +132,8 @@ def sampled(model: SeesReferences, given: Tensor, start: Tensor, sigmas: Tensor)
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path, scale: float) -> None:
-    cfg = Cfg(scale=scale, negative_prompt=NEGATIVE) if scale > 1 else Cfg()
+    negative = "" if family.name == "flux2_klein" else NEGATIVE  # its pipeline takes no other
+    cfg = Cfg(scale=scale, negative_prompt=negative) if scale > 1 else Cfg()
     model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), family.pictures()
     start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
     files = as_files(given)
@@ -164,3 +182,16 @@ def test_kontext_refuses_to_go_without(tmp_path: Path) -> None:
     checkpoint = tiny.build_kontext(tmp_path / "pipeline")
     with pytest.raises(UserError, match=r"^model\.references is 0, but model\.family 'flux_kontext'"):
         models.load(tiny.model_config(checkpoint, family="flux_kontext"), "cpu", components=())
+
+
+def test_the_tokens_of_pictures_count_for_the_limit_of_a_text(tmp_path: Path) -> None:
+    checkpoint = tiny_qwen.build_qwen_image_edit(tmp_path / "pipeline")
+    family = next(each for each in FAMILIES if each.name == "qwen_image_edit" and each.count == 2)
+    model = loaded(family.config(checkpoint))
+    (encoded,) = model.encode_seeing([TEXT], [family.pictures()])
+    taken = int(encoded["prompt_embeds_mask"].sum())
+    exact, short = (family.config(checkpoint, max_sequence_length=taken - less) for less in (0, 1))
+    assert [cut.texts for cut in type(model).truncated(exact, [TEXT])] == [()]
+    assert [cut.texts for cut in type(model).truncated(short, [TEXT])] == [(TEXT,)]
+    (cut,) = loaded(short).encode_seeing([TEXT], [family.pictures()])
+    assert torch.equal(cut["prompt_embeds"], encoded["prompt_embeds"][: taken - 1])
