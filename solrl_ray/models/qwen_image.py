@@ -31,9 +31,6 @@ class QwenImage(DiffusionModel):
     SIZES = sizes.QWEN_IMAGE
     ROUNDS_TIMESTEPS = True
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self._shapes: Any = (1, self._grid, self._grid)  # frames, rows, columns
-
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].
 
@@ -41,7 +38,7 @@ class QwenImage(DiffusionModel):
         """
         longest = self.config.max_sequence_length
         options = {"device": self.device, "max_sequence_length": longest}
-        return fixed_length([pipeline.encode_prompt(text, **options)[0][0] for text in texts], longest)
+        return fixed_length([pipeline.encode_prompt(text, **options)[0][0][:longest] for text in texts], longest)
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
@@ -52,10 +49,14 @@ class QwenImage(DiffusionModel):
             timestep=sigmas.to(self.dtype),
             encoder_hidden_states=sequence,
             encoder_hidden_states_mask=mask,
-            img_shapes=self._shapes,
+            img_shapes=self._shapes(latents.shape[1] // self.image_tokens),
             return_dict=False,
         )[0]
         return velocity
+
+    def _shapes(self, pictures: int) -> Any:
+        """Frames, rows and columns, as the transformer takes them for a sample alone."""
+        return (1, self._grid, self._grid)
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Each token gets the norm that it has without guidance, as in the pipeline."""

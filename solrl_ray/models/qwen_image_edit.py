@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,9 +40,6 @@ class QwenImageEdit(SeesReferences, QwenImage):
     PIPELINE = QwenImageEditPlusPipeline
     SIZES = sizes.QWEN_IMAGE_EDIT
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self._shapes = [[(1, self._grid, self._grid)] * (1 + self.config.references)]
-
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
         settings = json.dumps(self._text.pipeline.processor.image_processor.to_dict(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
@@ -63,6 +60,10 @@ class QwenImageEdit(SeesReferences, QwenImage):
         sequence, _ = pipeline.encode_prompt(text, image=shown, device=self.device)
         batch = fixed_length([sequence[0][:longest]], longest)
         return {name: tensor[0].to("cpu", self.dtype) for name, tensor in batch.items()}
+
+    def _shapes(self, pictures: int) -> Any:
+        """Of the sample and its references."""
+        return [[(1, self._grid, self._grid)] * pictures]
 
     def _as_encoded(self, pixels: Tensor) -> Tensor:
         return pixels.unsqueeze(2)  # one frame

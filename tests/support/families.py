@@ -14,6 +14,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "flux2_klein": tiny.build_flux2_klein,
     "flux_kontext": tiny.build_kontext,
     "qwen_image": tiny_qwen.build_qwen_image,
+    "qwen_image_edit": tiny_qwen.build_qwen_image_edit,
     "sana": tiny.build_sana,
     "sd3": tiny.build_sd3,
     "z_image": tiny_qwen.build_z_image,

@@ -34,6 +34,7 @@ SHIPPED = {
     "flux2_klein": "flux2_klein_base_4b",
     "flux_kontext": "flux1_kontext_dev",
     "qwen_image": "qwen_image",
+    "qwen_image_edit": "qwen_image_edit",
     "sana": "sana_1600m",
     "sd3": "sd35_large",
     "z_image": "z_image",
