@@ -1,9 +1,11 @@
 """The small world's edits: a picture of one object, which shall have another colour, and nothing else may change.
 
-    python -m solrl_ray.testbed.editing FOLDER
+    python -m solrl_ray.testbed.editing edits
+    solrl train demo edits/edit.yaml
 
-writes prompts with reference pictures, and the testbed's pipeline as one that edits. Prompts are captions of the wanted
-pictures, because the pipeline's text encoders know no other words.
+The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of the
+demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no other
+words. The pipeline has never seen a reference: it copies it, colour and all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from solrl_ray.config import yaml_text
 from solrl_ray.models.paths import resolve
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import uniform
@@ -93,14 +96,31 @@ def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
 
 
 def write_pipeline(folder: Path) -> Path:
-    """Write the testbed's pipeline as a checkpoint of FLUX.1 Kontext. It has seen no reference in its training."""
+    """Write the testbed's pipeline as a checkpoint of FLUX.1 Kontext."""
     shutil.copytree(resolve(PIPELINE), folder, dirs_exist_ok=True)
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxKontextPipeline"}, indent=1))
     return folder
 
 
+def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
+    """Write prompts, pipeline and configuration; returns the configuration, which comes after that of the demo."""
+    write_prompts(folder, parts)
+    here = folder.absolute()
+    config = {
+        "run": {"name": "edits"},
+        "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
+        "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
+        "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
+        # Seeds of a prompt differ by little, prompts by much.
+        "objective": {"advantage": {"std": "group"}},
+        "evaluation": {"reference": ""},
+    }
+    file = folder / "edit.yaml"
+    file.write_text(yaml_text.dump(config))
+    return file
+
+
 if __name__ == "__main__":
     (out,) = map(Path, sys.argv[1:])
-    write_prompts(out)
-    print(f"wrote {out}/train.jsonl, {out}/heldout.jsonl and {write_pipeline(out / 'pipeline')}")
+    print(f"wrote {write_all(out)}; train it with: solrl train demo {out}/edit.yaml")

@@ -23,11 +23,13 @@ BUILDERS: dict[str, Callable[..., Path]] = {
 
 
 def resolution(family: str) -> int:
-    """Side of its pictures, pixels. SANA's autoencoder makes them twice as large."""
-    return 32 if family == "sana" else tiny.RESOLUTION
+    """Side of its pictures, pixels. SANA's autoencoder makes them twice as large, and references are at least 32."""
+    return 32 if family in ("sana", "qwen_image_edit") else tiny.RESOLUTION
 
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
     sizes = {"resolution": resolution(family), "references": FAMILIES[family].sizes.references[0]}
+    if family == "qwen_image_edit":
+        sizes["max_sequence_length"] = 256  # 205 of the picture
     return tiny.model_config(checkpoint, **{"family": family} | sizes | changes)
