@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.checkpoint import fingerprint
-from solrl_ray.prompts.references import pictures
-from solrl_ray.records import REFERENCE_TOKENS, REFERENCES, Prompt
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES
 
 
 class SeesReferences(DiffusionModel):
@@ -80,26 +79,3 @@ class SeesReferences(DiffusionModel):
     def _packed(self, latents: Tensor) -> Tensor:
         """The inverse of `_unpacked`: cells [B, C, H, W] to tokens [B, tokens, channels]."""
         return functional.pixel_unshuffle(latents, self.SIZES.patch).flatten(2).transpose(1, 2)
-
-
-def encode_prompts(
-    model: DiffusionModel,
-    prompts: Sequence[Prompt],
-    micro_batch: int = 1,
-    files: Sequence[Sequence[bytes]] | None = None,
-) -> list[dict[str, Tensor]]:
-    """`encode` of prompts, with their reference pictures at the size of the samples if the model has them.
-
-    Args:
-        files: the contents of each prompt's pictures; None: they are read.
-
-    Raises `UserError` for a picture that is gone or has changed.
-    """
-    texts = [prompt.text for prompt in prompts]
-    if not model.config.references:
-        return model.encode(texts, micro_batch)
-    assert isinstance(model, SeesReferences)
-    height = width = model.config.resolution
-    given = [None] * len(prompts) if files is None else files
-    seen = [torch.from_numpy(pictures(each, height, width, own)) for each, own in zip(prompts, given, strict=True)]
-    return model.encode_seeing(texts, seen, micro_batch)

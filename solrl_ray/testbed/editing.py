@@ -3,9 +3,9 @@
     python -m solrl_ray.testbed.editing edits
     solrl train demo edits/edit.yaml
 
-The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of the
-demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no other
-words. The pipeline has never seen a reference: it copies it, colour and all.
+The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of
+the demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no
+other words. The pipeline has never seen a reference: it copies it, colour and all.
 """
 
 from __future__ import annotations

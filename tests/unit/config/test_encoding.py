@@ -14,8 +14,8 @@ from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.encoding import EncodingCosts
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
-from solrl_ray.models.references import encode_prompts
 from solrl_ray.models.shapes import shipped
+from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from tests.support import families, tiny
 from tests.support.documents import ROOT

@@ -22,8 +22,8 @@ from solrl_ray import models
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.models.references import encode_prompts
 from solrl_ray.models.stock_call import Drawing
+from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
