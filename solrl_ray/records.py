@@ -37,6 +37,23 @@ class Address:
     step: int = 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class SampleShape:
+    """The size of a sample, pixels."""
+
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> int:
+        """Of the whole picture."""
+        return self.height * self.width
+
+    def __str__(self) -> str:
+        """``512 px``, or ``512 x 768 px``: height first."""
+        return f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """A picture that belongs to a prompt, such as the one to be edited."""
@@ -52,6 +69,8 @@ class Prompt:
     id: str
     text: str
     references: tuple[Reference, ...] = ()
+    shape: SampleShape | None = None
+    """Of its samples, if its file names one; see `sampling.shapes`."""
 
 
 NEGATIVE = "negative_"
@@ -219,6 +238,8 @@ class SampleGroup(Portable):
     """As of `UnitResult`."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
+    shape: SampleShape | None = None
+    """Of its samples, in a run with several shapes; None: the only one."""
     trajectory: Trajectory | None = None
     """Only if the objective needs it."""
     seconds: float = 0.0

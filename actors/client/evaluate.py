@@ -185,7 +185,7 @@ def write(config: Config, request: Request, state: LearnerState, found: Mapping[
     for policy, scored in found.items():
         pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
         save_pictures(request.out / policy, pictures)
-        save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.resolution)
+        save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.shapes[0])
         results[policy] = {
             name: evaluation_metrics(
                 {prompt.id: scored[prompt.id].columns[position] for prompt in prompts},

@@ -176,7 +176,7 @@ class Evaluator:
         def write() -> None:
             make_folder(folder)  # with its name synced
             save_pictures(folder, pictures)
-            save_references(self._folder.references, pictured, self._config.model.resolution)
+            save_references(self._folder.references, pictured, self._config.model.shapes[0])
 
         seconds = self._config.fleet.deadlines.checkpoint
         what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"

@@ -106,13 +106,14 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
     )
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
+    tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
     packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
-        latent_shape=sizes.latent_shape(model, shapes.transformer, shapes.factor),
+        latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
-        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),
+        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * tokens,
         forward_bytes=forward,
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder.parameters,

@@ -179,7 +179,8 @@ def _read_prompts(run: Run) -> None:
         path = value_of(config, f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
-                found = tuple(read_prompts(path, run.named(f"prompts.{file}"), model=config.model))
+                named = run.named(f"prompts.{file}")
+                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -257,9 +258,7 @@ def functions(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import two_prompts
 
     tried = two_prompts(config, run.sources)
-    trials = [
-        own_functions.Trial(run.named(key), function, config.model.resolution, *tried) for key, function in own.items()
-    ]
+    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, *tried) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, given or (), strict=False):
@@ -304,10 +303,10 @@ def rewards(run: Run) -> None:
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
-    rewards.check(config.rewards, config.model.resolution, run.named, tell=tell)
+    rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.resolution, texts)], "cpu")
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts)], "cpu")
 
 
 def first_policy(run: Run) -> None:

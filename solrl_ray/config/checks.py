@@ -51,6 +51,11 @@ def _guidance(config: Config) -> Iterator[Problem]:
             yield Problem(f"{key}.scale", f"above 1 if {key} has a negative prompt or an interval: 1 is no guidance")
 
 
+def _references(config: Config) -> Iterator[Problem]:
+    if config.model.references and len(config.model.shapes) > 1:
+        yield Problem("model.resolution", "one shape with model.references: a picture is encoded once, at that size")
+
+
 def _rollout(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
     if rollout.keep > rollout.pool:
@@ -353,6 +358,7 @@ def _is_less(prune: Prune | None, than: Prune | None) -> bool:
 _RULES = (
     _names,
     _guidance,
+    _references,
     _rollout,
     units_and_pruning,
     _selection,

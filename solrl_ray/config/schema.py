@@ -14,6 +14,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
@@ -118,8 +119,10 @@ class Model(Section):
     """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of everything that is not quantised: the "full precision" tier."""
-    resolution: Positive
-    """Height and width of the images, pixels."""
+    resolution: Resolution
+    """Pixels of the images: the side of a square, ``[height, width]``, or a list of such pairs, of which each prompt
+    has one: that which its file names, else an addressed draw.
+    """
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     references: Natural = 0
@@ -134,6 +137,11 @@ class Model(Section):
     preview_decoder: str = ""
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of samples; all of a prompt have the same one."""
+        return as_shapes(self.resolution)
 
     @property
     def unguided(self) -> Model:

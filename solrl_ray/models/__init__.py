@@ -61,7 +61,7 @@ def _of_z_image(cfg: Cfg) -> dict[str, Any]:
 
 def _as_it_is(model: Model) -> dict[str, Any]:
     """Kontext's pipeline else brings samples to 1024² pixels, and references to a published size."""
-    return _embedded(model) | {"max_area": model.resolution**2, "_auto_resize": False}
+    return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
 
 
 SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
@@ -116,6 +116,6 @@ def load(config: Model, device: torch.device | str, *, components: Collection[st
     Raises `UserError` naming the key (usually ``model.path``) if the checkpoint is missing, incomplete or of another
     family, or if sizes do not fit it.
     """
-    from solrl_ray.models.base import COMPONENTS, check_components
+    from solrl_ray.models.components import COMPONENTS, check_components
 
     return family(config).load(config, device, check_components(COMPONENTS if components is None else components))

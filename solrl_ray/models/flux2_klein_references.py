@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ APART = 10
 class Flux2KleinSeeing(SeesReferences, Flux2Klein):
     """Pictures of the samples' size; the stock pipeline reduces larger ones than 1024² pixels."""
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        super()._set_up(transformer_config)
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        super()._set_up_shape(rows, columns)
         own = self._image_ids
         others = [
             own + torch.tensor([APART * (n + 1), 0, 0, 0], device=own.device) for n in range(self.config.references)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from diffusers import FluxKontextPipeline
 
@@ -21,7 +18,7 @@ class FluxKontext(SeesReferences, Flux):
     PIPELINE = FluxKontextPipeline
     SIZES = sizes.FLUX_KONTEXT
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        super()._set_up(transformer_config)
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        super()._set_up_shape(rows, columns)
         reference = self._image_ids + torch.tensor([1.0, 0, 0], device=self.device)
         self._image_ids = torch.cat([self._image_ids, reference])

@@ -56,7 +56,7 @@ class QwenImage(DiffusionModel):
 
     def _shapes(self, pictures: int) -> Any:
         """Frames, rows and columns, as the transformer takes them for a sample alone."""
-        return (1, self._grid, self._grid)
+        return (1, *self._grid)
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Each token gets the norm that it has without guidance, as in the pipeline."""
@@ -64,7 +64,7 @@ class QwenImage(DiffusionModel):
         return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        return unpack(latents, self._grid, self._grid)
+        return unpack(latents, *self._grid)
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, std = (latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))

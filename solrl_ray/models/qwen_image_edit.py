@@ -63,7 +63,7 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     def _shapes(self, pictures: int) -> Any:
         """Of the sample and its references."""
-        return [[(1, self._grid, self._grid)] * pictures]
+        return [[(1, *self._grid)] * pictures]
 
     def _as_encoded(self, pixels: Tensor) -> Tensor:
         return pixels.unsqueeze(2)  # one frame

@@ -38,7 +38,7 @@ class SeesReferences(DiffusionModel):
         identity = super().text_identity(micro_batch)
         if not self.config.references:
             return identity
-        return identity | {"vae": fingerprint(self._module("vae")), "resolution": str(self.config.resolution)}
+        return identity | {"vae": fingerprint(self._module("vae")), "shape": str(self.shape)}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         others = dict(embedding)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
+from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.shapes import TEXT_WIDTHS, TextEncoderSize
+from solrl_ray.records import SampleShape
 
 CLIP_TOKENS = 77
 
@@ -73,8 +75,12 @@ class FamilySizes:
             factor: VAE downscale factor.
         """
         step = factor * self.patch
-        if config.resolution % step:
-            raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
+        sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
+        if wrong := sorted(side for side in sides if side % step):
+            raise UserError(
+                f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
+                f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
+            )
         if config.max_sequence_length > self.longest:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
@@ -91,11 +97,12 @@ class FamilySizes:
             )
 
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
-        text, *sides = (None, end) if isinstance(end, int) else end
-        largest = min(sides) * step
-        if config.resolution > largest:
+        text, *sides = (None, end, end) if isinstance(end, int) else end
+        height, width = (side * step for side in sides)
+        if any(shape.height > height or shape.width > width for shape in config.shapes):
             raise UserError(
-                f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
+                f"model.resolution is {show(config.resolution)}, but the positions of {config.path} end at "
+                f"{SampleShape(height, width)}."
             )
         if text is None:
             return
@@ -107,23 +114,30 @@ class FamilySizes:
                 f"but the positions of {config.path} end at {longest}."
             )
 
-    def image_tokens(self, config: Model, factor: int) -> int:
+    def image_grid(self, shape: SampleShape, factor: int) -> tuple[int, int]:
+        """Rows and columns of one sample's image tokens."""
+        step = factor * self.patch
+        return shape.height // step, shape.width // step
+
+    def image_tokens(self, shape: SampleShape, factor: int) -> int:
         """Image tokens of one sample."""
-        return (config.resolution // factor // self.patch) ** 2
+        return math.prod(self.image_grid(shape, factor))
 
     def text_tokens(self, config: Model) -> int:
         """Text tokens in the sequence that the blocks transform beside the image's."""
         own = math.ceil(config.max_sequence_length / self.text_multiple) * self.text_multiple
         return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
 
-    def tokens(self, config: Model, factor: int) -> int:
+    def tokens(self, config: Model, shape: SampleShape, factor: int) -> int:
         """Tokens of one sample that the blocks transform, with those of its references."""
-        return self.image_tokens(config, factor) * (1 + config.references) + self.text_tokens(config)
+        return self.image_tokens(shape, factor) * (1 + config.references) + self.text_tokens(config)
 
-    def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
+    def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
-        channels, cells = int(transformer["in_channels"]), config.resolution // factor
-        return (self.image_tokens(config, factor), channels) if self.packed else (channels, cells, cells)
+        channels = int(transformer["in_channels"])
+        if self.packed:
+            return self.image_tokens(shape, factor), channels
+        return channels, shape.height // factor, shape.width // factor
 
     def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
         """Floating-point operations of encoding a text."""
@@ -136,29 +150,38 @@ class FamilySizes:
         tokens = self.text_tokens(config) or config.max_sequence_length
         width = next(int(transformer[key]) for key in TEXT_WIDTHS if transformer.get(key))
         pooled = int(transformer.get("pooled_projection_dim") or 0)
-        latents = config.references * self.image_tokens(config, factor) * int(transformer["in_channels"])
-        pixels = config.references * 3 * config.resolution**2
+        shape = config.shapes.largest
+        latents = config.references * self.image_tokens(shape, factor) * int(transformer["in_channels"])
+        pixels = config.references * 3 * shape.pixels
         return (tokens * width + pooled + latents) * DTYPE_BYTES[config.dtype] + pixels
 
     def activation_bytes(
         self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool
     ) -> tuple[int, int]:
-        """Estimates of what a transformer of `blocks` blocks keeps of one sample for a backward pass: bytes if they
-        recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
+        """Estimates of what a transformer of `blocks` blocks keeps of the largest sample for a backward pass: bytes if
+        they recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
         """
         inputs = blocks * self._stream_bytes(config, transformer, factor)
         most = round(self.kept_values[0 if compiled else 1] * inputs)
         return inputs + most // max(1, blocks), most
 
     def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
-        """Estimates of a worker's peak without gradients: bytes of one sample's forward, of one image's decoding."""
+        """Estimates of a worker's peak without gradients: bytes of the largest sample's forward, of
+        the largest image's decoding.
+        """
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        return forward, self.decoder.bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
+        return forward, self.decoder.bytes_a_pixel * config.shapes.largest.pixels * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
-        """One sample's tokens between blocks."""
+        """The largest sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
-        return self.tokens(config, factor) * width * DTYPE_BYTES[config.dtype]
+        return self.tokens(config, config.shapes.largest, factor) * width * DTYPE_BYTES[config.dtype]
+
+
+def _nearest(side: int, step: int) -> str:
+    """The multiples of `step` on both sides of `side`, in words."""
+    below = side // step * step
+    return f"to {side} are {below} and {below + step}" if below else f"to {side} is {step}"
 
 
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)

@@ -30,7 +30,7 @@ def encode_prompts(
     if not model.config.references:
         return model.encode(texts, micro_batch)
     assert isinstance(model, SeesReferences)
-    height = width = model.config.resolution
+    height, width = model.shape.height, model.shape.width
     given = [None] * len(prompts) if files is None else files
     seen = [torch.from_numpy(pictures(each, height, width, own)) for each, own in zip(prompts, given, strict=True)]
     return model.encode_seeing(texts, seen, micro_batch)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
 from solrl_ray.prompts import references
-from solrl_ray.records import Address, Prompt, Reference
+from solrl_ray.records import Address, Prompt, Reference, SampleShape
 from solrl_ray.sampling.noise import permutation
 
 CHOICE = "prompts"
@@ -33,37 +34,42 @@ def negative_prompt(model: Model, seen: Sequence[Reference] = ()) -> Prompt | No
 
 
 class _Line(NamedTuple):
+    """A prompt, whose reference pictures are not read yet."""
+
     number: int
     text: str
-    paths: tuple[str, ...]
-    """Of its reference pictures."""
+    shape: SampleShape | None = None
+    paths: tuple[str, ...] = ()
 
 
-def read_prompts(path: str, key: str = "prompts", *, model: Model | None = None) -> list[Prompt]:
+def read_prompts(
+    path: str, key: str = "prompts", shapes: Collection[SampleShape] = (), seen: int | None = None
+) -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
     White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
-    The key ``reference`` has the paths of pictures, which count from the file's folder; other keys of an object are
-    ignored. `path` may be ``builtin:…``.
+    An object may have the key ``resolution``, the shape of the prompt's samples, and the key ``reference``, the paths
+    of pictures, which count from the file's folder. Other keys are ignored. `path` may be ``builtin:…``.
 
     Args:
-        model: for a check of all pictures (`references.opened`) and of their number, which is `model.references`.
+        shapes: those that a prompt may name; empty: any.
+        seen: reference pictures that each prompt must have; all their pixels are looked at. None: any number.
 
-    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt; naming the
-    line for a picture that cannot be taken.
+    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt, or if a
+    prompt names another shape, or comes with two, or has a picture that cannot be taken (`references.opened`).
     """
-    lines, place = _lines(path, key), f"{key}: {resolve(path)}, line "
-    for line in lines if model else ():
-        if len(line.paths) != model.references:  # type: ignore[union-attr]
-            raise UserError(_other_number(line, place, model.references))  # type: ignore[union-attr]
+    lines, place = _lines(path, key, shapes), f"{key}: {resolve(path)}, line "
+    for line in lines:
+        if seen is not None and len(line.paths) != seen:
+            raise UserError(_other_number(line, place, seen))
     named = [(file, f"{place}{line.number}") for line in lines for file in line.paths]
-    found = iter(references.known(named, decode=model is not None) if named else ())
+    found = iter(references.known(named, decode=seen is not None) if named else ())
     prompts: dict[str, Prompt] = {}
     for line in lines:
         own = tuple(next(found) for _ in line.paths)
         identity = prompt_id(line.text, own)
         if identity not in prompts:
-            prompts[identity] = Prompt(id=identity, text=line.text, references=own)
+            prompts[identity] = Prompt(id=identity, text=line.text, shape=line.shape, references=own)
     return list(prompts.values())
 
 
@@ -74,7 +80,7 @@ def _other_number(line: _Line, place: str, right: int) -> str:
     return f"{place}{line.number} has {count} reference pictures, but model.references is {right}; {mend}."
 
 
-def _lines(path: str, key: str) -> list[_Line]:
+def _lines(path: str, key: str, shapes: Collection[SampleShape]) -> list[_Line]:
     """The distinct prompts of a file, each at its first place."""
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
@@ -88,8 +94,10 @@ def _lines(path: str, key: str) -> list[_Line]:
                 if not line.strip():
                     continue
                 place = f"{key}: {file}, line {number}"
-                text, paths = _json_line(line, place, file.parent) if suffix == ".jsonl" else (line.strip(), ())
-                found.setdefault((text, paths) if paths else text, _Line(number, text, paths))
+                read = _of_json(line, number, place, file.parent, shapes) if suffix == ".jsonl" else None
+                read = read or _Line(number, line.strip())
+                if found.setdefault((read.text, read.paths) if read.paths else read.text, read).shape != read.shape:
+                    raise UserError(f"{place} repeats a prompt with another 'resolution'; a prompt has one shape.")
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
         raise
@@ -124,8 +132,9 @@ def two_prompts(
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hex) over the prompts' ids, one a line, in their order."""
-    return hashlib.sha256("".join(f"{prompt.id}\n" for prompt in prompts).encode()).hexdigest()
+    """SHA-256 (hex) over the prompts' ids, one a line, in their order, with the shapes that their file names."""
+    lines = (f"{prompt.id} {prompt.shape}" if prompt.shape else prompt.id for prompt in prompts)
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int) -> list[Prompt]:
@@ -170,11 +179,24 @@ def checked_text(value: Any, place: str) -> str:
     return value
 
 
-def _json_line(line: str, place: str, folder: Path) -> tuple[str, tuple[str, ...]]:
-    """The prompt in a line, and the paths of its pictures."""
+def _of_json(line: str, number: int, place: str, folder: Path, shapes: Collection[SampleShape]) -> _Line:
     entry = json_object(line, place)
     text = entry.get("text")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{place} has no prompt; it needs a key 'text' with the prompt as a string.")
     paths = references.paths(entry["reference"], folder, place) if entry.get("reference") is not None else []
-    return checked_text(text, place).strip(), tuple(paths)
+    shape = _named_shape(entry.get("resolution"), place, shapes)
+    return _Line(number, checked_text(text, place).strip(), shape, tuple(paths))
+
+
+def _named_shape(value: Any, place: str, shapes: Collection[SampleShape]) -> SampleShape | None:
+    if value is None:
+        return None
+    try:
+        shape = as_shape(value)
+    except ValueError as error:
+        raise UserError(f"{place} has the 'resolution' {value!r:.80}; {error}.") from None
+    if shapes and shape not in shapes:
+        known = ", ".join(f"[{each.height}, {each.width}]" for each in shapes)
+        raise UserError(f"{place} has the 'resolution' {value!r}; it must be one of model.resolution: {known}.")
+    return shape

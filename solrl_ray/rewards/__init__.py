@@ -12,6 +12,7 @@ from solrl_ray.config import reward_kinds
 from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
@@ -21,12 +22,12 @@ __all__ = ["Reward", "RewardMixture", "check", "import_callable", "load"]
 
 def check(
     configs: Sequence[RewardConfig],
-    resolution: int,
+    shapes: Sequence[SampleShape],
     named: Callable[[str], str],
     *,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
-    """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
+    """Check that every reward can be loaded and takes images of these shapes. Loads no weights.
 
     Args:
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
@@ -38,7 +39,8 @@ def check(
     for i, config in enumerate(configs):
         keys = _named(i, named)
         try:
-            registered(config, keys).check(config, keys, resolution)
+            for shape in shapes:
+                registered(config, keys).check(config, keys, shape)
         except NotYetThere as error:
             if tell is None:
                 raise

@@ -16,6 +16,7 @@ from torch import Tensor
 from solrl_ray.config.rewards import Judge as JudgeConfig
 from solrl_ray.config.rewards import Question, RewardConfig
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
@@ -69,13 +70,13 @@ class Judge(CheckpointReward):
         self._format = _format(config.question)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         judge, token = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
         try:
-            grey = torch.full((1, 3, resolution, resolution), 0.5)
-            cls("judge", quick, token).score(grey, ["a grey square"], grey[:, None])
+            grey = torch.full((1, 3, shape.height, shape.width), 0.5)
+            cls("judge", quick, token).score(grey, ["a grey picture"], grey[:, None])
         except Refusal as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(

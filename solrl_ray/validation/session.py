@@ -80,12 +80,12 @@ class Session:
 
     @property
     def references(self) -> NDArray[np.uint8]:
-        """The reference pictures of all prompts, uint8 [n, 3, H, W]: a square on a slope of colours, others turned."""
-        side = self.config.model.resolution
-        slope = np.linspace(0, 255, side).astype(np.uint8)
-        picture = np.stack(np.broadcast_arrays(slope[:, None], slope, np.uint8(90)))
-        picture[:, side // 4 : side // 2, side // 4 : side // 2] = 250
-        turned = [np.rot90(picture, number, (1, 2)) for number in range(self.config.model.references)]
+        """The reference pictures of all prompts, uint8 [n, 3, H, W]: an edge on a slope of colours, each elsewhere."""
+        height, width = self.config.model.shapes[0].height, self.config.model.shapes[0].width
+        down, right = (np.linspace(0, 255, side).astype(np.uint8) for side in (height, width))
+        picture = np.stack(np.broadcast_arrays(down[:, None], right, np.uint8(90)))
+        picture[:, height // 4 : height // 2, width // 4 : width // 2] = 250
+        turned = [np.roll(picture, number * width // 4, 2) for number in range(self.config.model.references)]
         return np.ascontiguousarray(np.stack(turned))
 
     def load(self, *components: str) -> DiffusionModel:

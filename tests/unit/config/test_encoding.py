@@ -71,7 +71,7 @@ def test_bytes_are_those_of_a_real_embedding_and_of_real_weights(family: str, tm
     costs = describe(made, model_facts(made)).encoding
     assert costs is not None
     loaded = models.load(model, "cpu", components=models.encoder_components(model))
-    (prompt,) = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a dog"], model.resolution)))
+    (prompt,) = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a dog"], model.shapes[0].width)))
     (encoded,) = encode_prompts(loaded, [prompt])
     masks = sum(tensor.nbytes for name, tensor in encoded.items() if "mask" in name)
     # Published tokenizers of CLIP make 77 tokens.

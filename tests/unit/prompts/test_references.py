@@ -16,10 +16,7 @@ from PIL import Image
 from solrl_ray.errors import UserError
 from solrl_ray.prompts import references
 from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
-from tests.support import tiny
 from tests.support.editing import picture, write_prompts
-
-MODEL = tiny.model_config("none", references=1)
 
 
 def saved(image: Image.Image, file: Path, **how: object) -> None:
@@ -90,7 +87,7 @@ def test_what_cannot_be_a_reference_is_refused_with_its_file_and_line(name: str,
     good = write_prompts(tmp_path / "p.jsonl", ["a"], 8).read_text()
     (tmp_path / "p.jsonl").write_text(good + "\n" + json.dumps({"text": "b", "reference": name}))
     with pytest.raises(UserError) as refused:
-        read_prompts(str(tmp_path / "p.jsonl"), "prompts.train", model=MODEL)
+        read_prompts(str(tmp_path / "p.jsonl"), "prompts.train", seen=1)
     said = str(refused.value)
     assert said.startswith(f"prompts.train: {tmp_path}/p.jsonl, line 2 ")
     assert str(tmp_path / name) in said
@@ -108,12 +105,12 @@ def test_every_prompt_has_as_many_as_the_model_takes(tmp_path: Path) -> None:
     file = write_prompts(tmp_path / "p.jsonl", ["a", "b"], 8)
     file.write_text(file.read_text() + '\n{"text": "c"}')
     with pytest.raises(UserError, match=r"^prompts: .*, line 3 .*model\.references is 1"):
-        read_prompts(str(file), model=MODEL)
+        read_prompts(str(file), seen=1)
     with pytest.raises(UserError, match=r"^prompts: .*, line 1 .*model\.references is 0"):
-        read_prompts(str(file), model=MODEL.model_copy(update={"references": 0}))
+        read_prompts(str(file), seen=0)
     (tmp_path / "p.txt").write_text("a")
     with pytest.raises(UserError, match=r"p\.txt, line 1 .*model\.references is 1"):
-        read_prompts(str(tmp_path / "p.txt"), model=MODEL)
+        read_prompts(str(tmp_path / "p.txt"), seen=1)
 
 
 def test_a_prompt_is_its_text_and_the_bytes_of_its_pictures(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from solrl_ray import rewards
 from solrl_ray.config import own_functions
 from solrl_ray.config.rewards import Judge, Question, Remote, RewardConfig
 from solrl_ray.errors import RewardError
-from solrl_ray.records import REFERENCES, PromptEmbedding
+from solrl_ray.records import REFERENCES, PromptEmbedding, SampleShape
 from solrl_ray.rewards import trial
+from solrl_ray.rewards.clip import CLIPEdit
 from solrl_ray.rollout.sampler import references_for
 from tests.support.chat_server import Asked, serving
 from tests.support.editing import picture
@@ -101,7 +102,9 @@ def test_a_function_is_tried_with_the_prompts_own_references(tmp_path: Path) -> 
         picture(seed, 8).save(tmp_path / f"{seed}.png")
         files.append(((tmp_path / f"{seed}.png").read_bytes(),))
     config = RewardConfig(kind=f"{tmp_path}/mine.py:all_of_them")
-    (scores,) = trial.here([own_functions.Trial("rewards.0.kind", config, 8, ("a", "b"), tuple(files))], "cpu")
+    (scores,) = trial.here(
+        [own_functions.Trial("rewards.0.kind", config, (SampleShape(8, 8),), ("a", "b"), tuple(files))], "cpu"
+    )
     assert scores == pytest.approx([np.asarray(picture(seed, 8)).max() / 255 for seed in (0, 1)])
 
 
@@ -110,7 +113,9 @@ def test_clip_edit_adds_the_weighted_cosine_with_the_reference(tiny_clip: Path) 
     model = CLIPModel.from_pretrained(tiny_clip).eval()
     text = rewards.load([RewardConfig(kind="clipscore", path=str(tiny_clip))], "cpu").score(made, PROMPTS)
     reward = rewards.load([RewardConfig(kind="clip_edit", path=str(tiny_clip), reference_weight=0.3)], "cpu")
-    pixels = reward._rewards[0].reward._preprocessing
+    clip = reward._rewards[0].reward
+    assert isinstance(clip, CLIPEdit)
+    pixels = clip._preprocessing
     with torch.no_grad():
         sides = [model.get_image_features(pixel_values=pixels(each)).pooler_output for each in (made, seen[:, 0])]
     kept = functional.cosine_similarity(*sides)
