@@ -165,7 +165,7 @@ def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Pat
 
 def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:
     identity = loaded(family.config(path)).text_identity()
-    assert {"vae", "resolution"} <= identity.keys()
+    assert {"vae", "shape"} <= identity.keys()
 
 
 def test_another_number_of_references_is_refused(family: Family, path: Path) -> None:
