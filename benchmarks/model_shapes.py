@@ -37,8 +37,10 @@ T5, QWEN_3 = (T5EncoderModel, published.T5_XXL), (Qwen3ForCausalLM, published.QW
 SD3 = [(CLIPTextModelWithProjection, settings) for settings in (published.CLIP_L, published.CLIP_BIG_G)]
 TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "flux1_dev": [(CLIPTextModel, published.CLIP_L), T5],
+    "flux1_kontext_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux2_klein_base_4b": [QWEN_3],
     "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
+    "qwen_image_edit": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
     "sd35_medium": [*SD3, T5],
@@ -48,6 +50,8 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
+    "flux1_kontext_dev": TRANSFORMERS["flux"][1:],
+    "qwen_image_edit": TRANSFORMERS["qwen_image"][1:],
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""
 

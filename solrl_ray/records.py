@@ -3,7 +3,8 @@
 All records are frozen. Identifiers are plain strings and integers, so that a record means the same on every machine and
 after a restart:
 
-* a *prompt id* is the first 16 hex digits of BLAKE2b-64 over the prompt's UTF-8 text (`prompts.prompt_id`);
+* a *prompt id* is the first 16 hex digits of BLAKE2b-64 over the prompt's UTF-8 text and the digests of its reference
+  pictures, if it has some (`prompts.prompt_id`);
 * a *unit id* names a piece of work independent of workers: ``explore/3/9f…/0-24``;
 * a *revision* is the integer version of the sampling policy; revision ``t`` samples in iteration ``t`` (0-based),
   revision 0 is the initial adapter.
@@ -54,15 +55,30 @@ class SampleShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A picture that belongs to a prompt, such as the one to be edited."""
+
+    path: str
+    """Its file, on the machine that has the prompts."""
+    digest: str
+    """SHA-256 (hex) of the file's bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     id: str
     text: str
+    references: tuple[Reference, ...] = ()
     shape: SampleShape | None = None
     """Of its samples, if its file names one; see `sampling.shapes`."""
 
 
 NEGATIVE = "negative_"
 """Begins the names of a negative prompt's tensors, as in diffusers."""
+REFERENCES = "references"
+"""Name of an embedding's reference pictures, uint8 [n, 3, H, W], which rewards see."""
+REFERENCE_TOKENS = "reference_tokens"
+"""Name of what the transformer sees of them: their latents, packed like those of a sample, [n · tokens, channels]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +88,21 @@ class PromptEmbedding(Portable):
     prompt_id: str
     tensors: dict[str, torch.Tensor]
     """Family-specific, by name: FLUX has ``prompt_embeds`` [tokens, width] and ``pooled_prompt_embeds`` [width]. Those
-    of a negative prompt begin with `NEGATIVE`.
+    of a negative prompt begin with `NEGATIVE`. With reference pictures also `REFERENCES` and `REFERENCE_TOKENS`.
     """
     digest: str
     """SHA-256 over names, dtypes, shapes and bytes; with a negative prompt over both digests."""
 
+    @property
+    def references(self) -> torch.Tensor | None:
+        """The prompt's pictures at the size of the samples, uint8 [n, 3, H, W]; None if it has none."""
+        return self.tensors.get(REFERENCES)
+
     def against(self, negative: PromptEmbedding) -> PromptEmbedding:
         """This embedding with the tensors of a negative prompt."""
         digest = hashlib.sha256(f"{self.digest}\n{negative.digest}".encode()).hexdigest()
-        others = {NEGATIVE + name: tensor for name, tensor in negative.tensors.items()}
+        seen = {name: tensor for name, tensor in negative.tensors.items() if name != REFERENCES}
+        others = {NEGATIVE + name: tensor for name, tensor in seen.items()}
         return PromptEmbedding(prompt_id=self.prompt_id, tensors=self.tensors | others, digest=digest)
 
 

@@ -42,7 +42,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.report.comparison import PAGE_FILE, Comparison, write_comparison
-from solrl_ray.report.grids import save_pictures
+from solrl_ray.report.grids import REFERENCE, save_pictures, save_references
 from solrl_ray.report.live import LiveView
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
@@ -185,6 +185,7 @@ def write(config: Config, request: Request, state: LearnerState, found: Mapping[
     for policy, scored in found.items():
         pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
         save_pictures(request.out / policy, pictures)
+        save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.shapes[0])
         results[policy] = {
             name: evaluation_metrics(
                 {prompt.id: scored[prompt.id].columns[position] for prompt in prompts},

@@ -16,6 +16,7 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import EmbeddingCache
 from solrl_ray.prompts.prompt_set import negative_prompt
+from solrl_ray.prompts.references import contents
 from solrl_ray.records import Prompt, PromptEmbedding
 
 T = TypeVar("T")
@@ -63,9 +64,6 @@ class PromptEmbeddings:
                 left and none will join, the run ends.
         """
         self._model, self._evaluated = config.model, config.evaluated_model
-        both = negative_prompt(self._model), negative_prompt(self._evaluated)
-        self._negative = [prompt for prompt in dict.fromkeys(both) if prompt]
-        """Negative prompts of the run, which are encoded with the first prompts."""
         self._deadlines, self._keep_free = config.fleet.deadlines, config.checkpoints.min_free_gb
         self._batch, self._leaves = encoding_batch(config.fleet), encodes_on_cards(config.fleet)
         self._folder, self._world, self._tasks = folder, world, tasks
@@ -84,7 +82,7 @@ class PromptEmbeddings:
         self._counts = (0, 0)
         """Prompts encoded, and asked for, since there was nothing to do."""
         self._held: dict[tuple[str, Prompt | None], Any] = {}
-        """References that `of` returned last, by prompt id and negative prompt."""
+        """References that `of` returned last, by prompt id and negative prompt (without pictures)."""
 
     # Encoders
 
@@ -110,7 +108,7 @@ class PromptEmbeddings:
         has room. Returns how many prompts were encoded.
         """
         await self._started.wait()
-        prompts = [*self._negative, *prompts]
+        prompts, further = self._with_negative(prompts), self._with_negative(further) if further else ()
         missing = await self._on_disk(lambda cache: cache.lacking(prompts), "looking for embeddings")
         if missing and further:
             missing += await self._on_disk(
@@ -134,25 +132,26 @@ class PromptEmbeddings:
         Args:
             guidance_of: whose negative prompt comes with each embedding, if any; None: that of the run's samples.
         """
-        negative = negative_prompt(guidance_of or self._model)
+        model = guidance_of or self._model
+        negative = negative_prompt(model)
         wanted = {prompt.id: prompt for prompt in prompts}
         found = {key: self._held[key, negative] for key in wanted if (key, negative) in self._held}
         missing = [prompt for key, prompt in wanted.items() if key not in found]
         if missing:
             await self.encode(missing)
         for first in range(0, len(missing), TOGETHER):
-            for embedding in await self._read(missing[first : first + TOGETHER], negative):
+            for embedding in await self._read(missing[first : first + TOGETHER], model):
                 found[embedding.prompt_id] = self._world.put(embedding)
         self._held = {(key, negative): found[key] for key in wanted}
         return {key: found[key] for key in wanted}
 
     async def one(self, prompt: Prompt, guidance_of: Model | None = None) -> Any:
         """Reference of one finished embedding. Only the caller keeps it; `guidance_of` as in `of`."""
-        negative = negative_prompt(guidance_of or self._model)
-        if (prompt.id, negative) in self._held:
-            return self._held[prompt.id, negative]
-        await self.encode([prompt, *([negative] if negative else [])])
-        return self._world.put((await self._read([prompt], negative))[0])
+        model = guidance_of or self._model
+        if (prompt.id, negative_prompt(model)) in self._held:
+            return self._held[prompt.id, negative_prompt(model)]
+        await self.encode([prompt])
+        return self._world.put((await self._read([prompt], model))[0])
 
     async def probe(self, prompt: Prompt) -> Any:
         """As `one`, for workers that compile with it: with a negative prompt if samples or evaluations have one."""
@@ -168,14 +167,22 @@ class PromptEmbeddings:
                 what = f"{encoder.name}, whose text encoders leave (fleet.deadlines.start),"
                 await self._world.answer(call, what=what, seconds=self._deadlines.start)
 
-    async def _read(self, prompts: Sequence[Prompt], negative: Prompt | None) -> list[PromptEmbedding]:
-        """Embeddings that were on the disk, with that of the negative prompt. What is damaged is encoded again."""
-        wanted = [*prompts, *([negative] if negative else [])]
+    def _with_negative(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """`prompts` after the negative prompts of samples and evaluations, each once; those see the same references."""
+        seen = dict.fromkeys([prompt.references for prompt in prompts] or ([] if self._model.references else [()]))
+        negative = [negative_prompt(model, each) for model in (self._model, self._evaluated) for each in seen]
+        return [*(prompt for prompt in dict.fromkeys(negative) if prompt), *prompts]
+
+    async def _read(self, prompts: Sequence[Prompt], model: Model) -> list[PromptEmbedding]:
+        """Embeddings that were on the disk, with those of negative prompts. What is damaged is encoded again."""
+        against = {prompt.id: negative_prompt(model, prompt.references) for prompt in prompts}
+        wanted = [*prompts, *dict.fromkeys(negative for negative in against.values() if negative)]
         for _ in range(2):
             read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in wanted], "reading embeddings")
-            found = [embedding for embedding in read if embedding is not None]
+            found = {embedding.prompt_id: embedding for embedding in read if embedding is not None}
             if len(found) == len(wanted):
-                return [each.against(found[-1]) for each in found[:-1]] if negative else found
+                pairs = [(found[key], negative) for key, negative in against.items()]
+                return [each.against(found[negative.id]) if negative else each for each, negative in pairs]
             await self.encode(wanted)
         raise RunError(f"{self._folder} does not keep embeddings of prompts: some are damaged again after a moment")
 
@@ -203,7 +210,7 @@ class PromptEmbeddings:
             self._agree(encoder.name, identity)
             while True:
                 await self._is_wanted.wait()
-                self._give(encoder)
+                await self._give(encoder)
                 while encoder.calls:
                     prompts, call = encoder.calls[0]
                     seconds = deadlines.encode * len(prompts) + deadlines.start * self._leaves
@@ -212,7 +219,7 @@ class PromptEmbeddings:
                     made = await self._world.answer(call, what=what, seconds=seconds)
                     encoder.is_loaded = True
                     encoder.calls.popleft()
-                    self._give(encoder)
+                    await self._give(encoder)
                     await self._keep(prompts, made)
         except WorkerGone as error:
             self._encoders.remove(encoder)
@@ -236,16 +243,24 @@ class PromptEmbeddings:
                     f"{expected.get(key)}; all encoders need the same checkpoint, libraries and kind of device"
                 )
 
-    def _give(self, encoder: _Encoder) -> None:
+    async def _give(self, encoder: _Encoder) -> None:
         """Send micro-batches: one, and another to wait behind it if there are enough for the other encoders."""
         size = self._batch
         while self._queue and (
             not encoder.calls or (len(encoder.calls) < 2 and len(self._queue) >= size * len(self._encoders))
         ):
             prompts = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-            encoder.calls.append((prompts, self._world.send(encoder.actor, "embed", prompts)))
+            files = [await self._pictures(prompts)] if self._model.references else []
+            encoder.calls.append((prompts, self._world.send(encoder.actor, "embed", prompts, *files)))
         if not self._queue:
             self._is_wanted.clear()
+
+    async def _pictures(self, prompts: Sequence[Prompt]) -> list[tuple[bytes, ...]]:
+        """The files of their references: an encoder may be on a machine that lacks them."""
+        what = "reading reference pictures (fleet.deadlines.checkpoint)"
+        return await self._world.blocking(
+            lambda: [contents(prompt) for prompt in prompts], what, self._deadlines.checkpoint
+        )
 
     async def _keep(self, prompts: Sequence[Prompt], made: Sequence[PromptEmbedding]) -> None:
         await self._on_disk(lambda cache: cache.write(prompts, made), "writing embeddings")

@@ -21,7 +21,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import UNIT_POLICY, evaluation_metrics, evaluation_units
 from solrl_ray.metrics.records import EvaluationMetrics, added
 from solrl_ray.records import Prompt, WorkUnit
-from solrl_ray.report.grids import save_pictures
+from solrl_ray.report.grids import save_pictures, save_references
 from solrl_ray.scheduling.dispatcher import Held
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage.run_folder import RunFolder
@@ -176,6 +176,7 @@ class Evaluator:
         def write() -> None:
             make_folder(folder)  # with its name synced
             save_pictures(folder, pictures)
+            save_references(self._folder.references, pictured, self._config.model.shapes[0])
 
         seconds = self._config.fleet.deadlines.checkpoint
         what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"

@@ -1,4 +1,6 @@
-"""An encoder: the text encoders of a model. All other roles get embeddings, by reference."""
+"""An encoder: the text encoders of a model, and with references its autoencoder. All other roles get embeddings, by
+reference.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.records import Prompt, PromptEmbedding
 from solrl_ray.weight_sync.shared_model import SharedModel
 
@@ -48,10 +51,9 @@ class TextEncoder(Callee):
         """Load; returns what fixes the bits of an embedding besides its text."""
         return self._identity()
 
-    def embed(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
-        """The prompts' embeddings, in their order."""
-        model = self._loaded()
-        encoded = model.encode([prompt.text for prompt in prompts], encoding_batch(self._config.fleet))
+    def embed(self, prompts: Sequence[Prompt], files: Sequence[Sequence[bytes]] = ()) -> list[PromptEmbedding]:
+        """The prompts' embeddings, in their order; `files`: with references the contents of each prompt's."""
+        encoded = encode_prompts(self._loaded(), prompts, encoding_batch(self._config.fleet), files or None)
         return [
             PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
             for prompt, tensors in zip(prompts, encoded, strict=True)
@@ -79,4 +81,4 @@ class TextEncoder(Callee):
     def _load(self) -> DiffusionModel:
         # An embedding must not depend on the node's number of cores.
         device = devices.prepare(encoder_of(self._config.fleet), deterministic=self._config.run.deterministic)
-        return models.load(self._config.model, device, components={"text"})
+        return models.load(self._config.model, device, components=models.encoder_components(self._config.model))

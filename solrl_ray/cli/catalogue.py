@@ -103,6 +103,7 @@ def table() -> str:
 
 def _part(kind: str, path: Path) -> CatalogueEntry:
     values = read_file(path)
+    included = values.get(INCLUDE, [])  # a part may build on another one of its own kind
     entries = [values.get("model"), *(values.get("rewards") or [])]
     checkpoints = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -117,7 +118,7 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
-        whole=INCLUDE in values,
+        whole=any("/" in name for name in ([included] if isinstance(included, str) else included)),
         guidance=_guidance(values.get("model") or {}),
     )
 

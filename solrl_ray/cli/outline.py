@@ -129,7 +129,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         explorer_bytes=_explorer_bytes(config, shapes, quantized, packed),
         text_parameters=sum(text.parameters for text in shapes.texts),
         text_flops=sizes.text_flops(model, shapes.texts),
-        embedding_bytes=sizes.embedding_bytes(model, shapes.transformer),
+        embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
     )
 
 

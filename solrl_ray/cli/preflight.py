@@ -30,6 +30,8 @@ from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt
 
+PICTURES_SECONDS = 900.0
+"""Limit of reading prompts with reference pictures, all of whose pixels are looked at: some 30 ms each."""
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
 
@@ -134,7 +136,8 @@ def prompts(run: Run) -> None:
     lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
     run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
     if not lacking:
-        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=READ_SECONDS)
+        seconds = PICTURES_SECONDS if run.config.model.references else READ_SECONDS
+        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=seconds)
 
 
 def _before_it_starts(key: str, place: str) -> str:
@@ -150,7 +153,8 @@ def _read_prompts(run: Run) -> None:
         path = value_of(config, f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
-                found = tuple(read_prompts(path, run.named(f"prompts.{file}"), config.model.shapes))
+                named = run.named(f"prompts.{file}")
+                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -227,17 +231,17 @@ def functions(run: Run) -> None:
     from solrl_ray.cli import reward_trial
     from solrl_ray.prompts.prompt_set import two_prompts
 
-    prompts = two_prompts(config, run.sources)
-    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, prompts) for key, each in own.items()]
+    tried = two_prompts(config, run.sources)
+    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, *tried) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
-    tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
-    for trial, scores in zip(trials, tried or (), strict=False):
-        given = " and ".join(f"{score:.4g}" for score in scores)
+    given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
+    for trial, scores in zip(trials, given or (), strict=False):
+        shown = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
+        print(f"tried {trial.spec}: {shown} for two pictures of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
-    if tried is None:
+    if given is None:
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
@@ -49,6 +49,11 @@ def _guidance(config: Config) -> Iterator[Problem]:
             yield Problem(f"{key}.interval", "two rising noise levels from 0 to 1, such as [0.2, 0.8]")
         if not cfg.is_on and cfg != Cfg():
             yield Problem(f"{key}.scale", f"above 1 if {key} has a negative prompt or an interval: 1 is no guidance")
+
+
+def _references(config: Config) -> Iterator[Problem]:
+    if config.model.references and len(config.model.shapes) > 1:
+        yield Problem("model.resolution", "one shape with model.references: a picture is encoded once, at that size")
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
@@ -165,6 +170,10 @@ def _rewards(config: Config) -> Iterator[Problem]:
             yield Problem(f"rewards.{position}.kind", right)
     if all(reward.weight == 0 for reward in config.rewards):
         yield Problem("rewards.0.weight", "other than 0 for at least one reward")
+    if not config.model.references:
+        fields = {f"rewards.{i}": reward_kinds.needs_references(reward) for i, reward in enumerate(config.rewards)}
+        for key in (f"{entry}.{field}" for entry, field in fields.items() if field):
+            yield Problem(key, "one that needs no reference pictures, because model.references is 0")
 
 
 def _evaluation(config: Config) -> Iterator[Problem]:
@@ -177,6 +186,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
             yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
+    if evaluation.reference and config.model.references:
+        yield Problem("evaluation.reference", "empty with model.references: it draws from a prompt's text alone")
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 
@@ -368,6 +379,7 @@ def _is_less(prune: Prune | None, than: Prune | None) -> bool:
 _RULES = (
     _names,
     _guidance,
+    _references,
     _rollout,
     units_and_pruning,
     _selection,

@@ -46,6 +46,8 @@ class Trial:
     """Of the pictures that it will get; a call's are of one."""
     prompts: tuple[str, str]
     """One for each picture: the run's own, because a function may not understand others."""
+    files: tuple[tuple[bytes, ...], ...] = ()
+    """The contents of each prompt's reference pictures, if the model takes some."""
 
     @property
     def spec(self) -> str:

@@ -38,6 +38,12 @@ _PATH, _BOTH = frozenset({"path"}), frozenset({"path", "base"})
 _REMOTE, _JUDGE = frozenset({"remote"}), frozenset({"judge"})
 REGISTERED = {
     "aesthetic": RewardKind(source="aesthetic:Aesthetic", options=_BOTH, required=_BOTH, gpu_bytes=1_220_000_000),
+    "clip_edit": RewardKind(
+        source="clip:CLIPEdit",
+        options=_PATH | {"preprocessing", "reference_weight"},
+        required=_PATH,
+        gpu_bytes=1_710_000_000,
+    ),
     "clipscore": RewardKind(
         source="clip:CLIPScore", options=_PATH | {"preprocessing"}, required=_PATH, gpu_bytes=1_710_000_000
     ),
@@ -63,6 +69,15 @@ FUNCTION = RewardKind()
 def kind_of(config: RewardConfig) -> RewardKind:
     """Raises `KeyError` for an unknown one."""
     return FUNCTION if ":" in config.kind else REGISTERED[config.kind]
+
+
+def needs_references(config: RewardConfig) -> str:
+    """The field by which a reward needs reference pictures; empty if it does not."""
+    if config.kind == "clip_edit":
+        return "kind"
+    if config.judge and config.judge.question.references:
+        return "judge.question.references"
+    return "remote.references" if config.remote and config.remote.references else ""
 
 
 def check(config: RewardConfig, keys: Callable[[str], str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
-from solrl_ray.config.section import AboveZero, Location, Natural, Positive, Seconds, Section
+from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Seconds, Section
 
 
 class Normalization(Section):
@@ -30,6 +30,8 @@ class Remote(Section):
     """Further attempts after a temporary failure."""
     token_variable: str = ""
     """Environment variable with the server's bearer token, on every machine that scores."""
+    references: bool = False
+    """Whether the server also gets each prompt's reference pictures."""
 
 
 class Question(Section):
@@ -37,6 +39,8 @@ class Question(Section):
 
     text: Location
     """``{prompt}`` stands for the picture's prompt. A question for a number names `low` and `high`."""
+    references: bool = False
+    """Whether the question shows the prompt's reference pictures before the picture."""
     answer: Literal["number", "yes"] = "number"
     """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
     the first token's log-probabilities.
@@ -78,8 +82,8 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``hpsv3``, ``imagereward``,
-    ``aesthetic``, ``unifiedreward``, ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or
-    ``file.py:function``."""
+    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``remote``, ``judge``) or your own function,
+    ``module:function`` or ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""
@@ -93,6 +97,8 @@ class RewardConfig(Section):
     """Brings the reward to a common scale before it is weighted."""
     preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
     """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
+    reference_weight: AtLeastZero = 0.2
+    """For ``clip_edit``: weight of the cosine with the reference picture; that of the cosine with the prompt is 1."""
     remote: Remote | None = None
     """The server, for kind ``remote``."""
     judge: Judge | None = None

@@ -127,6 +127,8 @@ class Model(Section):
     """
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
+    references: Natural = 0
+    """Reference pictures of each prompt, for models that edit. They are brought to the size of the samples."""
     guidance: AtLeastZero = 1.0
     """Value fed to the guidance embedding, for models that have one (FLUX.1-dev); 1 for others."""
     cfg: Cfg = Cfg()
@@ -156,7 +158,9 @@ class Model(Section):
 
 class Prompts(Section):
     train: Location
-    """Text (one prompt a line) or JSONL (key ``text``); ``builtin:`` paths are inside the package."""
+    """Text (one prompt a line) or JSONL (key ``text``; with `model.references` also ``reference``, a picture's path or
+    a list of them); ``builtin:`` paths are inside the package.
+    """
     heldout: Location
     """Prompts of the evaluation; must not share a prompt with `train`."""
 

@@ -1,4 +1,4 @@
-"""Text-to-image models behind one small interface; each family is one file, and one line here."""
+"""Diffusion models behind one small interface; each family is one file, and one line here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
 
     from solrl_ray.models.base import DiffusionModel
 
-__all__ = ["family", "load"]
+__all__ = ["encoder_components", "family", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,26 @@ def _of_z_image(cfg: Cfg) -> dict[str, Any]:
     return _scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
 
 
+def _as_it_is(model: Model) -> dict[str, Any]:
+    """Kontext's pipeline else brings samples to 1024² pixels, and references to a published size."""
+    return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
+
+
 SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
 SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_binning": False}
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
     "flux": Family("flux:Flux", sizes.FLUX, _embedded, cfg_arguments=_true_scale, embeds_guidance=True),
-    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, cfg_arguments=_without_text),
+    "flux2_klein": Family(
+        "flux2_klein_references:Flux2KleinSeeing", sizes.FLUX2_KLEIN, lambda _: SCALE_1, cfg_arguments=_without_text
+    ),
+    "flux_kontext": Family(
+        "flux_kontext:FluxKontext", sizes.FLUX_KONTEXT, _as_it_is, cfg_arguments=_true_scale, embeds_guidance=True
+    ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
+    "qwen_image_edit": Family(
+        "qwen_image_edit:QwenImageEdit", sizes.QWEN_IMAGE_EDIT, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale
+    ),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, cfg_arguments=_of_z_image),
@@ -89,6 +102,11 @@ def family(config: Model) -> type[DiffusionModel]:
     module, _, name = FAMILIES[config.family].source.partition(":")
     found: type[DiffusionModel] = getattr(import_large(f"{__name__}.{module}"), name)
     return found
+
+
+def encoder_components(config: Model) -> frozenset[str]:
+    """The components with which a prompt is encoded."""
+    return frozenset({"text", "vae"} if config.references else {"text"})
 
 
 def load(config: Model, device: torch.device | str, *, components: Collection[str] | None = None) -> DiffusionModel:

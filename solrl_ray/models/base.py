@@ -1,4 +1,4 @@
-"""The project's interface to a text-to-image model: encode, velocity, decode.
+"""The project's interface to a diffusion model: encode, velocity, decode.
 
 A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, how its
 transformer is called, and how its latents go into the autoencoder. The rest is here.
@@ -21,7 +21,7 @@ from solrl_ray.models.checkpoint import fingerprint, freeze
 from solrl_ray.models.components import DTYPES, Component, same_tensors
 from solrl_ray.models.family_checkpoint import FamilyCheckpoint
 from solrl_ray.models.text import TextEncoders
-from solrl_ray.records import NEGATIVE, PromptEmbedding, SampleShape
+from solrl_ray.records import NEGATIVE, REFERENCES, PromptEmbedding, SampleShape
 
 
 class DiffusionModel(FamilyCheckpoint, ABC):
@@ -222,8 +222,10 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         one_prompt = len({embedding.digest for embedding in embeddings}) == 1
         chosen = embeddings[:1] if one_prompt else embeddings
         batch = {}
-        for name in names:
-            rows = chosen[:1] if name.startswith(NEGATIVE) else chosen  # a run has one negative prompt
+        for name in (name for name in names if name != REFERENCES):  # which rewards see
+            # A run has one negative prompt, but it is encoded with each prompt's references.
+            is_one = name.startswith(NEGATIVE) and not self.config.references
+            rows = chosen[:1] if is_one else chosen
             stacked = torch.stack([embedding.tensors[name] for embedding in rows])
             stacked = stacked.to(device=self.device, dtype=self.dtype)
             batch[name] = stacked.expand(len(embeddings), *stacked.shape[1:])

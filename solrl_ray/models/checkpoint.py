@@ -68,6 +68,13 @@ class Checkpoint:
     def load_tokenizer(self, part: str) -> Any:
         return paths.load_tokenizer(self._of_transformers(part), self.source, self.key, subfolder=part)
 
+    def load_processor(self, part: str) -> Any:
+        """The part by which a text encoder sees pictures."""
+        try:
+            return self._of_transformers(part).from_pretrained(str(self.source), subfolder=part)
+        except (OSError, ValueError) as error:
+            raise UserError(paths.unreadable(self.source, part, self.key, error)) from error
+
     def check_class(self, part: str, classes: Mapping[str, Any]) -> str:
         """The name of the part's class. Raises `UserError` if it is not among `classes`."""
         name = self._class_name(part)
@@ -100,7 +107,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 
 def fingerprint(part: Any) -> str:
-    """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
+    """SHA-256 over what an encoder (configuration, all weights) or a tokenizer computes with.
 
     Reads every weight once.
     """
@@ -110,7 +117,8 @@ def fingerprint(part: Any) -> str:
         digest.update(str(part.model_max_length).encode())
         digest.update((getattr(part, "chat_template", None) or "").encode())
         return digest.hexdigest()
-    settings = {name: value for name, value in part.config.to_dict().items() if not name.startswith("_")}
+    given = part.config.to_dict() if hasattr(part.config, "to_dict") else part.config  # transformers, diffusers
+    settings = {name: value for name, value in given.items() if not name.startswith("_")}
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     with ThreadPoolExecutor() as threads:  # hashing releases Python's lock
         for each in threads.map(_weight_digest, sorted(part.state_dict().items())):
@@ -121,5 +129,5 @@ def fingerprint(part: Any) -> str:
 def _weight_digest(named: tuple[str, torch.Tensor]) -> bytes:
     name, weight = named
     digest = hashlib.sha256(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-    digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
+    digest.update(weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

@@ -108,6 +108,13 @@ class FamilyCheckpoint:
 
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        return TextEncoders(cls.PIPELINE, *cls._text_parts(config, checkpoint, dtype))
+
+    @classmethod
+    def _text_parts(
+        cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Text encoders and tokenizers by name; None for what the checkpoint lacks."""
         encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
         tokenizers: dict[str, Any] = dict.fromkeys(map(tokenizer_of, cls.ENCODERS))
         for name in cls._encoders(checkpoint):
@@ -119,4 +126,4 @@ class FamilyCheckpoint:
                 f"model.max_sequence_length is {config.max_sequence_length}, "
                 f"but the tokenizer of {config.path} makes at most {long.model_max_length} tokens."
             )
-        return TextEncoders(cls.PIPELINE, encoders, tokenizers)
+        return encoders, tokenizers

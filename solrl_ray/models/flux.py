@@ -55,7 +55,7 @@ class Flux(DiffusionModel):
             pooled_projections=embedding["pooled_prompt_embeds"],
             encoder_hidden_states=sequence,
             txt_ids=torch.zeros(sequence.shape[1], 3, device=self.device),
-            img_ids=self._image_ids,
+            img_ids=self._image_ids[: latents.shape[1]],
             return_dict=False,
         )[0]
         return velocity

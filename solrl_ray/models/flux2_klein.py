@@ -49,7 +49,7 @@ class Flux2Klein(DiffusionModel):
             guidance=None,
             encoder_hidden_states=sequence,
             txt_ids=text_ids,
-            img_ids=self._image_ids,
+            img_ids=self._image_ids[: latents.shape[1]],
             return_dict=False,
         )[0]
         return velocity

@@ -38,21 +38,25 @@ class QwenImage(DiffusionModel):
         """
         longest = self.config.max_sequence_length
         options = {"device": self.device, "max_sequence_length": longest}
-        return fixed_length([pipeline.encode_prompt(text, **options)[0][0] for text in texts], longest)
+        return fixed_length([pipeline.encode_prompt(text, **options)[0][0][:longest] for text in texts], longest)
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
         if latents.is_cuda and attention.is_memory_efficient():
-            sequence, mask = attention.padded_text(sequence, mask, beside=self.image_tokens)
+            sequence, mask = attention.padded_text(sequence, mask, beside=latents.shape[1])
         velocity: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
             encoder_hidden_states=sequence,
             encoder_hidden_states_mask=mask,
-            img_shapes=(1, *self._grid),  # frames, rows, columns
+            img_shapes=self._shapes(latents.shape[1] // self.image_tokens),
             return_dict=False,
         )[0]
         return velocity
+
+    def _shapes(self, pictures: int) -> Any:
+        """Frames, rows and columns, as the transformer takes them for a sample alone."""
+        return (1, *self._grid)
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Each token gets the norm that it has without guidance, as in the pipeline."""
@@ -71,10 +75,14 @@ class QwenImage(DiffusionModel):
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
-        parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
-        stock = QwenImagePipeline(**parts)
+        stock = cls._stock()
         whole = super()._token_counts(tokenizer, [stock.prompt_template_encode.format(text) for text in texts])
         return [count - stock.prompt_template_encode_start_idx for count in whole]
+
+    @classmethod
+    def _stock(cls) -> Any:
+        """The pipeline without its parts, for its template."""
+        return QwenImagePipeline(**dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer")))
 
 
 def fixed_length(texts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:

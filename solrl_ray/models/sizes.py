@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
@@ -64,6 +64,8 @@ class FamilySizes:
     """
     decoder: DecoderSizes
     """Of the autoencoder, for estimates of memory."""
+    references: tuple[int, int] = (0, 0)
+    """Fewest and most reference pictures of a prompt."""
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
         """Raise `UserError` for sizes that a checkpoint does not support.
@@ -86,6 +88,13 @@ class FamilySizes:
             )
         if self.positions:
             self._check_positions(config, transformer[self.positions], step)
+        least, most = self.references
+        if not least <= config.references <= most:
+            right = f"takes {least}" if least == most else f"takes {least} to {most}"
+            raise UserError(
+                f"model.references is {config.references}, but model.family {config.family!r} "
+                f"{right if most else 'takes no reference pictures: leave it out'}."
+            )
 
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
         text, *sides = (None, end, end) if isinstance(end, int) else end
@@ -120,8 +129,8 @@ class FamilySizes:
         return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
 
     def tokens(self, config: Model, shape: SampleShape, factor: int) -> int:
-        """Tokens of one sample that the blocks transform."""
-        return self.image_tokens(shape, factor) + self.text_tokens(config)
+        """Tokens of one sample that the blocks transform, with those of its references."""
+        return self.image_tokens(shape, factor) * (1 + config.references) + self.text_tokens(config)
 
     def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -136,12 +145,15 @@ class FamilySizes:
         clips = sum(each.multiplied for each in clip) * CLIP_TOKENS
         return 2 * (clips + long.multiplied * config.max_sequence_length)
 
-    def embedding_bytes(self, config: Model, transformer: Mapping[str, Any]) -> int:
-        """Of a text, on disk and in memory."""
+    def embedding_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
+        """Of a text and its references, on disk and in memory."""
         tokens = self.text_tokens(config) or config.max_sequence_length
         width = next(int(transformer[key]) for key in TEXT_WIDTHS if transformer.get(key))
         pooled = int(transformer.get("pooled_projection_dim") or 0)
-        return (tokens * width + pooled) * DTYPE_BYTES[config.dtype]
+        shape = config.shapes.largest
+        latents = config.references * self.image_tokens(shape, factor) * int(transformer["in_channels"])
+        pixels = config.references * 3 * shape.pixels
+        return (tokens * width + pooled + latents) * DTYPE_BYTES[config.dtype] + pixels
 
     def activation_bytes(
         self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool
@@ -173,12 +185,14 @@ def _nearest(side: int, step: int) -> str:
 
 
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
+FLUX_KONTEXT = replace(FLUX, references=(1, 1))
 FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
-    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
+    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL, references=(0, 4)
 )
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
     patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
 )
+QWEN_IMAGE_EDIT = replace(QWEN_IMAGE, references=(1, 3))
 SANA = FamilySizes(
     patch=1,
     longest=300,

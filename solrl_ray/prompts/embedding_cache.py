@@ -92,5 +92,6 @@ class EmbeddingCache:
                 ) from error
 
     def _file(self, prompt: Prompt) -> Path:
-        name = hashlib.sha256(f"{self._identity}\n{prompt.text}".encode()).hexdigest()
+        whole = "\0".join([prompt.text, *(reference.digest for reference in prompt.references)])
+        name = hashlib.sha256(f"{self._identity}\n{whole}".encode()).hexdigest()
         return self._folder / f"{name}.safetensors"

@@ -1,6 +1,6 @@
 """Converts prompt sets to the two files that a run reads: ``train.jsonl`` and ``heldout.jsonl``.
 
-text, CSV, TSV, JSON, JSONL, parquet, a folder of two of them, a data set's id
+text, CSV, TSV, JSON, JSONL, parquet, a folder of two of them, a folder of pictures, a data set's id
     ──► strip ──► one of each id ──► train without what is held out ──► files, and counts of all lines
 """
 
@@ -9,16 +9,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from solrl_ray.common.files import located, read_json, replace_file
 from solrl_ray.errors import UserError
+from solrl_ray.prompts import references
 from solrl_ray.prompts.prompt_set import checked_text, json_object, prompt_id, utf8_text
+from solrl_ray.records import Reference
 
 ALL = "all"
 """For `heldout`: hold all prompts out, as of a benchmark such as DrawBench."""
@@ -30,15 +33,30 @@ HUB = "hf://datasets/"
 """May stand before the id of a data set, for one that would be taken for a path."""
 SPLIT = b"solrl.heldout"
 HELDOUT_STEMS = ("test", "heldout")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+"""In any case."""
+REFERENCE, FILE_NAME = "reference", "file_name"
+"""Keys of a prompt's reference pictures; the second in ``metadata``, as in folders of pictures on the hub."""
 _HELP = f"give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a folder with a train and a test file, or an id"
+
+
+class Entry(NamedTuple):
+    """A prompt of a source."""
+
+    text: str
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return prompt_id(self.text, self.references)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Two lists of distinct prompts, in the order of their source, with counts of its lines."""
 
-    train: tuple[str, ...]
-    heldout: tuple[str, ...]
+    entries: tuple[tuple[Entry, ...], tuple[Entry, ...]]
+    """For training, held out."""
     lines: tuple[int, int]
     """Prompts read, repetitions included: for training, held out. A part that was split off counts as training."""
     repeated: int
@@ -50,29 +68,42 @@ class Imported:
     columns: tuple[str, ...] = ()
     """The prompts' columns in tables and objects; one, unless parts differ."""
 
+    @property
+    def train(self) -> tuple[str, ...]:
+        """The texts."""
+        return tuple(entry.text for entry in self.entries[0])
+
+    @property
+    def heldout(self) -> tuple[str, ...]:
+        return tuple(entry.text for entry in self.entries[1])
+
 
 def import_prompts(source: str, *, heldout: int | str | None = None, column: str = "") -> Imported:
     """Read a prompt set.
 
     Args:
-        source: a file, a folder with a train and a test (or heldout) file, or the id of a data set (``owner/name``).
+        source: a file, a folder with a train and a test (or heldout) file, or the id of a data set (``owner/name``). A
+            folder of pictures makes each one the reference of a prompt: with ``metadata.jsonl`` or ``metadata.csv``
+            (key ``file_name``), or with a text file of the same name beside each picture.
         heldout: `ALL`, a file of held-out prompts, or how many to split off. The choice depends only on their ids, not
             on their order, so that a growing set keeps nearly all of them.
         column: of tables and objects; default: the first of `COLUMNS` that exists.
 
-    Raises UserError: the source is missing, of an unknown kind, without a prompt, or has fewer than `heldout`.
+    Raises UserError: the source is missing, of an unknown kind, without a prompt, or has fewer than `heldout`; or a
+    reference picture cannot be taken (`references.opened`).
     """
     read = _parts(source, column)
-    first, second = read[0].texts, read[1].texts
+    first, second = read[0].entries, read[1].entries
     if heldout == ALL:
         first, second = [], [*first, *second]
     elif isinstance(heldout, str):
         if not located(heldout, "--heldout").is_file():
             raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, a file of them, or {ALL}.")
         read = (read[0], _read(located(heldout, "--heldout"), column))
-        second = read[1].texts
-    empty = first.count("") + second.count("")
-    first, second = [text for text in first if text], [text for text in second if text]
+        second = read[1].entries
+    count = len(first) + len(second)
+    first, second = [entry for entry in first if entry.text], [entry for entry in second if entry.text]
+    empty = count - len(first) - len(second)
     train, apart = _distinct(first), _distinct(second)
     repeated = len(first) - len(train) + len(second) - len(apart)
     if isinstance(heldout, int):
@@ -85,14 +116,13 @@ def import_prompts(source: str, *, heldout: int | str | None = None, column: str
         chosen = set(
             sorted(train, key=lambda key: blake2b(key.encode(), digest_size=8, person=SPLIT).digest())[:heldout]
         )
-        apart = {key: text for key, text in train.items() if key in chosen}
-        train = {key: text for key, text in train.items() if key not in chosen}
-    kept = {key: text for key, text in train.items() if key not in apart}
+        apart = {key: entry for key, entry in train.items() if key in chosen}
+        train = {key: entry for key, entry in train.items() if key not in chosen}
+    kept = {key: entry for key, entry in train.items() if key not in apart}
     if not kept and not apart:
         raise UserError(f"{source} holds no prompt.")
     return Imported(
-        train=tuple(kept.values()),
-        heldout=tuple(apart.values()),
+        entries=(tuple(kept.values()), tuple(apart.values())),
         lines=(len(first), len(second)),
         repeated=repeated,
         removed=len(train) - len(kept),
@@ -107,11 +137,9 @@ def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> l
     Raises UserError: a file exists with other prompts and `force` is not set. Nothing is written then.
     """
     contents = {
-        folder / f"{part}.jsonl": "".join(
-            json.dumps({"id": prompt_id(text), "text": text}, ensure_ascii=False) + "\n" for text in texts
-        ).encode()
-        for part, texts in (("train", imported.train), ("heldout", imported.heldout))
-        if texts
+        folder / f"{part}.jsonl": "".join(_line(entry, folder) for entry in entries).encode()
+        for part, entries in zip(("train", "heldout"), imported.entries, strict=True)
+        if entries
     }
     try:
         for path, content in contents.items():
@@ -127,6 +155,15 @@ def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> l
             f"--out is {str(folder)!r}, which cannot be written: {error.filename}: {error.strerror}."
         ) from error
     return list(contents)
+
+
+def _line(entry: Entry, folder: Path) -> str:
+    """In a file of `folder`, from which the paths of pictures count."""
+    fields: dict[str, Any] = {"id": entry.id, "text": entry.text}
+    if entry.references:
+        base = folder.absolute()
+        fields["reference"] = [os.path.relpath(Path(each.path).absolute(), base) for each in entry.references]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
 def report(imported: Imported, files: Sequence[Path]) -> str:
@@ -150,7 +187,7 @@ def report(imported: Imported, files: Sequence[Path]) -> str:
 class _Lines:
     """The prompts of a part of the source, with repetitions; an empty text for each line without one."""
 
-    texts: list[str]
+    entries: list[Entry]
     column: str = ""
     """Their column, if there are columns."""
 
@@ -163,7 +200,7 @@ def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
     if path.is_dir():
         train, apart = _file(path, ("train",)), _file(path, HELDOUT_STEMS)
         if train is None and apart is None:
-            raise UserError(f"{path} has neither a train nor a test file ({', '.join(SUFFIXES)}).")
+            return _pictures(path, column), _Lines([])
         return (_read(train, column) if train else _Lines([])), (_read(apart, column) if apart else _Lines([]))
     name = source.removeprefix(HUB)
     # The hub's names may have dots; a path has a suffix, or begins with a folder that is there.
@@ -174,6 +211,26 @@ def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
         train_rows = rows.get("train", next(iter(rows.values())) if len(rows) == 1 else _Lines([]))
         return train_rows, next((rows[stem] for stem in HELDOUT_STEMS if stem in rows), _Lines([]))
     raise UserError(f"There is no {source}; {_HELP} of a data set of the hub, such as {HUB}owner/name.")
+
+
+def _pictures(folder: Path, column: str) -> _Lines:
+    """The prompts of a folder of pictures. Raises UserError: it has none, or one without a text."""
+    if listed := _file(folder, ("metadata",)):
+        return _read(listed, column)
+    found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in PICTURES]
+    if not found:
+        raise UserError(
+            f"{folder} has neither a train nor a test file ({', '.join(SUFFIXES)}), "
+            f"nor pictures ({', '.join(PICTURES)})."
+        )
+    if alone := [path.name for path in found if not path.with_suffix(".txt").is_file()]:
+        raise UserError(
+            f"{folder} has the picture {alone[0]} without a prompt; write its prompt to {Path(alone[0]).stem}.txt, or "
+            "all prompts to metadata.jsonl."
+        )
+    texts = (utf8_text(path.with_suffix(".txt"), str(path.with_suffix(".txt"))).strip() for path in found)
+    rows = ((str(path), {"text": text, "reference": path.name}) for path, text in zip(found, texts, strict=True))
+    return _column(rows, "text", folder)
 
 
 def _file(folder: Path, stems: Sequence[str]) -> Path | None:
@@ -196,14 +253,16 @@ def _read(path: Path, column: str) -> _Lines:
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
     match suffix:
         case ".txt":
-            return _Lines([line.strip() for _, line in lines])
+            return _Lines([Entry(line.strip()) for _, line in lines])
         case ".jsonl":
-            return _column(((place, json_object(line, place)) for place, line in lines if line.strip()), column)
+            rows: Iterable[Row] = ((place, json_object(line, place)) for place, line in lines if line.strip())
         case ".json":
-            return _column(_entries(path), column)
+            rows = _entries(path)
         case ".tsv":
-            return _column(_named(_tabbed(lines), str(path), "\t"), column)
-    return _column(_named(_commas(text, path), str(path), ","), column)
+            rows = _named(_tabbed(lines), str(path), "\t")
+        case _:
+            rows = _named(_commas(text, path), str(path), ",")
+    return _column(rows, column, path.parent, FILE_NAME if path.stem.lower() == "metadata" else REFERENCE)
 
 
 Row = tuple[str, dict[str, Any]]
@@ -264,8 +323,9 @@ def _named(rows: Iterator[tuple[str, list[str]]], source: str, separator: str) -
         yield place, dict(zip(names, fields, strict=True))
 
 
-def _column(rows: Iterable[Row], column: str) -> _Lines:
-    wanted, texts = "", []
+def _column(rows: Iterable[Row], column: str, folder: Path | None = None, key: str = REFERENCE) -> _Lines:
+    """The prompts of rows. Paths of reference pictures, under `key`, count from `folder`; None: there are none."""
+    wanted, texts, named, counts = "", list[str](), list[tuple[str, str]](), list[int]()
     for place, row in rows:
         if not wanted:
             lower = {name.strip().lower(): name for name in row}
@@ -278,12 +338,20 @@ def _column(rows: Iterable[Row], column: str) -> _Lines:
         texts.append(
             checked_text(row[wanted] if row[wanted] is not None else "", f"{place}, column {wanted!r}").strip()
         )
-    return _Lines(texts, wanted)
+        own = references.paths(row[key], folder, place) if folder and row.get(key) else []
+        named += [(path, place) for path in own]
+        counts.append(len(own))
+    found = iter(references.known(named, decode=True) if named else ())
+    seen = [tuple(next(found) for _ in range(count)) for count in counts]
+    return _Lines([Entry(text, own) for text, own in zip(texts, seen, strict=True)], wanted)
 
 
-def _distinct(texts: Iterable[str]) -> dict[str, str]:
-    """Prompt id → text, in order of first appearance."""
-    return {prompt_id(text): text for text in texts}
+def _distinct(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """By prompt id, in order of first appearance."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        found.setdefault(entry.id, entry)
+    return found
 
 
 def _dataset(source: str, name: str, **options: Any) -> Any:

@@ -6,48 +6,86 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
-from solrl_ray.records import Address, Prompt, SampleShape
+from solrl_ray.prompts import references
+from solrl_ray.records import Address, Prompt, Reference, SampleShape
 from solrl_ray.sampling.noise import permutation
 
 CHOICE = "prompts"
 """Purpose of the addresses that choose an iteration's prompts."""
 
 
-def prompt_id(text: str) -> str:
-    """16 hex digits of BLAKE2b-64 over the UTF-8 text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def prompt_id(text: str, references: Sequence[Reference] = ()) -> str:
+    """16 hex digits of BLAKE2b-64 over the UTF-8 text and, each after a zero byte, the digests of its pictures."""
+    whole = "\0".join([text, *(reference.digest for reference in references)])
+    return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
 
 
-def negative_prompt(model: Model) -> Prompt | None:
-    """The prompt of `model.cfg` against which others are guided; None without guidance."""
+def negative_prompt(model: Model, seen: Sequence[Reference] = ()) -> Prompt | None:
+    """The prompt of `model.cfg` against which one with the references `seen` is guided; None without guidance."""
     text = model.cfg.negative_prompt
-    return Prompt(id=prompt_id(text), text=text) if model.cfg.is_on else None
+    return Prompt(id=prompt_id(text, seen), text=text, references=tuple(seen)) if model.cfg.is_on else None
 
 
-def read_prompts(path: str, key: str = "prompts", shapes: Collection[SampleShape] = ()) -> list[Prompt]:
+class _Line(NamedTuple):
+    """A prompt, whose reference pictures are not read yet."""
+
+    number: int
+    text: str
+    shape: SampleShape | None = None
+    paths: tuple[str, ...] = ()
+
+
+def read_prompts(
+    path: str, key: str = "prompts", shapes: Collection[SampleShape] = (), seen: int | None = None
+) -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
     White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
-    An object may have the key ``resolution``, the shape of the prompt's samples. Other keys are ignored. `path` may be
-    ``builtin:…``.
+    An object may have the key ``resolution``, the shape of the prompt's samples, and the key ``reference``, the paths
+    of pictures, which count from the file's folder. Other keys are ignored. `path` may be ``builtin:…``.
 
     Args:
         shapes: those that a prompt may name; empty: any.
+        seen: reference pictures that each prompt must have; all their pixels are looked at. None: any number.
 
     Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt, or if a
-    prompt names another shape, or comes with two.
+    prompt names another shape, or comes with two, or has a picture that cannot be taken (`references.opened`).
     """
+    lines, place = _lines(path, key, shapes), f"{key}: {resolve(path)}, line "
+    for line in lines:
+        if seen is not None and len(line.paths) != seen:
+            raise UserError(_other_number(line, place, seen))
+    named = [(file, f"{place}{line.number}") for line in lines for file in line.paths]
+    found = iter(references.known(named, decode=seen is not None) if named else ())
+    prompts: dict[str, Prompt] = {}
+    for line in lines:
+        own = tuple(next(found) for _ in line.paths)
+        identity = prompt_id(line.text, own)
+        if identity not in prompts:
+            prompts[identity] = Prompt(id=identity, text=line.text, shape=line.shape, references=own)
+    return list(prompts.values())
+
+
+def _other_number(line: _Line, place: str, right: int) -> str:
+    """Says that a prompt has another number of reference pictures than the model takes."""
+    mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
+    count = len(line.paths) or "no"
+    return f"{place}{line.number} has {count} reference pictures, but model.references is {right}; {mend}."
+
+
+def _lines(path: str, key: str, shapes: Collection[SampleShape]) -> list[_Line]:
+    """The distinct prompts of a file, each at its first place."""
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
         raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
-    prompts: dict[str, Prompt] = {}
+    found: dict[Any, _Line] = {}
     try:
         # Line by line: a file of a million prompts is held once. splitlines() would also break at separators that
         # a prompt may contain.
@@ -56,8 +94,9 @@ def read_prompts(path: str, key: str = "prompts", shapes: Collection[SampleShape
                 if not line.strip():
                     continue
                 place = f"{key}: {file}, line {number}"
-                prompt = _of_json(line, place, shapes) if suffix == ".jsonl" else _prompt(line.strip())
-                if prompts.setdefault(prompt.id, prompt) != prompt:
+                read = _of_json(line, number, place, file.parent, shapes) if suffix == ".jsonl" else None
+                read = read or _Line(number, line.strip())
+                if found.setdefault((read.text, read.paths) if read.paths else read.text, read).shape != read.shape:
                     raise UserError(f"{place} repeats a prompt with another 'resolution'; a prompt has one shape.")
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
@@ -70,21 +109,26 @@ def read_prompts(path: str, key: str = "prompts", shapes: Collection[SampleShape
             "or a .jsonl file with one object a line, its prompt under 'text'"
             + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
-    if not prompts:
+    if not found:
         raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
-    return list(prompts.values())
+    return list(found.values())
 
 
-def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, str]:
-    """The first two held-out prompts, or the only one and the first training prompt; for trying a reward.
+def two_prompts(
+    config: Config, sources: Sources | None = None
+) -> tuple[tuple[str, str], tuple[tuple[bytes, ...], ...]]:
+    """The first two held-out prompts, or the only one and the first training prompt, for trying a reward: their texts,
+    and the contents of their reference pictures if the model takes some.
 
-    Raises `UserError` if a file of prompts cannot be read.
+    Raises `UserError` if a file of prompts or pictures cannot be read.
     """
-    sources, found = sources or Sources(), list[str]()
+    sources, found = sources or Sources(), list[Prompt]()
     for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
         if len(found) < 2:
-            found += [each.text for each in read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")]
-    return found[0], found[1]
+            found += read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")
+    first, second = found[:2]
+    files = (references.contents(first), references.contents(second)) if config.model.references else ()
+    return (first.text, second.text), files
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -135,16 +179,14 @@ def checked_text(value: Any, place: str) -> str:
     return value
 
 
-def _prompt(text: str, shape: SampleShape | None = None) -> Prompt:
-    return Prompt(id=prompt_id(text), text=text, shape=shape)
-
-
-def _of_json(line: str, place: str, shapes: Collection[SampleShape]) -> Prompt:
+def _of_json(line: str, number: int, place: str, folder: Path, shapes: Collection[SampleShape]) -> _Line:
     entry = json_object(line, place)
     text = entry.get("text")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{place} has no prompt; it needs a key 'text' with the prompt as a string.")
-    return _prompt(checked_text(text, place).strip(), _named_shape(entry.get("resolution"), place, shapes))
+    paths = references.paths(entry["reference"], folder, place) if entry.get("reference") is not None else []
+    shape = _named_shape(entry.get("resolution"), place, shapes)
+    return _Line(number, checked_text(text, place).strip(), shape, tuple(paths))
 
 
 def _named_shape(value: Any, place: str, shapes: Collection[SampleShape]) -> SampleShape | None:

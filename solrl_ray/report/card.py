@@ -20,6 +20,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import RunData
+from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
 from solrl_ray.report.rendering import markdown, rendered
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, stamp
@@ -70,7 +71,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
     base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
-        metadata=_metadata(named, target.licence),
+        metadata=_metadata(named, target.licence, edits=bool(config.model.references)),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
@@ -109,7 +110,9 @@ def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
     pictures, shown = data.pictures, data.shown
     first = dict(sorted(pictures["base"].keys() & pictures["final"].keys(), reverse=True))
     sides = {"base": "base", "trained": "final"}
+    seen = {key: path for key, path in pictures.get(REFERENCE, {}).items() if key[0] in first}
     chosen = {side: {key: pictures[name][key] for key in first.items()} for side, name in sides.items()}
+    chosen = ({REFERENCE: seen} if seen else {}) | chosen
     scores = {side: shown[name].rewards for side, name in sides.items()}
     captions = {prompt: shown["final"].captions.get(prompt, prompt) for prompt in scores["trained"] if prompt in first}
     return Gallery.of(captions, chosen, scores, embed=publish), files
@@ -126,13 +129,14 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     return file.read_bytes()
 
 
-def _metadata(base: str | None, licence: Mapping[str, str]) -> str:
+def _metadata(base: str | None, licence: Mapping[str, str], *, edits: bool) -> str:
     """The card's header, YAML, which the hub shows and searches."""
+    task = "image-to-image" if edits else "text-to-image"
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",
-        pipeline_tag="text-to-image",
-        tags=["text-to-image", "diffusers", "lora", "reinforcement-learning", "sol-rl"],
+        pipeline_tag=task,
+        tags=[task, "diffusers", "lora", "reinforcement-learning", "sol-rl"],
         **(more | dict(licence)),
     ).to_yaml()
 

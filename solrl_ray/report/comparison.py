@@ -13,7 +13,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt
-from solrl_ray.report.grids import picture_paths
+from solrl_ray.report.grids import REFERENCE, picture_paths
 from solrl_ray.report.pictures import LOSSLESS, Gallery
 from solrl_ray.report.rendering import digits, plain_table, signed, write_page
 
@@ -131,7 +131,8 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
     """Write ``evaluation.json``, ``.txt`` and ``.html`` beside the pictures, ``<policy>/<prompt id>-<n>.png``."""
     replace_file(folder / TEXT_FILE, f"{comparison.table()}\n".encode())
     replace_file(folder / JSON_FILE, json.dumps(asdict(comparison), indent=1, ensure_ascii=False).encode())
-    pictures = {policy: picture_paths(folder / policy) for policy in comparison.policies}
+    rows = (REFERENCE, *comparison.policies)
+    pictures = {row: found for row in rows if (found := picture_paths(folder / row))}
     first = comparison.rewards[0]
     scores = {policy: columns[first] for policy, columns in comparison.scores.items()}
     write_page(

@@ -16,7 +16,7 @@ from solrl_ray.evaluation import stability
 from solrl_ray.evaluation.paired_gain import PairedGain, paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
-from solrl_ray.report.grids import PictureKey, picture_paths
+from solrl_ray.report.grids import REFERENCE, PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
 from solrl_ray.storage.run_folder import RunFolder, Start
 
@@ -58,7 +58,8 @@ class RunData:
     def pictures(self) -> dict[str, dict[PictureKey, Path]]:
         """Name in `shown` → its pictures; none of an evaluation that kept none."""
         folder = RunFolder(self.folder).evaluations
-        return {
+        references = picture_paths(RunFolder(self.folder).references)
+        return ({REFERENCE: references} if references else {}) | {
             name: picture_paths(folder / f"updates-{record.iteration:06d}-{record.policy}")
             for name, record in self.shown.items()
         }

@@ -11,12 +11,16 @@ from PIL import Image
 
 from solrl_ray.common.files import replace_file
 from solrl_ray.errors import UserError
+from solrl_ray.prompts.references import pictures as seen_pictures
+from solrl_ray.records import Prompt, SampleShape
 
 if TYPE_CHECKING:  # takes seconds; finding pictures does not need it
     import torch
 
 PictureKey = tuple[str, int]
 """(prompt id, sample number): the fixed address of a picture."""
+REFERENCE = "reference"
+"""Name of the row, and in an evaluation's folder of the folder, of prompts' reference pictures."""
 LARGEST = 256
 """Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
 ENLARGED = 96
@@ -49,6 +53,20 @@ def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for (prompt_id, sample), image in sorted(pictures.items()):
         replace_file(folder / f"{prompt_id}-{sample}.png", encode_png(to_picture(image)))
+
+
+def save_references(folder: Path, prompts: Sequence[Prompt], shape: SampleShape) -> None:
+    """Writes the reference pictures of prompts as models see them, named as by `save_pictures`, once.
+
+    Raises UserError for a picture that is gone or has changed.
+    """
+    for prompt in (prompt for prompt in prompts if prompt.references):
+        places = [folder / f"{prompt.id}-{n}.png" for n in range(len(prompt.references))]
+        if all(place.exists() for place in places):
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, pixels in zip(places, seen_pictures(prompt, shape.height, shape.width), strict=True):
+            replace_file(place, encode_png(Image.fromarray(pixels.transpose(1, 2, 0))))
 
 
 def picture_paths(folder: Path) -> dict[PictureKey, Path]:

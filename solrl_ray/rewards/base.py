@@ -1,9 +1,15 @@
-"""The interface of a reward: images and their prompts in, one finite number an image out."""
+"""The interface of a reward: images and their prompts in, one finite number an image out.
+
+A reward that also wants the prompt's reference pictures has a parameter of that name.
+"""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,24 +31,32 @@ class Reward(ABC):
 
     @abstractmethod
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        """One number an image, [B]; see `score` for the arguments. A function of this batch alone."""
+        """One number an image, [B]; see `score` for the arguments. A function of this batch alone.
+
+        With a parameter of a name in `SEEN` it also gets the reference pictures.
+        """
 
     def take_costs(self) -> dict[str, int]:
         """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
 
-    def score_each(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    @cached_property
+    def _computes_with(self) -> frozenset[str]:
+        return wanted_by(self.compute)
+
+    def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         """`score`, followed by each reward's own value in a sum of several: [B, 1 + rewards]. See `score`."""
-        values = self.score(images, prompts)
+        values = self.score(images, prompts, references)
         return torch.stack([values, values], dim=1)
 
     @torch.no_grad()
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    def score(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         """Score images.
 
         Args:
             images: float [B, 3, H, W] in [0, 1].
             prompts: B texts, one an image.
+            references: float32 [B, n, 3, H, W] in [0, 1], the pictures of each prompt; None: they have none.
 
         Returns:
             float32 [B] on the CPU.
@@ -55,7 +69,7 @@ class Reward(ABC):
         if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
             raise ValueError(f"images {tuple(images.shape)} and {len(prompts)} prompts are not [B, 3, H, W] and B")
         _check_range(self.name, images)
-        values = self.compute(images, prompts)
+        values = self.compute(images, prompts, **seen(self._computes_with, references))
         if values.shape != (len(images),):
             raise RewardError(
                 f"Reward {self.name} returned values of shape {list(values.shape)} for {len(images)} images; "
@@ -69,6 +83,26 @@ class Reward(ABC):
                 f"images, first for the prompt {prompts[bad[0]]!r}."
             )
         return values
+
+
+SEEN = ("reference", "references")
+"""Names of parameters that get reference pictures: each prompt's first one, float32 [B, 3, H, W] in [0, 1], or all of
+them, [B, n, 3, H, W]. None if the prompts have none.
+"""
+
+
+def wanted_by(function: Callable[..., Any]) -> frozenset[str]:
+    """Which of `SEEN` are parameters of a function."""
+    try:
+        return frozenset(inspect.signature(function).parameters) & frozenset(SEEN)
+    except (TypeError, ValueError):  # written in C, it may not tell
+        return frozenset()
+
+
+def seen(wanted: frozenset[str], references: Tensor | None) -> dict[str, Tensor | None]:
+    """Arguments by the names in `wanted`."""
+    first = None if references is None else references[:, 0]
+    return {name: value for name, value in (("reference", first), ("references", references)) if name in wanted}
 
 
 class CheckpointReward(Reward):

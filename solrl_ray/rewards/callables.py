@@ -22,7 +22,7 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address, SampleShape
-from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.base import CheckpointReward, Keys, seen, wanted_by
 
 logger = logging.getLogger(__name__)
 
@@ -90,17 +90,18 @@ def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, c
 
 class CallableReward(CheckpointReward):
     """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], a copy of its own, B texts; B numbers back, as a
-    tensor, an array or a list."""
+    tensor, an array or a list. With a parameter named as in `base.SEEN` it gets copies of the references."""
 
     def __init__(
         self,
         name: str,
-        function: Callable[[Tensor, list[str]], Any],
+        function: Callable[..., Any],
         device: torch.device | str,
         code: OwnCode | None = None,
     ) -> None:
         super().__init__(name)
         self._function = function
+        self._wanted = wanted_by(function)
         self._device = device
         self._code = code
 
@@ -115,10 +116,13 @@ class CallableReward(CheckpointReward):
         code = config._own or own_code.find(config.kind, keys("kind"))
         return cls(name, import_callable(config.kind, keys("kind"), code), device, code)
 
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
+        own = images.to(self._device, torch.float32, copy=True)
+        if references is not None and self._wanted:
+            references = references.to(self._device, copy=True)
         try:
             with settings_kept(self.name):
-                values = self._function(images.to(self._device, torch.float32, copy=True), list(prompts))
+                values = self._function(own, list(prompts), **seen(self._wanted, references))
         except Exception as error:  # the user's function may raise anything: name it, keep the cause
             raise RewardError(
                 f"Reward {self.name} failed with {type(error).__name__}: {error}{where(error, self._code)}"

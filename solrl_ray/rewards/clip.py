@@ -1,4 +1,4 @@
-"""Rewards that are the cosine between a CLIP model's features of an image and of its prompt.
+"""Rewards that are cosines between a CLIP model's features of an image and of its prompt.
 
 CLIPScore (Hessel et al. 2021), and PickScore (Kirstain et al. 2023, arXiv 2305.01569): a CLIP-H fine-tuned on which of
 two images people picked.
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizer, ImageProcessingMixin
 
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RewardError, UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
@@ -68,10 +68,12 @@ class CLIPReward(CheckpointReward):
 
     def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] in [-1, 1], on the reward's device."""
-        texts = self._texts(prompts)
+        return (self._image_features(images) * self._texts(prompts)).sum(dim=-1)
+
+    def _image_features(self, images: Tensor) -> Tensor:
+        """Unit vectors [B, projection], on the reward's device."""
         pixels = self._preprocessing(images.to(self._device, torch.float32))
-        features = self._model.get_image_features(pixel_values=pixels).pooler_output
-        return (F.normalize(features, dim=-1) * texts).sum(dim=-1)
+        return F.normalize(self._model.get_image_features(pixel_values=pixels).pooler_output, dim=-1)
 
     def _count_tokens(self, prompt: str) -> int:
         return len(self._tokenizer(prompt, verbose=False).input_ids)
@@ -101,6 +103,29 @@ class CLIPScore(CLIPReward):
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)
+
+
+class CLIPEdit(CLIPScore):
+    """cos(image, text) + `reference_weight` · cos(image, reference): follows the text and keeps the picture.
+
+    The two cosines are those by which InstructPix2Pix (arXiv 2211.09800, section 4.2) compares edits.
+    """
+
+    _weight: float
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
+        made = super().load(config, device, keys=keys, name=name)
+        made._weight = config.reference_weight
+        return made
+
+    def compute(self, images: Tensor, prompts: Sequence[str], reference: Tensor | None = None) -> Tensor:
+        """Raises `RewardError` if the prompts have no reference."""
+        if reference is None:
+            raise RewardError(f"Reward {self.name} needs a reference picture of each prompt; they have none.")
+        features = self._image_features(images)
+        kept = (features * self._image_features(reference)).sum(dim=-1)
+        return (features * self._texts(prompts)).sum(dim=-1) + self._weight * kept
 
 
 class PickScore(CLIPReward):

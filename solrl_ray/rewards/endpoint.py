@@ -19,10 +19,12 @@ from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
+import torch
 from PIL import Image
 from torch import Tensor
 
 from solrl_ray.errors import RewardError, SilentServer, UserError
+from solrl_ray.rewards.preprocessing import eight_bits
 
 PAUSE = 0.5
 """Seconds before the first retry; doubled for each further one."""
@@ -198,6 +200,18 @@ def png(image: Tensor) -> str:
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG", compress_level=1)
     return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def references_shown(references: Tensor | None, count: int) -> list[list[str]]:
+    """The reference pictures [B, n, 3, H, W] of each prompt, as by `png`; each that all of a batch share once.
+
+    Raises `RewardError` if there are none.
+    """
+    if references is None:
+        raise RewardError("A reward that shows reference pictures got prompts that have none.")
+    rows = references[:1] if references.stride(0) == 0 else references
+    shown = [[png(picture) for picture in eight_bits(row).to("cpu", torch.uint8)] for row in rows]
+    return shown * (count // len(shown))
 
 
 def _port(url: SplitResult) -> int:

@@ -26,6 +26,7 @@ from solrl_ray.rewards.endpoint import (
     check_reachable,
     check_url,
     png,
+    references_shown,
     token_of,
 )
 from solrl_ray.rewards.preprocessing import eight_bits
@@ -55,8 +56,8 @@ class NoScore(ValueError):
 
 
 class Judge(CheckpointReward):
-    """One request a picture, `concurrency` at a time; the answer's number, or its probability of "yes", is the score,
-    between 0 and 1.
+    """One request a picture, `concurrency` at a time, with the prompt's references before it if the question has them;
+    the answer's number, or its probability of "yes", is the score, between 0 and 1.
 
     An answer without a score is requested again, like a missing one.
     """
@@ -74,7 +75,8 @@ class Judge(CheckpointReward):
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
         try:
-            cls("judge", quick, token).score(torch.full((1, 3, shape.height, shape.width), 0.5), ["a grey picture"])
+            grey = torch.full((1, 3, shape.height, shape.width), 0.5)
+            cls("judge", quick, token).score(grey, ["a grey picture"], grey[:, None])
         except Refusal as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(
@@ -88,9 +90,11 @@ class Judge(CheckpointReward):
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Judge:
         return cls(name, *_settings(config, keys))
 
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         pictures = eight_bits(images).to("cpu", torch.uint8)
-        bodies = [self._body(picture, prompt) for picture, prompt in zip(pictures, prompts, strict=True)]
+        shown = references_shown(references, len(images)) if self._config.question.references else [[]] * len(images)
+        asked = zip(pictures, prompts, shown, strict=True)
+        bodies = [self._body([*seen, png(picture)], prompt) for picture, prompt, seen in asked]
         pool = ThreadPoolExecutor(self._config.concurrency, "judge")
         try:
             return torch.tensor(list(pool.map(self._score, bodies)), dtype=torch.float32)
@@ -111,12 +115,12 @@ class Judge(CheckpointReward):
                 self._format = {}  # not every endpoint can
         return self._endpoint.ask(body, identity, self._read)
 
-    def _body(self, picture: Tensor, prompt: str) -> bytes:
+    def _body(self, pictures: Sequence[str], prompt: str) -> bytes:
+        """Of a question with these pictures, in base64."""
         question = self._config.question
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(picture)}"}},
-            {"type": "text", "text": question.text.replace(PROMPT, prompt)},
-        ]
+        urls = [{"url": f"data:image/png;base64,{picture}"} for picture in pictures]
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]
+        content.append({"type": "text", "text": question.text.replace(PROMPT, prompt)})
         request: dict[str, Any] = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": content}],

@@ -36,15 +36,15 @@ class RewardMixture(Reward):
             raise ValueError("a mixture needs at least one reward")
         self._rewards = tuple(rewards)
 
-    def components(self, images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def components(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> dict[str, Tensor]:
         """Each reward's own checked values, neither normalised nor weighted, float32 [B] by name, in order."""
-        return {each.reward.name: each.reward.score(images, prompts) for each in self._rewards}
+        return {each.reward.name: each.reward.score(images, prompts, references) for each in self._rewards}
 
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self._sum(list(self.components(images, prompts).values()))
+    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
+        return self._sum(list(self.components(images, prompts, references).values()))
 
-    def score_each(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        own = list(self.components(images, prompts).values())
+    def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
+        own = list(self.components(images, prompts, references).values())
         return torch.stack([self._sum(own), *own], dim=1)
 
     def _sum(self, own: Sequence[Tensor]) -> Tensor:
@@ -73,8 +73,8 @@ class Columns(Reward):
         self.last: tuple[tuple[float, ...], ...] = ()
         """Scores of the last images, a column a reward in the order of the configuration."""
 
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        columns = tuple(self._mixture.components(images, prompts).values())
+    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
+        columns = tuple(self._mixture.components(images, prompts, references).values())
         self.last = tuple(tuple(column.tolist()) for column in columns)
         return columns[0]
 

@@ -15,7 +15,7 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys
-from solrl_ray.rewards.endpoint import Endpoint, check_reachable, check_url, png, token_of
+from solrl_ray.rewards.endpoint import Endpoint, check_reachable, check_url, png, references_shown, token_of
 from solrl_ray.rewards.preprocessing import eight_bits
 
 
@@ -26,7 +26,7 @@ class RemoteReward(CheckpointReward):
 
     def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
         super().__init__(name)
-        self._url = config.url
+        self._url, self._references = config.url, config.references
         self._endpoint = Endpoint(name, config.url, token=token, timeout=config.timeout, retries=config.retries)
 
     @classmethod
@@ -38,8 +38,13 @@ class RemoteReward(CheckpointReward):
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> RemoteReward:
         return cls(name, *_settings(config, keys))
 
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        content = {"images": [png(image) for image in eight_bits(images).to("cpu", torch.uint8)], "prompts": prompts}
+    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
+        content: dict[str, Any] = {
+            "images": [png(image) for image in eight_bits(images).to("cpu", torch.uint8)],
+            "prompts": prompts,
+        }
+        if self._references:
+            content["references"] = references_shown(references, len(images))
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         body = json.dumps({"request": identity} | content).encode()
         return self._endpoint.ask(body, identity, lambda answer: self._scores(answer, len(images)))

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import solrl_ray
@@ -20,7 +21,8 @@ from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of
-from solrl_ray.records import Address
+from solrl_ray.prompts.references import prepared
+from solrl_ray.records import Address, SampleShape
 from solrl_ray.rewards.callables import CallableReward, real_pictures
 
 __all__ = ["Trial", "here", "prompts_of"]
@@ -58,8 +60,16 @@ def _score(trial: Trial, device: str) -> list[float]:
     scores = list[list[float]]()
     for shape in trial.shapes:
         images = torch.rand(2, 3, shape.height, shape.width, generator=torch.Generator().manual_seed(0))
-        scores.append(reward.score(images, trial.prompts).tolist())
+        scores.append(reward.score(images, trial.prompts, _references(trial, shape, device)).tolist())
     return scores[0]
+
+
+def _references(trial: Trial, shape: SampleShape, device: str) -> torch.Tensor | None:
+    """Of both prompts, float32 [2, n, 3, H, W] in [0, 1]; None if they have none."""
+    if not trial.files:
+        return None
+    seen = [[prepared(file, trial.key, shape.height, shape.width) for file in files] for files in trial.files]
+    return torch.from_numpy(np.array(seen)).to(device).float() / 255
 
 
 def _users_traceback(error: BaseException | None) -> str:

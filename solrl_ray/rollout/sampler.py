@@ -11,7 +11,7 @@ of the same shape, in the order of their indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,6 +40,7 @@ from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.solvers import State
 
+Scorer = Callable[[Tensor], Tensor]
 ODE = Ode()
 WARM_UP_SIGMA = 0.5
 
@@ -108,6 +109,14 @@ def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
     return low + int(uniform(address, (1,))[0] * (high - window.size - low + 1))
 
 
+def references_for(images: Tensor, embedding: PromptEmbedding) -> Tensor | None:
+    """The prompt's reference pictures as its rewards get them: float32 [B, n, 3, H, W] in [0, 1], beside `images` [B,
+    …] on their device, one copy for all; None if it has none.
+    """
+    seen = embedding.references
+    return None if seen is None else (seen.to(images.device).float() / 255).expand(len(images), *seen.shape)
+
+
 class Sampler:
     """Samples, decodes and scores units of one stage and one shape, that of its model."""
 
@@ -155,8 +164,8 @@ class Sampler:
         """
         if unit.prune is not None:
             raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
-        batch = self._batch(unit, prompt, embedding)
-        parts = [self._one(part, prompt, batch) for part in self._micro_batches(unit)]
+        batch, scored = self._batch(unit, prompt, embedding), self._scorer(prompt, embedding)
+        parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
         latents, images, scores, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
         start = window_start(self._sampler, unit, self._run_seed)
@@ -173,19 +182,20 @@ class Sampler:
     @torch.no_grad()
     def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
         """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
-        batch, count = self._batch(unit, prompt, embedding), len(unit.indices)
+        batch, scored = self._batch(unit, prompt, embedding), self._scorer(prompt, embedding)
+        count = len(unit.indices)
         if unit.prune is None:
-            parts = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
+            parts = [self._one(part, scored, batch)[2] for part in self._micro_batches(unit)]
             return self._previewed(torch.cat(parts)[:count], torch.empty(0))
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        early = torch.cat([self._decode_and_score(_estimate(state), prompt)[1] for state in begun])[:count]
+        early = torch.cat([scored(self._model.decode(_estimate(state))) for state in begun])[:count]
         deciding = early[:, 0]
         if self._weights:
             deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()
         kept = survivors(deciding.tolist(), unit.prune.keep)
-        final = self._finish(unit, solvers.together(begun), kept, prompt, batch)
+        final = self._finish(unit, solvers.together(begun), kept, scored, batch)
         return self._previewed(early.index_copy(0, torch.tensor(kept), final), deciding)
 
     def _previewed(self, scores: Tensor, early: Tensor) -> Previewed:
@@ -194,7 +204,7 @@ class Sampler:
         )
 
     def _finish(
-        self, unit: WorkUnit, state: State, kept: Sequence[int], prompt: Prompt, batch: dict[str, Tensor]
+        self, unit: WorkUnit, state: State, kept: Sequence[int], scored: Scorer, batch: dict[str, Tensor]
     ) -> Tensor:
         """Scores of the members at the positions `kept`, which continue from `state` in new micro-batches."""
         assert unit.prune is not None
@@ -203,7 +213,7 @@ class Sampler:
         for part in self._micro_batches(replace(unit, indices=tuple(place))):
             rows = torch.tensor([place[index] for index in part.indices], device=state.latents.device)
             end, _ = self._advance(part, state.rows(rows), batch, first=unit.prune.after)
-            scores.append(self._decode_and_score(end.latents, prompt)[1])
+            scores.append(scored(self._model.decode(end.latents)))
         return torch.cat(scores)[: len(kept)]
 
     def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
@@ -220,10 +230,11 @@ class Sampler:
             part = unit.indices[start : start + self._micro_batch]
             yield replace(unit, indices=part + part[-1:] * (self._micro_batch - len(part)))
 
-    def _one(self, part: WorkUnit, prompt: Prompt, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def _one(self, part: WorkUnit, scored: Scorer, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """(latents, images, scores, recorded states); the states are empty if none are recorded."""
         state, states = self._advance(part, self._noise(part), batch)
-        images, scores = self._decode_and_score(state.latents, prompt)
+        images = self._model.decode(state.latents)
+        scores = scored(images)
         kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(scores), 0)
         return state.latents.float(), images.float(), scores, kept
 
@@ -231,15 +242,18 @@ class Sampler:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
         return State(noise.to(self._model.device))
 
-    def _decode_and_score(self, latents: Tensor, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Images, and their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what `Sampled.components`
-        has.
+    def _scorer(self, prompt: Prompt, embedding: PromptEmbedding) -> Scorer:
+        """Gives a prompt's images their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what
+        `Sampled.components` has.
         """
-        images = self._model.decode(latents)
-        prompts = [prompt.text] * len(images)
-        if self._weights:
-            return images, self._reward.score_each(images, prompts).float().cpu()
-        return images, self._reward.score(images, prompts).float().cpu()[:, None]
+
+        def scores(images: Tensor) -> Tensor:
+            prompts, seen = [prompt.text] * len(images), references_for(images, embedding)
+            if self._weights:
+                return self._reward.score_each(images, prompts, seen).float().cpu()
+            return self._reward.score(images, prompts, seen).float().cpu()[:, None]
+
+        return scores
 
     def _advance(
         self, part: WorkUnit, state: State, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None

@@ -88,6 +88,8 @@ class RunFolder:
         """The prompts with which the run began: see `resume.check_prompts`."""
         self.embeddings = path / "embeddings"
         self.evaluations = path / "evaluations"
+        self.references = self.evaluations / "references"
+        """Reference pictures of the prompts whose pictures evaluations keep."""
         self.lora = path / "lora"
         self.lora_best = path / "lora_best"
         self.lock = FolderLock(path)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from solrl_ray import models
@@ -36,7 +37,8 @@ TEXT_LIMIT = (0.1, "other kernels round otherwise; encoders are deep, and one wr
 
 def text(session: Session) -> list[Measure]:
     """Encode on the CPU, as a run's text encoder does, and on the device, as the stock pipeline does."""
-    model = models.load(session.config.model, "cpu", components={"text"})
+    needed = models.encoder_components(session.config.model)
+    model = models.load(session.config.model, "cpu", components=needed)
     started = time.perf_counter()
     session.embeddings = on_cpu = session.embed(model)
     encoded = time.perf_counter()
@@ -48,7 +50,7 @@ def text(session: Session) -> list[Measure]:
     ]
     if session.device.type == "cuda":
         del model
-        session.embeddings = session.embed(session.load("text"))
+        session.embeddings = session.embed(session.load(*needed))
         errors = [
             relative_error(tensor.float(), on_cpu[key].tensors[name].float())
             for key, one in session.embeddings.items()
@@ -79,7 +81,9 @@ def stock_picture(session: Session) -> list[Measure]:
 
     pipeline.scheduler.step = watched
     latents = bare.stock_latents(noise.clone())
-    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **drawing.call)
+    seen = [Image.fromarray(each.transpose(1, 2, 0)) for each in session.references] if config.references else []
+    given = {"image": seen} if seen else {}
+    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **given, **drawing.call)
     grid = pipeline.scheduler.sigmas.double().tolist()
     found = session.stock = StockRun(grid, passed, called.images.float().cpu())
     session.pictures["stock"] = [found.picture[0]]

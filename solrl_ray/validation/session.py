@@ -6,12 +6,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
@@ -75,6 +78,16 @@ class Session:
         cfg = found.model.cfg.model_copy(update={"interval": (0.0, 1.0)})
         return replace(found, model=found.model.model_copy(update={"cfg": cfg}))
 
+    @property
+    def references(self) -> NDArray[np.uint8]:
+        """The reference pictures of all prompts, uint8 [n, 3, H, W]: an edge on a slope of colours, each elsewhere."""
+        height, width = self.config.model.shapes[0].height, self.config.model.shapes[0].width
+        down, right = (np.linspace(0, 255, side).astype(np.uint8) for side in (height, width))
+        picture = np.stack(np.broadcast_arrays(down[:, None], right, np.uint8(90)))
+        picture[:, height // 4 : height // 2, width // 4 : width // 2] = 250
+        turned = [np.roll(picture, number * width // 4, 2) for number in range(self.config.model.references)]
+        return np.ascontiguousarray(np.stack(turned))
+
     def load(self, *components: str) -> DiffusionModel:
         """Uses the product's own loader."""
         return models.load(self.config.model, self.device, components=set(components))
@@ -90,9 +103,14 @@ class Session:
         """
         negative = negative_prompt(self.config.evaluated_model) or negative_prompt(self.config.model)
         texts = [*PROMPTS, *([negative] if negative else [])]
+        given = [each.text for each in texts]
+        if isinstance(model, SeesReferences) and self.config.model.references:
+            encoded = model.encode_seeing(given, [torch.from_numpy(self.references)] * len(given))
+        else:
+            encoded = model.encode(given)
         made = [
             PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
-            for prompt, tensors in zip(texts, model.encode([prompt.text for prompt in texts]), strict=True)
+            for prompt, tensors in zip(texts, encoded, strict=True)
         ]
         found = [each.against(made[-1]) for each in made[:-1]] if negative else made
         return {each.prompt_id: each for each in found}

@@ -25,16 +25,22 @@ class Asked:
     headers: dict[str, str]
 
     @property
+    def pictures(self) -> list[np.ndarray]:
+        """Each uint8 [H, W, 3]."""
+        *shown, _ = self.body["messages"][0]["content"]
+        urls = [part["image_url"]["url"].partition(",") for part in shown]
+        assert {kind for kind, _, _ in urls} == {"data:image/png;base64"}
+        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for _, _, data in urls]
+
+    @property
     def picture(self) -> np.ndarray:
-        """uint8 [H, W, 3]."""
-        url: str = self.body["messages"][0]["content"][0]["image_url"]["url"]
-        kind, _, data = url.partition(",")
-        assert kind == "data:image/png;base64"
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        """The only one."""
+        (picture,) = self.pictures
+        return picture
 
     @property
     def text(self) -> str:
-        found: str = self.body["messages"][0]["content"][1]["text"]
+        found: str = self.body["messages"][0]["content"][-1]["text"]
         return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -18,6 +19,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SanaPipeline,
@@ -134,13 +136,25 @@ def flux_transformer(*, guidance_embeds: bool = False) -> FluxTransformer2DModel
     )
 
 
-def build_pipeline(folder: Path, *, guidance_embeds: bool = False, tiny_vae: bool = False, seed: int = 0) -> Path:
+def build_kontext(folder: Path) -> Path:
+    """`build_pipeline` with a guidance embedding, as a checkpoint of `FluxKontextPipeline`."""
+    return build_pipeline(folder, guidance_embeds=True, pipeline_class=FluxKontextPipeline)
+
+
+def build_pipeline(
+    folder: Path,
+    *,
+    guidance_embeds: bool = False,
+    tiny_vae: bool = False,
+    seed: int = 0,
+    pipeline_class: Any = FluxPipeline,
+) -> Path:
     """Write a FLUX-class pipeline of about 80 thousand parameters in float32 and return its folder."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
         transformer = flux_transformer(guidance_embeds=guidance_embeds)
-        pipeline = FluxPipeline(
+        pipeline = pipeline_class(
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
             vae=kl_vae(tiny_vae),
             text_encoder=CLIPTextModel(_text_config(tokenizer, projection=32)),

@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     ZImagePipeline,
@@ -17,6 +18,9 @@ from full_size import qwen_image_template, qwen_words
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -37,41 +41,51 @@ def qwen_vae() -> AutoencoderKLQwenImage:
     )
 
 
+def _vision_language(words: int, **tokens: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Qwen2.5-VL; weights from the global generator."""
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": words,
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "fullatt_block_indexes": [0],
+            },
+            **tokens,
+        )
+    )
+
+
+def _transformer(blocks: int) -> QwenImageTransformer2DModel:
+    """Weights from the global generator."""
+    return QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=blocks,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+
+
 def build_qwen_image(folder: Path, *, blocks: int = 2, seed: int = 5) -> Path:
     """Write a Qwen-Image-class pipeline in float32 and return its folder."""
     tokenizer = qwen_words(qwen_image_template())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        text_encoder = Qwen2_5_VLForConditionalGeneration(
-            Qwen2_5_VLConfig(
-                text_config={
-                    "vocab_size": len(tokenizer),
-                    "hidden_size": 32,
-                    "intermediate_size": 32,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 1,
-                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
-                },
-                vision_config={
-                    "depth": 1,
-                    "hidden_size": 16,
-                    "intermediate_size": 16,
-                    "num_heads": 2,
-                    "out_hidden_size": 32,
-                    "fullatt_block_indexes": [0],
-                },
-            )
-        )
-        transformer = QwenImageTransformer2DModel(
-            in_channels=16,
-            out_channels=4,
-            num_layers=blocks,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
-            axes_dims_rope=(4, 4, 8),
-        )
+        text_encoder, transformer = _vision_language(len(tokenizer)), _transformer(blocks)
         pipeline = QwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
@@ -80,6 +94,35 @@ def build_qwen_image(folder: Path, *, blocks: int = 2, seed: int = 5) -> Path:
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7) -> Path:
+    """Write a Qwen-Image-Edit-class pipeline in float32, whose references are at least 32 pixels wide."""
+    parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "processor", "transformer"))
+    template = QwenImageEditPlusPipeline(**parts).prompt_template_encode
+    tokenizer = qwen_words(template + "<|vision_start|><|vision_end|><|image_pad|><|video_pad|>")
+    images = Qwen2VLImageProcessor(patch_size=14, min_pixels=56**2, max_pixels=512**2)
+    processor = Qwen2VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=14))
+    named = {"image_token_id": "image_pad", "video_token_id": "video_pad", "vision_start_token_id": "vision_start"}
+    named |= {"vision_end_token_id": "vision_end"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        text_encoder = _vision_language(
+            len(tokenizer),
+            **{name: tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in named.items()},
+        )
+        pipeline = QwenImageEditPlusPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+            ),
+            vae=qwen_vae(),
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            processor=processor,
+            transformer=_transformer(blocks),
         )
     pipeline.save_pretrained(folder)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import embedding_digest
-from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
+from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id, read_prompts
 from solrl_ray.records import Prompt, PromptEmbedding
 from tests.simulated import virtual_clock
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk
 from tests.simulated.world import Ref, SimulatedWorld
 from tests.support.documents import ROOT
+from tests.support.editing import write_prompts
 
 FOLDER = "/run/embeddings"
 SECONDS = 10.0
@@ -46,13 +48,15 @@ class Encoder:
     def __init__(self) -> None:
         self.identity = {"device": "cpu/1"}
         self.asked: list[str] = []
+        self.files: list[tuple[bytes, ...]] = []
         self.left = 0
 
     def start(self) -> dict[str, str]:
         return self.identity
 
-    def embed(self, wanted: Sequence[Prompt]) -> list[PromptEmbedding]:
+    def embed(self, wanted: Sequence[Prompt], files: Sequence[tuple[bytes, ...]] = ()) -> list[PromptEmbedding]:
         self.asked.append("".join(prompt.id for prompt in wanted))
+        self.files.extend(files)
         return [embedding(prompt) for prompt in wanted]
 
     def leave(self) -> None:
@@ -176,6 +180,22 @@ def test_the_negative_prompt_is_encoded_once_and_comes_with_every_embedding_that
         assert scene.asked == "c"
 
     played(play, *GUIDED)
+
+
+def test_an_encoder_gets_the_files_of_references_which_the_negative_prompt_sees_too(tmp_path: Path) -> None:
+    first, second = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a", "a"], 8)))
+    model = config(*GUIDED).evaluated_model
+    against = [negative_prompt(model, prompt.references) for prompt in (first, second)]
+    contents = [Path(prompt.references[0].path).read_bytes() for prompt in (first, second)]
+
+    async def play(scene: Scene) -> None:
+        found = await scene.embeddings.of([first, second], model)
+        for prompt, negative in zip((first, second), against, strict=True):
+            assert negative
+            assert value(found[prompt.id]).digest == embedding(prompt).against(embedding(negative)).digest
+        assert sorted(scene.player("encoder-0").files) == sorted((content,) for content in contents * 2)
+
+    played(play, *GUIDED, "model.references=1")
 
 
 def test_a_later_run_in_the_folder_encodes_only_what_is_missing() -> None:

@@ -18,10 +18,14 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.encoding import encode_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.references import contents
 from solrl_ray.records import Prompt
 from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.documents import ROOT
+from tests.support.editing import write_prompts
 
 PROMPTS = [Prompt(id="1", text="a red square"), Prompt(id="2", text="two blue circles"), Prompt(id="3", text="a dog")]
 
@@ -29,6 +33,29 @@ PROMPTS = [Prompt(id="1", text="a red square"), Prompt(id="2", text="two blue ci
 def config_of(path: Path, *overrides: str) -> Config:
     config = load([ROOT / "configs" / "demo.yaml"], overrides)
     return config.model_copy(update={"model": tiny.model_config(path)})
+
+
+def test_it_encodes_the_files_that_it_is_sent_and_needs_no_others(tmp_path: Path) -> None:
+    checkpoint = tiny.build_kontext(tmp_path / "pipeline")
+    fields = {"family": "flux_kontext", "references": 1}
+    config = load([ROOT / "configs" / "demo.yaml"]).model_copy(
+        update={"model": tiny.model_config(checkpoint, **fields)}
+    )
+    prompts = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a", "b"], 40)))
+    encoder, model = TextEncoder(config), models.load(config.model, "cpu", components={"text", "vae"})
+    expected, files = encode_prompts(model, prompts), [contents(prompt) for prompt in prompts]
+    for prompt in prompts:
+        Path(prompt.references[0].path).unlink()
+    threads = torch.get_num_threads()
+    try:
+        encoder.start()
+        made = encoder.embed(prompts, files)
+    finally:
+        torch.set_num_threads(threads)
+    assert [each.digest for each in made] == [embedding_digest(tensors) for tensors in expected]
+    assert made[0].references is not None
+    assert made[0].references.shape == (1, 3, tiny.RESOLUTION, tiny.RESOLUTION)
+    assert made[0].digest != made[1].digest
 
 
 class Noting(TextEncoder):

@@ -31,6 +31,13 @@ def ladder(levels: str) -> str:
     [
         (["rollout.keep=98"], "rollout.keep", "98 rollout.pool 96"),
         (["rollout.keep=23"], "rollout.keep", "23"),
+        (["rewards=[{kind: clip_edit, path: p}]"], "rewards.0.kind", "clip_edit model.references 0"),
+        (
+            ["rewards=[{kind: remote, remote: {url: 'http://h', references: true}}]"],
+            "rewards.0.remote.references",
+            "true model.references 0",
+        ),
+        (["model.references=1", "evaluation.reference=a:b"], "evaluation.reference", "a:b model.references"),
         (["rollout.pool=100"], "rollout.explore.micro_batch", "24 rollout.pool 100 20"),
         (["rollout.pool=20", "rollout.keep=4"], "rollout.explore.micro_batch", "24"),
         (["rollout.strategy=direct"], "rollout.keep", "24 96 direct"),

@@ -212,7 +212,11 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
 
 def test_every_model_configuration_is_checked_here_or_is_not_published() -> None:
     found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
-    assert found == {*PUBLISHED, *OURS, "testbed", "flux2_klein_base_4b"}
+    edits = {"flux1_kontext_dev": "flux1_dev", "qwen_image_edit": "qwen_image"}
+    assert found == {*PUBLISHED, *OURS, *edits, "testbed", "flux2_klein_base_4b"}
+    for name, other in edits.items():  # which share networks, layers and grid
+        one, two = configuration(name).model, configuration(other).model
+        assert (one.lora, one.quantization, one.schedule) == (two.lora, two.quantization, two.schedule)
 
 
 def test_in_flux2_klein_all_blocks_leaves_modulation_timestep_and_embedders_alone() -> None:
@@ -275,7 +279,7 @@ def test_a_model_that_is_not_there_is_one_sentence(
 
 def test_an_unknown_family_is_one_sentence() -> None:
     config = configuration("flux1_dev", "model.family=flux3").model
-    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, qwen_i"):
+    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, flux_"):
         models.load(config, "cpu", components=())
 
 

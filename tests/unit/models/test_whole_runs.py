@@ -16,6 +16,7 @@ import pytest
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.report.data import read_run
+from tests.support.editing import with_prompts
 from tests.support.families import BUILDERS, model_config
 from tests.support.small import CONFIGS, folder, summary
 
@@ -63,7 +64,7 @@ def test_every_family_trains_and_is_evaluated_with_guidance(
     made = load(parts, [*SIZES, f"run={{root: '{tmp_path}', name: guided, iterations: 2}}"])
     model = model_config(family, folder_of(family), schedule=made.model.schedule, cfg=Cfg(scale=3.0))
     evaluation = made.evaluation.model_copy(update={"cfg": Cfg(scale=5.0, interval=(0.1, 0.9))})
-    config = made.model_copy(update={"model": model, "evaluation": evaluation})
+    config = with_prompts(made.model_copy(update={"model": model, "evaluation": evaluation}), tmp_path)
     one_process.train(one_process.checked(config))
     done = read_run(folder(config)).iterations
     assert [record.first_ratio_deviation for record in done] == [0.0, 0.0]
@@ -81,7 +82,7 @@ def test_every_family_strategy_and_method_trains(
     own = (*STRATEGIES[strategy], *METHODS[method], f"run={{root: '{tmp_path}', name: run, iterations: 2}}")
     made = load(parts, [*SIZES, *own])
     model = model_config(family, folder_of(family), schedule=made.model.schedule)
-    config = made.model_copy(update={"model": model})
+    config = with_prompts(made.model_copy(update={"model": model}), tmp_path)
     one_process.train(one_process.checked(config))
     done = read_run(folder(config)).iterations
     assert len(done) == 2

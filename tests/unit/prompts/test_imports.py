@@ -12,6 +12,7 @@ from solrl_ray.cli import main
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.imports import import_prompts, write_prompts
 from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
+from tests.support.editing import picture
 
 DRAWBENCH = (
     'Prompts,Category\nA red colored car.,Colors\n"A ""sign"", that says\nhello",Text\nA red colored car.,Colors\n'
@@ -230,3 +231,47 @@ def test_a_run_does_not_take_a_table_for_lines_of_prompts(tmp_path: Path) -> Non
         read_prompts(str(tmp_path / "p.CSV"))
     (tmp_path / "p.JSONL").write_text('{"text": "a cat"}\n')
     assert [prompt.text for prompt in read_prompts(str(tmp_path / "p.JSONL"))] == ["a cat"]
+
+
+def pictured(folder: Path, *names: str) -> list[bytes]:
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        picture(number, 8).save(folder / name)
+    return [(folder / name).read_bytes() for name in names]
+
+
+SOURCES = {
+    "list.jsonl": '{"text": "a", "reference": "x/1.png"}\n{"text": "a", "reference": ["x/2.png"]}\n',
+    "list.csv": "prompt,reference\na,x/1.png\na,x/2.png\n",
+    "x/metadata.jsonl": '{"file_name": "1.png", "text": "a"}\n{"file_name": "2.png", "text": "a"}\n',
+    "x/metadata.csv": "file_name,caption\n1.png,a\n2.png,a\n",
+    "x/1.txt": "a\n",
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_references_of_a_list_or_a_folder_are_those_of_the_prompts_that_a_run_reads(name: str, tmp_path: Path) -> None:
+    files = pictured(tmp_path / "x", "1.png", "2.png")
+    (tmp_path / name).write_text(SOURCES[name])
+    if name.endswith(".txt"):
+        (tmp_path / "x/2.txt").write_text("a")
+    source = tmp_path / name if name.startswith("list") else tmp_path / "x"
+    out = tmp_path / "other/prompts"
+    write_prompts(import_prompts(str(source)), out)
+    read = read_prompts(str(out / "train.jsonl"))
+    assert [prompt.text for prompt in read] == ["a", "a"]
+    assert [Path(prompt.references[0].path).read_bytes() for prompt in read] == files
+    lines = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [prompt.id for prompt in read]
+    assert [line["reference"] for line in lines] == [["../../x/1.png"], ["../../x/2.png"]]
+
+
+def test_a_picture_without_a_prompt_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
+    pictured(tmp_path / "x", "1.png", "2.png")
+    (tmp_path / "x/1.txt").write_text("a")
+    with pytest.raises(UserError, match=r"2\.png.*2\.txt"):
+        import_prompts(str(tmp_path / "x"))
+    (tmp_path / "x/2.png").write_bytes(b"")
+    (tmp_path / "x/metadata.csv").write_text("file_name,text\n1.png,a\n2.png,b\n")
+    with pytest.raises(UserError, match=r"^\S*metadata\.csv, line 3 .*2\.png"):
+        import_prompts(str(tmp_path / "x"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from torch import Tensor
 
 from actors.workers.regenerator import evaluating
@@ -20,19 +23,24 @@ from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.stock_call import Drawing
+from solrl_ray.prompts.encoding import encode_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import Brightness
 from tests.support import families, made_runs
+from tests.support.editing import write_prompts
 from tests.support.made_configs import changed
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SHIPPED = {
     "flux": "flux1_dev",
     "flux2_klein": "flux2_klein_base_4b",
+    "flux_kontext": "flux1_kontext_dev",
     "qwen_image": "qwen_image",
+    "qwen_image_edit": "qwen_image_edit",
     "sana": "sana_1600m",
     "sd3": "sd35_large",
     "z_image": "z_image",
@@ -90,7 +98,9 @@ def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
     """The pictures of two evaluated addresses, float32 [2, 3, H, W], by the sampler of the run's regenerators."""
     model = models.load(config.model, "cpu")
     own, negative = (
-        PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([text])[0], digest=text)
+        PromptEmbedding(
+            prompt_id=prompt.id, tensors=encode_prompts(model, [replace(prompt, text=text)])[0], digest=text
+        )
         for text in (prompt.text, config.evaluated_model.cfg.negative_prompt)
     )
     embedding = own.against(negative)
@@ -105,7 +115,9 @@ GUIDANCE["z_image"]["interval"] = (0.7, 1.0)  # its pipeline's truncation
 
 @pytest.mark.parametrize(("solver", "guided"), [("euler", False), ("dpm2", False), ("dpm2", True)])
 @pytest.mark.parametrize("family", SHIPPED)
-def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, guided: bool, tmp_path: Path) -> None:
+def test_the_shown_lines_draw_the_runs_own_picture(
+    family: str, solver: str, guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = families.BUILDERS[family](tmp_path / "pipeline")
     shipped = load(
         (CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"),
@@ -117,7 +129,14 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, gui
     cfg = Cfg(**GUIDANCE[family]) if guided else None
     config = changed(shipped, rollout={"solver": solver})
     config = config.model_copy(update={"model": model, "evaluation": config.evaluation.model_copy(update={"cfg": cfg})})
-    prompt = Prompt(id="p", text="a prompt")
+    (shape,) = model.shapes
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", shape.pixels)  # a megapixel takes minutes
+    file = write_prompts(tmp_path / "reference.jsonl", ["a prompt"], shape.height, shape.width)
+    seen = read_prompts(str(file))[0].references if model.references else ()
+    if seen:
+        shutil.copy(seen[0].path, tmp_path / "reference-0.png")
+    monkeypatch.chdir(tmp_path)
+    prompt = Prompt(id="p", text="a prompt", references=seen)
     addresses = [
         Address(run_seed=config.run.seed, purpose="evaluation-noise", iteration=0, prompt_id="p", index=i)
         for i in (0, 1)

@@ -23,6 +23,7 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "rewards"
 SHIPPED = {
     "judge_aesthetics": "9",
     "judge_alignment": "",
+    "judge_edit": "9",
     "judge_objects": "a dog: right\n2 cats: wrong\nSHARE: 90",
     "judge_text_rendering": "OPEN 24.\nSCORE: 9",
 }
@@ -306,5 +307,7 @@ def test_the_shipped_questions_are_answered(name: str) -> None:
     with serving(model) as server:
         entry["judge"]["url"] = server.url
         shipped = RewardConfig.model_validate(entry)
-        assert rewards.load([shipped], "cpu").score(images(), PROMPTS).tolist() == pytest.approx([0.9, 0.9])
+        scores = rewards.load([shipped], "cpu").score(images(), PROMPTS, images()[:, None])
+        assert scores.tolist() == pytest.approx([0.9, 0.9])
+    assert {len(asked.pictures) for asked in server.asked} == {2 if name == "judge_edit" else 1}
     assert all((PROMPTS[0] in a.text or PROMPTS[1] in a.text) == ("{prompt}" in asks.text) for a in server.asked)

@@ -37,6 +37,8 @@ TARGETS = {
     "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],
     "sana": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "flux2_klein": ["to_q", "to_k", "to_qkv_mlp_proj"],
+    "flux_kontext": ["to_q", "to_k"],
+    "qwen_image_edit": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }

@@ -1,0 +1,93 @@
+"""Qwen-Image-Edit, through the parts of a diffusers `QwenImageEditPlusPipeline` checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers import QwenImageEditPlusPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
+from PIL import Image
+from torch import Tensor
+
+from solrl_ray.config.schema import Model
+from solrl_ray.models import sizes
+from solrl_ray.models.checkpoint import Checkpoint
+from solrl_ray.models.qwen_image import QwenImage, fixed_length
+from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.text import TextEncoders, Truncation
+
+PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
+"""What the pipeline writes before a prompt, of each picture."""
+PICTURE_TOKENS = 196
+"""Of a square picture of `stock.CONDITION_IMAGE_SIZE` pixels, in patches of 28 × 28 as the text encoder takes it."""
+
+
+class QwenImageEdit(SeesReferences, QwenImage):
+    """Qwen-Image that sees up to three pictures twice: the text encoder as about 384² pixels before the prompt, the
+    transformer as latents of the samples' size. The stock pipeline brings the latter to about 1024² pixels, whatever
+    size is drawn.
+
+    `max_sequence_length` counts the tokens of the pictures, about 200 each. Longer texts lose their end, which the
+    stock pipeline would keep.
+    """
+
+    PIPELINE = QwenImageEditPlusPipeline
+    SIZES = sizes.QWEN_IMAGE_EDIT
+
+    def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
+        settings = json.dumps(self._text.pipeline.processor.image_processor.to_dict(), sort_keys=True, default=str)
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        return super().text_identity(micro_batch) | {"processor": digest}
+
+    def _encode_texts(
+        self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int
+    ) -> list[dict[str, Tensor]]:
+        """One by one, as `QwenImage._encode` and the stock pipeline do."""
+        return [self._encode_with(text, pictures) for text, pictures in zip(texts, references, strict=True)]
+
+    def _encode_with(self, text: str, pictures: Tensor) -> dict[str, Tensor]:
+        height, width = pictures.shape[2:]
+        wide, high = stock.calculate_dimensions(stock.CONDITION_IMAGE_SIZE, width / height)
+        files = [Image.fromarray(each.permute(1, 2, 0).contiguous().numpy()) for each in pictures]
+        pipeline, longest = self._text.pipeline, self.config.max_sequence_length
+        shown = [pipeline.image_processor.resize(file, high, wide) for file in files]
+        sequence, _ = pipeline.encode_prompt(text, image=shown, device=self.device)
+        batch = fixed_length([sequence[0][:longest]], longest)
+        return {name: tensor[0].to("cpu", self.dtype) for name, tensor in batch.items()}
+
+    def _shapes(self, pictures: int) -> Any:
+        """Of the sample and its references."""
+        return [[(1, *self._grid)] * pictures]
+
+    def _as_encoded(self, pixels: Tensor) -> Tensor:
+        return pixels.unsqueeze(2)  # one frame
+
+    def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
+        mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))
+        return (latents[:, :, 0] - mean) / std
+
+    @classmethod
+    def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        processor = checkpoint.load_processor("processor")
+        encoders, tokenizers = cls._text_parts(config, checkpoint, dtype)
+        return TextEncoders(partial(cls.PIPELINE, processor=processor), encoders, tokenizers)
+
+    @classmethod
+    def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
+        seen = "".join(
+            PICTURE.format(number + 1, "<|image_pad|>" * PICTURE_TOKENS) for number in range(config.references)
+        )
+        found = super().truncated(config, [seen + text for text in texts])
+        return [replace(each, texts=tuple(text.removeprefix(seen) for text in each.texts)) for each in found]
+
+    @classmethod
+    def _stock(cls) -> Any:
+        return QwenImageEditPlusPipeline(
+            **dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "processor", "transformer"))
+        )

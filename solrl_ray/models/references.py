@@ -1,0 +1,81 @@
+"""Models that see reference pictures: as latents, whose tokens come after those of the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.checkpoint import fingerprint
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES
+
+
+class SeesReferences(DiffusionModel):
+    """Stands before a family whose latents are packed. The family's `_velocity` gets the tokens of the sample and then
+    those of each picture, and answers for all; the sample's count. Without pictures it is the family itself.
+    """
+
+    @torch.no_grad()
+    def encode_seeing(
+        self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int = 1
+    ) -> list[dict[str, Tensor]]:
+        """As `encode`, of texts with each its pictures, uint8 [n, 3, H, W]. Needs `models.encoder_components`.
+
+        Returns also `records.REFERENCES` and `records.REFERENCE_TOKENS`.
+        """
+        encoded = self._encode_texts(texts, references, micro_batch)
+        return [
+            embedding | {REFERENCES: seen, REFERENCE_TOKENS: self._tokens_of(seen)}
+            for embedding, seen in zip(encoded, references, strict=True)
+        ]
+
+    def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
+        """With references also what fixes theirs."""
+        identity = super().text_identity(micro_batch)
+        if not self.config.references:
+            return identity
+        return identity | {"vae": fingerprint(self._module("vae")), "shape": str(self.shape)}
+
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        others = dict(embedding)
+        tokens = others.pop(REFERENCE_TOKENS, None)
+        if tokens is None:
+            return super()._velocity(latents, sigmas, others)  # type: ignore[safe-super]
+        both = torch.cat([latents, tokens], dim=1)
+        return super()._velocity(both, sigmas, others)[:, : latents.shape[1]]  # type: ignore[safe-super]
+
+    def _encode_texts(
+        self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int
+    ) -> list[dict[str, Tensor]]:
+        """The text encoders' part; those of some families see the pictures."""
+        return self.encode(texts, micro_batch)
+
+    def _tokens_of(self, pictures: Tensor) -> Tensor:
+        """[n · tokens, channels] in `dtype` on the CPU, by the most likely latents. One picture is one forward, so that
+        its bits depend on no other.
+        """
+        vae: Any = self._module("vae")
+        tokens = []
+        for picture in pictures[:, None]:
+            pixels = (picture.float() / 255 * 2 - 1).to(self.device, self.dtype)
+            made = vae.encode(self._as_encoded(pixels))
+            latents = made.latent_dist.mode() if hasattr(made, "latent_dist") else made.latents
+            tokens.append(self._packed(self._normalised(vae, latents))[0].cpu())
+        return torch.cat(tokens)
+
+    def _as_encoded(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] from -1 to 1 as the autoencoder takes them."""
+        return pixels
+
+    def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
+        """The inverse of `_denormalised`, as the stock pipeline computes it."""
+        settings = vae.config
+        return (latents - float(settings.get("shift_factor") or 0.0)) * float(settings.get("scaling_factor") or 1.0)
+
+    def _packed(self, latents: Tensor) -> Tensor:
+        """The inverse of `_unpacked`: cells [B, C, H, W] to tokens [B, tokens, channels]."""
+        return functional.pixel_unshuffle(latents, self.SIZES.patch).flatten(2).transpose(1, 2)

@@ -1,0 +1,126 @@
+"""The small world's edits: a picture of one object, which shall have another colour, and nothing else may change.
+
+    python -m solrl_ray.testbed.editing edits
+    solrl train demo edits/edit.yaml
+
+The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of
+the demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no
+other words. The pipeline has never seen a reference: it copies it, colour and all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from solrl_ray.config import yaml_text
+from solrl_ray.models.paths import resolve
+from solrl_ray.records import Address
+from solrl_ray.sampling.noise import uniform
+from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
+
+PIPELINE = "builtin:testbed/pipeline"
+PARTS = {"train": 192, "heldout": 64}
+"""File of prompts → their number."""
+
+
+def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Tensor:
+    """How close pictures are to their reference in the prompt's colour: 1 - (RMSE where the object is + RMSE
+    elsewhere) / 2, in [0, 1].
+
+    Args:
+        images: float [B, 3, H, W] in [0, 1].
+        prompts: B captions of one object, whose size, shape and background are the reference's.
+        reference: float [B, 3, H, W] in [0, 1].
+
+    Returns:
+        float32 [B], on the CPU.
+    """
+    found = [_wanted(seen, parse(text)) for seen, text in zip(reference.float().cpu(), prompts, strict=True)]
+    wanted, cover = (torch.stack(each) for each in zip(*found, strict=True))
+    errors = (images.float().cpu() - wanted).square().mean(dim=1)
+    inside, outside = (
+        ((errors * share).sum(dim=(1, 2)) / share.sum(dim=(1, 2))).sqrt() for share in (cover, 1 - cover)
+    )
+    return 1 - (inside + outside) / 2
+
+
+def _wanted(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+    """The reference [3, H, W] with its object in the scene's colour, and how much of each pixel is the object's."""
+    background = torch.tensor(list(BACKGROUNDS.values()))[scene.fields[8]][:, None, None]
+    palette = torch.tensor(list(COLOURS.values()))
+    apart = reference - background
+    strongest = reference.flatten(1)[:, apart.square().sum(dim=0).argmax()]
+    colour = palette[(palette - strongest).square().sum(dim=1).argmin()][:, None, None]
+    towards = colour - background
+    cover = ((apart * towards).sum(dim=0) / towards.square().sum()).clamp(0, 1)
+    return torch.lerp(background.expand_as(reference), palette[scene.fields[2]][:, None, None], cover), cover
+
+
+def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
+    """Write ``train.jsonl`` and ``heldout.jsonl``, and their pictures beside them.
+
+    Each scene is in one part: scenes of one object, and the colours before and after, are numbered, and every fifth is
+    held out.
+    """
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    edits = [
+        (Scene((1, size, before, shape, 0, 0, 0, 0, ground)), Scene((1, size, after, shape, 0, 0, 0, 0, ground)))
+        for size in range(len(SIZES))
+        for shape in range(len(SHAPES))
+        for ground in range(len(BACKGROUNDS))
+        for before in range(len(COLOURS))
+        for after in range(len(COLOURS))
+        if before != after
+    ]
+    order = uniform(Address(run_seed=0, purpose="edits"), (len(edits),)).argsort()
+    pools = {"train": [i for i in order if i % 5], "heldout": [i for i in order if i % 5 == 0]}
+    for part, count in (parts or PARTS).items():
+        lines = []
+        for index in map(int, pools[part][:count]):
+            before, after = edits[index]
+            address = Address(run_seed=0, purpose="references", index=index)
+            pixels = (picture(before.caption, address) * 255).round().byte()
+            name = f"{part}-{index}.png"
+            Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / name)
+            lines.append(json.dumps({"text": after.caption, "reference": name}) + "\n")
+        (folder / f"{part}.jsonl").write_text("".join(lines))
+
+
+def write_pipeline(folder: Path) -> Path:
+    """Write the testbed's pipeline as a checkpoint of FLUX.1 Kontext."""
+    shutil.copytree(resolve(PIPELINE), folder, dirs_exist_ok=True)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxKontextPipeline"}, indent=1))
+    return folder
+
+
+def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
+    """Write prompts, pipeline and configuration; returns the configuration, which comes after that of the demo."""
+    write_prompts(folder, parts)
+    here = folder.absolute()
+    config = {
+        "run": {"name": "edits"},
+        "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
+        "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
+        "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
+        # Seeds of a prompt differ by little, prompts by much.
+        "objective": {"advantage": {"std": "group"}},
+        "evaluation": {"reference": ""},
+    }
+    file = folder / "edit.yaml"
+    file.write_text(yaml_text.dump(config))
+    return file
+
+
+if __name__ == "__main__":
+    (out,) = map(Path, sys.argv[1:])
+    print(f"wrote {write_all(out)}; train it with: solrl train demo {out}/edit.yaml")

@@ -1,0 +1,197 @@
+"""Every family that sees reference pictures gives what its stock pipeline gives for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel, FluxKontextPipeline, QwenImageEditPlusPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+from PIL import Image
+from torch import Tensor
+
+from solrl_ray import models
+from solrl_ray.config.guidance import Cfg
+from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
+from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.stock_call import stock_call
+from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
+from tests.support import tiny, tiny_qwen
+
+TEXT, NEGATIVE = "make it red", "grey"
+STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A tiny checkpoint and its stock pipeline."""
+
+    name: str
+    build: Callable[[Path], Path]
+    pipeline: Any
+    count: int = 1
+    """Reference pictures."""
+    size: int = tiny.RESOLUTION
+    tokens: int = tiny.T5_TOKENS
+    given: Callable[[Tensor], Tensor] = lambda latents: latents
+    """Our latents as the stock call takes them."""
+
+    def config(self, path: Path, **changes: Any) -> Model:
+        fields = {"family": self.name, "references": self.count, "resolution": self.size}
+        return tiny.model_config(path, **fields | {"max_sequence_length": self.tokens} | changes)
+
+    def pictures(self, seed: int = 0) -> Tensor:
+        """uint8 [count, 3, size, size]."""
+        shape = self.count, 3, self.size, self.size
+        return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed)).byte()
+
+    def stock(self, path: Path) -> Any:
+        pipeline = self.pipeline.from_pretrained(path)
+        for part in pipeline.components.values():
+            if isinstance(part, torch.nn.Module):
+                part.eval()
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+
+def build_klein(folder: Path) -> Path:
+    """With larger weights, so that attention sees the references among the sample's tokens."""
+    tiny.build_flux2_klein(folder)
+    transformer = Flux2Transformer2DModel.from_pretrained(folder / "transformer")
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.mul_(3)
+    transformer.save_pretrained(folder / "transformer")
+    return folder
+
+
+def as_cells(latents: Tensor) -> Tensor:
+    return latents.transpose(1, 2).unflatten(2, (16, 16))
+
+
+FAMILIES = [
+    Family("flux_kontext", tiny.build_kontext, FluxKontextPipeline),
+    Family("flux2_klein", build_klein, Flux2KleinPipeline, size=64, given=as_cells),
+    Family("flux2_klein", build_klein, Flux2KleinPipeline, 2, size=64, given=as_cells),
+    Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
+    Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
+]
+
+
+@pytest.fixture(autouse=True)
+def pictures_of_the_samples_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stock pipeline of Qwen-Image-Edit brings references to a megapixel, which takes minutes on a CPU."""
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 32 * 32)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: f"{family.name}-{family.count}")
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.build(tmp_path_factory.mktemp(family.name) / "pipeline")
+
+
+def as_files(given: Tensor) -> list[Image.Image]:
+    return [Image.fromarray(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in given]
+
+
+def embedded(model: SeesReferences, given: Tensor) -> PromptEmbedding:
+    (positive,) = model.encode_seeing([TEXT], [given])
+    made = PromptEmbedding(prompt_id="p", tensors=positive, digest="p")
+    if not model.config.cfg.is_on:
+        return made
+    (negative,) = model.encode_seeing([model.config.cfg.negative_prompt], [given])
+    return made.against(PromptEmbedding(prompt_id="n", tensors=negative, digest="n"))
+
+
+def loaded(config: Model) -> SeesReferences:
+    model = models.load(config, "cpu")
+    assert isinstance(model, SeesReferences)
+    return model
+
+
+def sampled(model: SeesReferences, given: Tensor, start: Tensor, sigmas: Tensor) -> Tensor:
+    """Euler steps on the stock scheduler's own grid."""
+    batch, latents = model.batch_embeddings([embedded(model, given)]), start
+    with torch.no_grad():
+        for sigma, following in pairwise(sigmas.tolist()):
+            latents = latents + (following - sigma) * model.velocity(latents, sigma, batch)
+        return model.decode(latents)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path, scale: float) -> None:
+    negative = "" if family.name == "flux2_klein" else NEGATIVE  # its pipeline takes no other
+    cfg = Cfg(scale=scale, negative_prompt=negative) if scale > 1 else Cfg()
+    model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), family.pictures()
+    start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
+    files = as_files(given)
+    expected = stock(
+        prompt=TEXT,
+        image=files if family.count > 1 else files[0],
+        latents=family.given(start.clone()),
+        output_type="pt",
+        **stock_call(model.config, STEPS),
+    ).images
+    images = sampled(model, given, start, stock.scheduler.sigmas)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+    others = sampled(model, family.pictures(seed=7), start, stock.scheduler.sigmas)
+    assert (others - images).abs().max() > 1e-3
+
+
+def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Path) -> None:
+    model = loaded(family.config(path))
+    one, other = family.pictures(), family.pictures(seed=3)
+    together = model.encode_seeing([TEXT, "b"], [one, other], micro_batch=2)
+    alone = model.encode_seeing([TEXT], [one], micro_batch=2)
+    for name, tensor in alone[0].items():
+        assert torch.equal(together[0][name], tensor), name
+    assert not torch.equal(together[0][REFERENCE_TOKENS], together[1][REFERENCE_TOKENS])
+    tokens = model.latent_shape[0] * family.count
+    assert together[0][REFERENCE_TOKENS].shape == (tokens, model.latent_shape[1])
+
+
+def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:
+    identity = loaded(family.config(path)).text_identity()
+    assert {"vae", "shape"} <= identity.keys()
+
+
+def test_another_number_of_references_is_refused(family: Family, path: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.references is 9"):
+        models.load(family.config(path).model_copy(update={"references": 9}), "cpu", components=())
+
+
+def test_a_family_without_references_refuses_them(tiny_pipeline: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.references is 1, but model\.family 'flux'"):
+        models.load(tiny.model_config(tiny_pipeline, references=1), "cpu", components=())
+
+
+def test_kontext_refuses_to_go_without(tmp_path: Path) -> None:
+    checkpoint = tiny.build_kontext(tmp_path / "pipeline")
+    with pytest.raises(UserError, match=r"^model\.references is 0, but model\.family 'flux_kontext'"):
+        models.load(tiny.model_config(checkpoint, family="flux_kontext"), "cpu", components=())
+
+
+def test_the_tokens_of_pictures_count_for_the_limit_of_a_text(tmp_path: Path) -> None:
+    checkpoint = tiny_qwen.build_qwen_image_edit(tmp_path / "pipeline")
+    family = next(each for each in FAMILIES if each.name == "qwen_image_edit" and each.count == 2)
+    model = loaded(family.config(checkpoint))
+    (encoded,) = model.encode_seeing([TEXT], [family.pictures()])
+    taken = int(encoded["prompt_embeds_mask"].sum())
+    exact, short = (family.config(checkpoint, max_sequence_length=taken - less) for less in (0, 1))
+    assert [cut.texts for cut in type(model).truncated(exact, [TEXT])] == [()]
+    assert [cut.texts for cut in type(model).truncated(short, [TEXT])] == [(TEXT,)]
+    (cut,) = loaded(short).encode_seeing([TEXT], [family.pictures()])
+    assert torch.equal(cut["prompt_embeds"], encoded["prompt_embeds"][: taken - 1])

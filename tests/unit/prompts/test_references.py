@@ -1,0 +1,161 @@
+"""Reference pictures: which are taken, and what is said of others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from solrl_ray.errors import UserError
+from solrl_ray.prompts import references
+from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
+from tests.support.editing import picture, write_prompts
+
+
+def saved(image: Image.Image, file: Path, **how: object) -> None:
+    image.save(file, **how)  # type: ignore[arg-type]
+
+
+def deep_png(file: Path) -> None:
+    """A PNG file of RGB with 16 bits a channel, which Pillow cannot write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = zlib.compress((b"\0" + bytes(range(4 * 6))) * 4)
+    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def cut(file: Path) -> None:
+    saved(picture(0, 64), file)
+    file.write_bytes(file.read_bytes()[:-900])
+
+
+def see_through(file: Path) -> None:
+    colours = np.full((8, 8, 4), 200, np.uint8)
+    colours[:, :, 3] = 255
+    colours[2, 2, 3] = 254
+    saved(Image.fromarray(colours), file)
+
+
+def clear_colour_of_a_palette(file: Path) -> None:
+    saved(picture(0, 8).quantize(4), file, transparency=0)
+
+
+def bits_16_of_grey(file: Path) -> None:
+    saved(Image.fromarray(np.full((8, 8), 40_000, np.uint16)), file)
+
+
+def frames(file: Path) -> None:
+    saved(picture(0, 8), file, save_all=True, append_images=[picture(1, 8)])
+
+
+def huge(file: Path) -> None:
+    saved(Image.new("L", (12_000, 6_000)), file)
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "missing.png": lambda file: None,
+    "folder.png": lambda file: file.mkdir(),
+    "empty.png": lambda file: file.write_bytes(b""),
+    "text.png": lambda file: file.write_text("no picture"),
+    "cut.png": cut,
+    "cut.jpg": cut,
+    "transparent.png": see_through,
+    "palette.png": clear_colour_of_a_palette,
+    "deep.png": deep_png,
+    "grey.png": bits_16_of_grey,
+    "animated.png": frames,
+    "animated.webp": frames,
+    "huge.png": huge,
+    "print.jpg": lambda file: saved(Image.new("CMYK", (8, 8)), file),
+    "other.bmp": lambda file: saved(picture(0, 8), file),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_a_reference_is_refused_with_its_file_and_line(name: str, tmp_path: Path) -> None:
+    BAD[name](tmp_path / name)
+    good = write_prompts(tmp_path / "p.jsonl", ["a"], 8).read_text()
+    (tmp_path / "p.jsonl").write_text(good + "\n" + json.dumps({"text": "b", "reference": name}))
+    with pytest.raises(UserError) as refused:
+        read_prompts(str(tmp_path / "p.jsonl"), "prompts.train", seen=1)
+    said = str(refused.value)
+    assert said.startswith(f"prompts.train: {tmp_path}/p.jsonl, line 2 ")
+    assert str(tmp_path / name) in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("value", [3, "", [], ["a.png", 3], {"path": "a.png"}, "https://example.org/a.png"])
+def test_what_is_no_path_is_refused(value: object, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "b", "reference": value}))
+    with pytest.raises(UserError, match=r"^prompts: .*, line 1 .*reference"):
+        read_prompts(str(tmp_path / "p.jsonl"))
+
+
+def test_every_prompt_has_as_many_as_the_model_takes(tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "p.jsonl", ["a", "b"], 8)
+    file.write_text(file.read_text() + '\n{"text": "c"}')
+    with pytest.raises(UserError, match=r"^prompts: .*, line 3 .*model\.references is 1"):
+        read_prompts(str(file), seen=1)
+    with pytest.raises(UserError, match=r"^prompts: .*, line 1 .*model\.references is 0"):
+        read_prompts(str(file), seen=0)
+    (tmp_path / "p.txt").write_text("a")
+    with pytest.raises(UserError, match=r"p\.txt, line 1 .*model\.references is 1"):
+        read_prompts(str(tmp_path / "p.txt"), seen=1)
+
+
+def test_a_prompt_is_its_text_and_the_bytes_of_its_pictures(tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "p.jsonl", ["a", "a"], 8)
+    first, second = read_prompts(str(file))
+    assert first.id != second.id != prompt_id("a")
+    path = tmp_path / "p-0-0.png"
+    assert [each.path for each in first.references] == [str(path)]
+    assert first.references[0].digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / "copy.png").write_bytes(path.read_bytes())
+    file.write_text(file.read_text() + '\n{"text": "a", "reference": ["copy.png"]}')
+    assert [each.id for each in read_prompts(str(file))] == [first.id, second.id]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1"])
+def test_opaque_pictures_of_every_kind_are_taken(mode: str, tmp_path: Path) -> None:
+    original = picture(0, 8).convert(mode)
+    saved(original, tmp_path / "p.png")
+    content = references.read(str(tmp_path / "p.png"), "here")
+    made = references.prepared(content, "p.png", 8, 8)
+    assert np.array_equal(made.transpose(1, 2, 0), np.asarray(original.convert("RGB")))
+
+
+def test_a_picture_is_cut_to_the_shape_of_samples_around_its_middle(tmp_path: Path) -> None:
+    """Black, white and black stripes, three times as wide as high: the white one stays."""
+    colours = np.zeros((32, 96, 3), np.uint8)
+    colours[:, 32:64] = 255
+    saved(Image.fromarray(colours), tmp_path / "p.png")
+    made = references.prepared((tmp_path / "p.png").read_bytes(), "p.png", 32, 32)
+    assert made.shape == (3, 32, 32)
+    assert made.min() == 255
+
+
+def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # orientation: upside down
+    original = picture(0, 8)
+    saved(original, tmp_path / "p.png", exif=exif)
+    made = references.prepared((tmp_path / "p.png").read_bytes(), "p.png", 8, 8)
+    assert np.array_equal(made.transpose(1, 2, 0), np.asarray(original)[::-1, ::-1])
+
+
+def test_a_picture_that_changes_while_a_run_goes_on_is_noticed(tmp_path: Path) -> None:
+    (prompt,) = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a"], 8)))
+    assert references.pictures(prompt, 8, 8).shape == (1, 3, 8, 8)
+    saved(picture(5, 8), Path(prompt.references[0].path))
+    with pytest.raises(UserError, match=r"p-0-0\.png .* has changed"):
+        references.contents(prompt)

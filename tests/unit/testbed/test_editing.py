@@ -1,0 +1,73 @@
+"""The small world's edits, and a run that learns them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import one_process
+import pytest
+import torch
+
+from solrl_ray.config.loading import load
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.references import pictures
+from solrl_ray.records import Address
+from solrl_ray.report.data import read_run
+from solrl_ray.report.grids import REFERENCE
+from solrl_ray.report.pictures import Gallery
+from solrl_ray.testbed import editing
+from solrl_ray.testbed.world import COLOURS, Scene, parse, picture
+from tests.support.small import CONFIGS, folder
+
+ADDRESS = Address(run_seed=3, purpose="t")
+BEFORE, AFTER = "a large blue ring on grey", "a large red ring on grey"
+
+
+def drawn(*texts: str) -> torch.Tensor:
+    return torch.stack([picture(text, ADDRESS) for text in texts])
+
+
+def test_the_reward_is_1_for_the_drawn_edit_and_less_for_all_else() -> None:
+    reference = drawn(BEFORE)
+    others = [BEFORE, "a large green ring on grey", "a large red circle on grey", "a small red ring on grey"]
+    moved = picture(AFTER, Address(run_seed=4, purpose="t"))[None]
+    edited = editing.recoloured(drawn(AFTER), [AFTER], reference)
+    assert edited.item() == pytest.approx(1, abs=1e-3)
+    for wrong in [*drawn(*others)[:, None], moved]:
+        assert editing.recoloured(wrong, [AFTER], reference) < edited - 0.05
+
+
+def test_parts_share_no_edit_and_each_prompt_changes_only_a_colour(tmp_path: Path) -> None:
+    editing.write_prompts(tmp_path, {"train": 40, "heldout": 10})
+    train, heldout = (read_prompts(str(tmp_path / f"{part}.jsonl")) for part in ("train", "heldout"))
+    assert (len(train), len(heldout)) == (40, 10)
+    assert not {prompt.id for prompt in train} & {prompt.id for prompt in heldout}
+    for prompt in heldout:
+        seen = torch.from_numpy(pictures(prompt, 32, 32)).float() / 255
+        fields = list(parse(prompt.text).fields)
+        scores = []
+        for colour in range(len(COLOURS)):
+            text = Scene(tuple([*fields[:2], colour, *fields[3:]])).caption
+            scores.append(editing.recoloured(seen, [text], seen).item())
+        assert max(scores) == pytest.approx(1, abs=0.01)
+        assert scores.index(max(scores)) != fields[2]
+
+
+def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path: Path) -> None:
+    made = editing.write_all(tmp_path / "edits", {"train": 4, "heldout": 2})
+    sizes = (
+        "rollout={prompts: 2, pool: 4, keep: 2}",
+        "rollout.explore={steps: 3, micro_batch: 4}",
+        "rollout.regenerate={steps: 4, micro_batch: 2}",
+        "evaluation={every: 0, prompts: 2, samples: 1, steps: 2, pictures: 1}",
+        f"run={{iterations: 2, root: '{tmp_path}'}}",
+    )
+    config = load([CONFIGS / "demo.yaml", made], sizes)
+    one_process.train(one_process.checked(config))
+    run = read_run(folder(config))
+    assert all(record.gradient_norm > 0 and record.differing_results == 0 for record in run.iterations)
+    assert all(0.5 < record.reward_mean < 1 for record in run.evaluations)
+    first = read_prompts(config.prompts.heldout)[0]
+    assert run.pictures[REFERENCE].keys() == {(first.id, 0)}
+    (card,) = Gallery.of_run(run).cards
+    assert list(card.rows) == [REFERENCE, "base", "final"]
