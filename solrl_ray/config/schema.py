@@ -120,6 +120,10 @@ class Model(Section):
     """Type of everything that is not quantised: the "full precision" tier."""
     resolution: Positive
     """Height and width of the images, pixels."""
+    frames: Annotated[int, Field(ge=2)] | None = None
+    """Frames of a video, for families that make videos; null: pictures. Wan's are 1 + a multiple of 4."""
+    fps: Positive = 16
+    """Frames a second with which clips are played; 16 of Wan 2.1, 24 of Wan 2.2 TI2V."""
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     guidance: AtLeastZero = 1.0

@@ -68,6 +68,7 @@ FAMILIES = {
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
+    "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, guided=_by_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),
 }
 """By ``model.family``."""

@@ -28,6 +28,7 @@ class DecoderSizes:
 KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
 DC_AE = DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666)
 QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
+WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class FamilySizes:
     """Key of ``config.json`` with the limit of positions: image tokens a side, or a list of the limits of text, rows
     and columns. Empty: no limit.
     """
+    frame_stride: int = 0
+    """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     kept_values: tuple[float, float]
     """Values that a block's forward keeps for its backward pass, per channel of an image or text token: of compiled
     blocks, of eager ones. Measured; for estimates of memory.
@@ -73,6 +76,7 @@ class FamilySizes:
         step = factor * self.patch
         if config.resolution % step:
             raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
+        self._check_frames(config)
         if config.max_sequence_length > self.longest:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
@@ -80,6 +84,22 @@ class FamilySizes:
             )
         if self.positions:
             self._check_positions(config, transformer[self.positions], step)
+
+    def _check_frames(self, config: Model) -> None:
+        stride, frames = self.frame_stride, config.frames
+        if not stride and frames:
+            raise UserError(f"model.frames is {frames}, but model.family {config.family!r} makes pictures; leave it out.")
+        if stride and not frames:
+            raise UserError(
+                f"model.frames is missing: model.family {config.family!r} makes videos of 1 + a multiple of {stride} "
+                f"frames, such as {12 * stride + 1}."
+            )
+        if frames and (frames - 1) % stride:
+            lower = (frames - 1) // stride * stride + 1
+            right = f"{lower} or {lower + stride}" if lower > 1 else str(lower + stride)
+            raise UserError(
+                f"model.frames is {frames}, but {config.path} makes 1 + a multiple of {stride}, such as {right}."
+            )
 
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
         text, *sides = (None, end) if isinstance(end, int) else end
@@ -98,9 +118,13 @@ class FamilySizes:
                 f"but the positions of {config.path} end at {longest}."
             )
 
+    def latent_frames(self, config: Model) -> int:
+        """Latent frames of one sample; 1 of a picture."""
+        return 1 + (config.frames - 1) // self.frame_stride if config.frames else 1
+
     def image_tokens(self, config: Model, factor: int) -> int:
-        """Image tokens of one sample."""
-        return (config.resolution // factor // self.patch) ** 2
+        """Image tokens of one sample, of all its frames."""
+        return self.latent_frames(config) * (config.resolution // factor // self.patch) ** 2
 
     def text_tokens(self, config: Model) -> int:
         """Text tokens in the sequence that the blocks transform beside the image's."""
@@ -114,7 +138,10 @@ class FamilySizes:
     def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
         channels, cells = int(transformer["in_channels"]), config.resolution // factor
-        return (self.image_tokens(config, factor), channels) if self.packed else (channels, cells, cells)
+        if self.packed:
+            return self.image_tokens(config, factor), channels
+        frames = (self.latent_frames(config),) if self.frame_stride else ()
+        return channels, *frames, cells, cells
 
     def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
         """Floating-point operations of encoding a text."""
@@ -175,6 +202,16 @@ SD3 = FamilySizes(
     kept_values=(14.4, 22.5),
     forward_values=12.7,
     decoder=KL,
+)
+WAN = FamilySizes(
+    patch=2,
+    longest=512,
+    packed=False,
+    text_in_blocks=False,
+    frame_stride=4,
+    kept_values=(20.0, 31.0),
+    forward_values=15.9,
+    decoder=WAN_VAE,
 )
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     patch=2,

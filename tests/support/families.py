@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from solrl_ray.config.schema import Model
-from tests.support import tiny, tiny_qwen
+from tests.support import tiny, tiny_qwen, tiny_wan
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "flux": tiny.build_pipeline,
@@ -14,6 +14,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen_image": tiny_qwen.build_qwen_image,
     "sana": tiny.build_sana,
     "sd3": tiny.build_sd3,
+    "wan": tiny_wan.build_wan,
     "z_image": tiny_qwen.build_z_image,
 }
 """Family → what writes its checkpoint into a folder, and returns the folder."""
@@ -26,4 +27,5 @@ def resolution(family: str) -> int:
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
-    return tiny.model_config(checkpoint, **{"family": family, "resolution": resolution(family)} | changes)
+    own = {"family": family, "resolution": resolution(family)} | (tiny_wan.OWN if family == "wan" else {})
+    return tiny.model_config(checkpoint, **own | changes)
