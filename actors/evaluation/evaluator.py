@@ -175,7 +175,7 @@ class Evaluator:
 
         def write() -> None:
             make_folder(folder)  # with its name synced
-            save_pictures(folder, pictures)
+            save_pictures(folder, pictures, self._config.model.fps)
 
         seconds = self._config.fleet.deadlines.checkpoint
         what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"

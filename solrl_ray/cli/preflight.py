@@ -255,14 +255,16 @@ def functions(run: Run) -> None:
 
     prompts = two_prompts(config, run.sources)
     trials = [
-        own_functions.Trial(run.named(key), function, config.model.resolution, prompts) for key, function in own.items()
+        own_functions.Trial(run.named(key), function, config.model.resolution, prompts, config.model.frames)
+        for key, function in own.items()
     ]
     gpu = config.fleet.explorers.num_gpus > 0
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
         given = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
+        what = "videos" if trial.frames else "pictures"
+        print(f"tried {trial.spec}: {given} for two {what} of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
     if tried is None:
@@ -301,7 +303,7 @@ def rewards(run: Run) -> None:
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
-    rewards.check(config.rewards, config.model.resolution, run.named, tell=tell)
+    rewards.check(config.rewards, config.model.resolution, run.named, frames=config.model.frames, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
         trial.here([own_functions.Trial(key, config.evaluation, config.model.resolution, texts)], "cpu")

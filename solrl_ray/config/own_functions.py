@@ -45,6 +45,8 @@ class Trial:
     """Height and width of the pictures that it will get, pixels."""
     prompts: tuple[str, str]
     """One for each picture: the run's own, because a function may not understand others."""
+    frames: int | None = None
+    """Of the videos that it will get; None: pictures."""
 
     @property
     def spec(self) -> str:

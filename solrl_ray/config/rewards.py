@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.frames import Frames
 from solrl_ray.config.section import AboveZero, Location, Natural, Positive, Seconds, Section
 
 
@@ -78,7 +79,7 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``hpsv3``, ``imagereward``,
-    ``aesthetic``, ``unifiedreward``, ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or
+    ``aesthetic``, ``unifiedreward``, ``ocr``, ``motion``, ``remote``, ``judge``) or your own function, ``module:function`` or
     ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
@@ -93,6 +94,12 @@ class RewardConfig(Section):
     """Brings the reward to a common scale before it is weighted."""
     preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
     """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
+    frames: Frames | None = None
+    """Of videos; null for a reward that takes whole videos: ``motion``, and own functions whose first parameter is
+    ``video`` or ``videos``.
+    """
+    enough: AboveZero | None = None
+    """For ``motion``: the change from frame to frame, of a range of 1, that scores 1; more scores no more."""
     remote: Remote | None = None
     """The server, for kind ``remote``."""
     judge: Judge | None = None

@@ -70,7 +70,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
     base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
-        metadata=_metadata(named, target.licence),
+        metadata=_metadata(named, target.licence, "text-to-video" if config.model.frames else "text-to-image"),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
@@ -126,13 +126,13 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     return file.read_bytes()
 
 
-def _metadata(base: str | None, licence: Mapping[str, str]) -> str:
+def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:
     """The card's header, YAML, which the hub shows and searches."""
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",
-        pipeline_tag="text-to-image",
-        tags=["text-to-image", "diffusers", "lora", "reinforcement-learning", "sol-rl"],
+        pipeline_tag=task,
+        tags=[task, "diffusers", "lora", "reinforcement-learning", "sol-rl"],
         **(more | dict(licence)),
     ).to_yaml()
 
@@ -151,7 +151,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     settings |= {
         "pictures": f"{drawing.steps} steps, {drawing.solver}"
         + (f", {_guidance(drawing.model)}" if drawing.model.cfg != config.model.cfg else ""),
-        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, "
+        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, {_frames(config.model)}"
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
         "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",
@@ -160,6 +160,10 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     }
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     return settings | ({"versions": versions} if versions else {})
+
+
+def _frames(model: Model) -> str:
+    return f"{model.frames} frames, " if model.frames else ""
 
 
 def _guidance(model: Model) -> str:

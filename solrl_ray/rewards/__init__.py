@@ -12,11 +12,12 @@ from solrl_ray.config import reward_kinds
 from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
-from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
+from solrl_ray.rewards.frames import Framewise
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
-__all__ = ["Reward", "RewardMixture", "check", "import_callable", "load"]
+__all__ = ["Reward", "RewardMixture", "check", "import_callable", "load", "load_one"]
 
 
 def check(
@@ -24,11 +25,13 @@ def check(
     resolution: int,
     named: Callable[[str], str],
     *,
+    frames: int | None = None,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
     """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
 
     Args:
+        frames: of the videos that they score; None: pictures.
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
         tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
 
@@ -38,7 +41,9 @@ def check(
     for i, config in enumerate(configs):
         keys = _named(i, named)
         try:
-            registered(config, keys).check(config, keys, resolution)
+            found = registered(config, keys)
+            reward_kinds.check_frames(config, keys, frames)
+            found.check(config, keys, resolution)
         except NotYetThere as error:
             if tell is None:
                 raise
@@ -73,10 +78,20 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         ) from error
 
 
+def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
+    """Load one reward; of pictures, if it has `frames`, as one of videos."""
+    reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    if config.frames is None or config.frames.combine == "together":
+        return reward
+    if reward.ndims == (VIDEOS,):
+        raise UserError(f"{keys('frames')} is given, but {config.kind} scores whole videos; leave it out.")
+    return Framewise(reward, config.frames)
+
+
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
     with progress_note(f"loading the reward {config.kind}"):
-        reward = registered(config, keys).load(config, device, keys=keys, name=name)
+        reward = load_one(config, device, keys=keys, name=name)
     scale = config.normalize.model_dump() if config.normalize is not None else {}
     return Weighted(reward, config.weight, **scale)
 

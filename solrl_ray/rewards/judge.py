@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import Judge as JudgeConfig
 from solrl_ray.config.rewards import Question, RewardConfig
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
     Endpoint,
@@ -54,15 +55,18 @@ class NoScore(ValueError):
 
 
 class Judge(CheckpointReward):
-    """One request a picture, `concurrency` at a time; the answer's number, or its probability of "yes", is the score,
-    between 0 and 1.
+    """One request a picture, or a video's chosen frames together, `concurrency` at a time; the answer's number, or its
+    probability of "yes", is the score, between 0 and 1.
 
     An answer without a score is requested again, like a missing one.
     """
 
-    def __init__(self, name: str, config: JudgeConfig, token: str) -> None:
+    ndims = (IMAGES, VIDEOS)
+
+    def __init__(self, name: str, config: JudgeConfig, token: str, frames: int = 0) -> None:
+        """`frames`: of a video, shown in one request."""
         super().__init__(name)
-        self._config = config
+        self._config, self._frames = config, frames
         url = config.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
         self._format = _format(config.question)
@@ -85,11 +89,15 @@ class Judge(CheckpointReward):
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Judge:
-        return cls(name, *_settings(config, keys))
+        return cls(name, *_settings(config, keys), config.frames.count if config.frames else 0)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        pictures = eight_bits(images).to("cpu", torch.uint8)
-        bodies = [self._body(picture, prompt) for picture, prompt in zip(pictures, prompts, strict=True)]
+        if images.ndim == IMAGES:
+            images = images.unsqueeze(2)
+        else:
+            images = images[:, :, evenly_spaced(images.shape[2], self._frames)]
+        shown = eight_bits(images).to("cpu", torch.uint8).transpose(1, 2)
+        bodies = [self._body(pictures, prompt) for pictures, prompt in zip(shown, prompts, strict=True)]
         pool = ThreadPoolExecutor(self._config.concurrency, "judge")
         try:
             return torch.tensor(list(pool.map(self._score, bodies)), dtype=torch.float32)
@@ -110,12 +118,11 @@ class Judge(CheckpointReward):
                 self._format = {}  # not every endpoint can
         return self._endpoint.ask(body, identity, self._read)
 
-    def _body(self, picture: Tensor, prompt: str) -> bytes:
+    def _body(self, pictures: Tensor, prompt: str) -> bytes:
         question = self._config.question
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(picture)}"}},
-            {"type": "text", "text": question.text.replace(PROMPT, prompt)},
-        ]
+        urls = [f"data:image/png;base64,{png(picture)}" for picture in pictures]
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content.append({"type": "text", "text": question.text.replace(PROMPT, prompt)})
         request: dict[str, Any] = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": content}],

@@ -21,7 +21,9 @@ from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of
 from solrl_ray.records import Address
-from solrl_ray.rewards.callables import CallableReward, real_pictures
+from solrl_ray.rewards import load_one
+from solrl_ray.rewards.base import IMAGES, VIDEOS, Reward
+from solrl_ray.rewards.callables import real_pictures
 
 __all__ = ["Trial", "here", "prompts_of"]
 
@@ -41,7 +43,9 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
 
 
 def _tried_on(trial: Trial) -> str:
-    return "pictures" if isinstance(trial.config, RewardConfig) else "prompts"
+    if isinstance(trial.config, EvaluationConfig):
+        return "prompts"
+    return "videos" if trial.frames else "pictures"
 
 
 def _score(trial: Trial, device: str) -> list[float]:
@@ -54,11 +58,23 @@ def _score(trial: Trial, device: str) -> list[float]:
     def keys(_: str) -> str:
         return trial.key
 
-    reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
-    size = trial.resolution
-    images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    reward = load_one(trial.config, device, keys=keys, name=trial.config.kind)
+    _check_samples(trial, reward)
+    frames, size = (trial.frames,) if trial.frames else (), trial.resolution
+    images = torch.rand(2, 3, *frames, size, size, generator=torch.Generator().manual_seed(0))
     scores: list[float] = reward.score(images, trial.prompts).tolist()
     return scores
+
+
+def _check_samples(trial: Trial, reward: Reward) -> None:
+    """Raise `UserError` if a reward takes pictures and the samples are videos, or the other way round."""
+    if trial.frames and VIDEOS not in reward.ndims:
+        raise UserError(
+            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.frames}; say which "
+            "frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
+        )
+    if not trial.frames and IMAGES not in reward.ndims:
+        raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")
 
 
 def _users_traceback(error: BaseException | None) -> str:

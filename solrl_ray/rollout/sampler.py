@@ -42,7 +42,7 @@ class Sampled:
     latents: Tensor
     """Clean latents x0, float32 [n, *latent_shape], on the sampling device."""
     images: Tensor
-    """float32 [n, 3, H, W] in [0, 1], on the sampling device."""
+    """float32 [n, 3, H, W], of videos [n, 3, T, H, W], in [0, 1], on the sampling device."""
     rewards: Tensor
     """float32 [n], on the CPU."""
     components: Tensor
@@ -122,6 +122,7 @@ class Sampler:
         self._weights = reward_weights(config)
         self._micro_batch = micro_batch
         self._record = record
+        self._previewed_frames = config.rollout.preview.latent_frames
         self._regenerate_steps = config.rollout.regenerate.steps
         if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
@@ -162,12 +163,13 @@ class Sampler:
         """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
         batch, count = self._batch(unit, prompt, embedding), len(unit.indices)
         if unit.prune is None:
-            parts = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
+            ends = (self._advance(part, self._noise(part), batch)[0] for part in self._micro_batches(unit))
+            parts = [self._preview_score(end.latents, prompt) for end in ends]
             return self._previewed(torch.cat(parts)[:count], torch.empty(0))
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        early = torch.cat([self._decode_and_score(_estimate(state), prompt)[1] for state in begun])[:count]
+        early = torch.cat([self._preview_score(_estimate(state), prompt) for state in begun])[:count]
         deciding = early[:, 0]
         if self._weights:
             deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()
@@ -190,7 +192,7 @@ class Sampler:
         for part in self._micro_batches(replace(unit, indices=tuple(place))):
             rows = torch.tensor([place[index] for index in part.indices], device=state.latents.device)
             end, _ = self._advance(part, state.rows(rows), batch, first=unit.prune.after)
-            scores.append(self._decode_and_score(end.latents, prompt)[1])
+            scores.append(self._preview_score(end.latents, prompt))
         return torch.cat(scores)[: len(kept)]
 
     def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
@@ -217,6 +219,12 @@ class Sampler:
     def _noise(self, part: WorkUnit) -> State:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
         return State(noise.to(self._model.device))
+
+    def _preview_score(self, latents: Tensor, prompt: Prompt) -> Tensor:
+        """The scores of previews, of videos from some of their latent frames."""
+        if self._previewed_frames is not None:
+            latents = latents[:, :, self._previewed_frames]
+        return self._decode_and_score(latents, prompt)[1]
 
     def _decode_and_score(self, latents: Tensor, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Images, and their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what `Sampled.components`

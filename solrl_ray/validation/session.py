@@ -32,7 +32,7 @@ class Brightness(Reward):
     """The mean of a picture's pixels, so that no reward's checkpoint is needed."""
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return images.float().mean(dim=(1, 2, 3))
+        return images.float().flatten(1).mean(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
