@@ -84,7 +84,7 @@ def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, na
     if config.frames is None or config.frames.combine == "together":
         return reward
     if reward.ndims == (VIDEOS,):
-        raise UserError(f"{keys('frames')} is given, but {config.kind} scores whole videos; leave it out.")
+        raise UserError(f"{keys('kind')} is {config.kind!r}, which scores whole videos; leave out its frames.")
     return Framewise(reward, config.frames)
 
 
