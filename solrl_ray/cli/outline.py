@@ -119,7 +119,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),
         forward_bytes=forward,
         decoding_bytes=decoding,
-        decoder_parameters=sizes.decoder.parameters,
+        decoder_parameters=sizes.decoder_of(shapes.factor).parameters,
         parameters=shapes.parameters,
         buffers=shapes.buffers,
         lora_modules=len(adapted),

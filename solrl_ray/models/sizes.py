@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
@@ -28,7 +28,9 @@ class DecoderSizes:
 KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
 DC_AE = DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666)
 QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
-WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
+# Videos: of a pixel of the frame, while one latent frame is decoded.
+WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=10_176)
+WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class FamilySizes:
     """
     decoder: DecoderSizes
     """Of the autoencoder, for estimates of memory."""
+    other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
+    """By VAE downscale factor, of checkpoints with another one."""
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
         """Raise `UserError` for sizes that a checkpoint does not support.
@@ -118,6 +122,10 @@ class FamilySizes:
                 f"but the positions of {config.path} end at {longest}."
             )
 
+    def decoder_of(self, factor: int) -> DecoderSizes:
+        """Sizes of an autoencoder with this downscale factor."""
+        return self.other_decoders.get(factor, self.decoder)
+
     def latent_frames(self, config: Model) -> int:
         """Latent frames of one sample; 1 of a picture."""
         return 1 + (config.frames - 1) // self.frame_stride if config.frames else 1
@@ -169,7 +177,7 @@ class FamilySizes:
     def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
         """Estimates of a worker's peak without gradients: bytes of one sample's forward, of one image's decoding."""
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        return forward, self.decoder.bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
+        return forward, self.decoder_of(factor).bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """One sample's tokens between blocks."""
@@ -203,15 +211,16 @@ SD3 = FamilySizes(
     forward_values=12.7,
     decoder=KL,
 )
-WAN = FamilySizes(
+WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B, which has the widest feed-forward
     patch=2,
     longest=512,
     packed=False,
     text_in_blocks=False,
     frame_stride=4,
-    kept_values=(20.0, 31.0),
-    forward_values=15.9,
+    kept_values=(21.7, 33.9),
+    forward_values=16.0,
     decoder=WAN_VAE,
+    other_decoders={16: WAN22_VAE},
 )
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     patch=2,
