@@ -33,11 +33,12 @@ WRONG = ("rollout.kepe=12", "rollout.keep=25", "rollout.keep=many", "learner.mic
 CLASSES = (
     ("A reward", "solrl_ray/rewards/base.py", ("Reward", "CheckpointReward")),
     ("A model family", "solrl_ray/models/base.py", ("DiffusionModel",)),
+    ("What a family says of its checkpoints", "solrl_ray/models/family_checkpoint.py", ("FamilyCheckpoint",)),
     ("What a family says of its sizes", "solrl_ray/models/sizes.py", ("FamilySizes",)),
     ("An objective", "solrl_ray/objectives/base.py", ("Objective", "MicroBatch", "Pass", "Velocities", "Loss")),
 )
 """Heading, file and classes of the page of the API."""
-HOOKS = ("_set_up", "_encode", "_velocity", "_unpacked", "_combined", "_denormalised", "_token_limit")
+HOOKS = ("_set_up", "_set_up_shape", "_encode", "_velocity", "_unpacked", "_combined", "_denormalised", "_token_limit")
 """Methods that a subclass writes although their names begin with an underscore."""
 
 

@@ -36,6 +36,36 @@ class Address:
     step: int = 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class SampleShape:
+    """The size of a sample, pixels."""
+
+    height: int
+    width: int
+    frames: int = 0
+    """Of a video; 0: a picture."""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Of a tensor, after the channels: height and width, before them the frames of a video."""
+        return (self.frames, self.height, self.width) if self.frames else (self.height, self.width)
+
+    @property
+    def pixels(self) -> int:
+        """Of the whole picture, or of one frame."""
+        return self.height * self.width
+
+    @property
+    def volume(self) -> int:
+        """Pixels of all frames."""
+        return self.pixels * (self.frames or 1)
+
+    def __str__(self) -> str:
+        """``512 px``, ``512 x 768 px`` (height first), or ``480 x 832 px, 49 frames``."""
+        size = f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
+        return f"{size}, {self.frames} frames" if self.frames else size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     id: str

@@ -18,7 +18,8 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards
-from solrl_ray.models.base import Component, DiffusionModel
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.components import Component
 from solrl_ray.quantization.scope import QuantizationReport, quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.sampler import group_of

@@ -16,7 +16,8 @@ from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, full_tier
 from solrl_ray.evaluation.held_out import reference_pictures
-from solrl_ray.models.base import Component, DiffusionModel
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.components import Component
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit

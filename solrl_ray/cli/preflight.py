@@ -255,15 +255,14 @@ def functions(run: Run) -> None:
 
     prompts = two_prompts(config, run.sources)
     trials = [
-        own_functions.Trial(run.named(key), function, config.model.resolution, prompts, config.model.frames)
-        for key, function in own.items()
+        own_functions.Trial(run.named(key), function, config.model.shape, prompts) for key, function in own.items()
     ]
     gpu = config.fleet.explorers.num_gpus > 0
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
         given = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        what = "videos" if trial.frames else "pictures"
+        what = "videos" if trial.shape.frames else "pictures"
         print(f"tried {trial.spec}: {given} for two {what} of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
@@ -303,10 +302,10 @@ def rewards(run: Run) -> None:
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
-    rewards.check(config.rewards, config.model.resolution, run.named, frames=config.model.frames, tell=tell)
+    rewards.check(config.rewards, config.model.shape, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.resolution, texts)], "cpu")
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shape, texts)], "cpu")
 
 
 def first_policy(run: Run) -> None:

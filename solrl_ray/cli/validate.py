@@ -14,13 +14,16 @@ from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
+from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
     from solrl_ray.validation.session import Session
     from solrl_ray.validation.steps import Step
 
 RESOLUTION = 256
-"""Default limit, pixels: the check needs no details."""
+"""Default limit of the longer side, pixels: the check needs no details."""
+STEP = 32
+"""Pixels of which every family takes multiples."""
 PROMPTS = {"train": "builtin:testbed/prompts/train.txt", "heldout": "builtin:testbed/prompts/heldout.txt"}
 """A configuration must name some; a validation reads none."""
 
@@ -44,12 +47,20 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
     }
     resolution = arguments.resolution
     if resolution is None:
-        resolution = min(RESOLUTION, load_with_sources(arguments.config, arguments.set, given).config.model.resolution)
+        resolution = _reduced(load_with_sources(arguments.config, arguments.set, given).config.model.shape)
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
     preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
     guidance.check(loaded.config, loaded.sources)
     return loaded
+
+
+def _reduced(shape: SampleShape) -> int | list[int]:
+    """`model.resolution` of about its proportions, with a longer side of at most `RESOLUTION`."""
+    height, width = shape.height, shape.width
+    if (longer := max(height, width)) > RESOLUTION:
+        height, width = (max(1, round(side / longer * RESOLUTION / STEP)) * STEP for side in (height, width))
+    return height if height == width else [height, width]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from solrl_ray.config.loading import Sources
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
+from solrl_ray.records import SampleShape
 
 T = TypeVar("T", RewardConfig, EvaluationConfig)
 FOLDER = "code"
@@ -41,12 +42,10 @@ class Trial:
     """The source to name in a message, such as ``rewards.0.kind (--set)``."""
     config: RewardConfig | EvaluationConfig
     """The section that names it: a reward, or `evaluation.reference`."""
-    resolution: int
-    """Height and width of the pictures that it will get, pixels."""
+    shape: SampleShape
+    """Of the pictures that it will get."""
     prompts: tuple[str, str]
     """One for each picture: the run's own, because a function may not understand others."""
-    frames: int | None = None
-    """Of the videos that it will get; None: pictures."""
 
     @property
     def spec(self) -> str:

@@ -89,12 +89,12 @@ def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
         raise UserError(f"{keys('kind')} is {config.kind!r}, but its entry lacks {what}; see docs/guides/rewards.md.")
 
 
-def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int | None) -> None:
-    """Raise `UserError` if an entry does not fit the run's samples: videos of `frames` frames, or pictures (None). Own
+def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) -> None:
+    """Raise `UserError` if an entry does not fit the run's samples: videos of `frames` frames, or pictures (0). Own
     functions are asked when they are tried.
     """
     kind, chosen = kind_of(config), config.frames
-    if frames is None:
+    if not frames:
         if kind.videos:
             raise UserError(f"{keys('kind')} is {config.kind!r}, which scores videos, but model.frames is not given.")
         if chosen:

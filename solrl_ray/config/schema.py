@@ -14,6 +14,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.resolution import Resolution, shape_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
@@ -26,6 +27,7 @@ from solrl_ray.config.section import (
     ShareOrZero,
 )
 from solrl_ray.config.tracking import Tracking
+from solrl_ray.records import SampleShape
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -118,8 +120,8 @@ class Model(Section):
     """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of everything that is not quantised: the "full precision" tier."""
-    resolution: Positive
-    """Height and width of the images, pixels."""
+    resolution: Resolution
+    """Pixels of the images: the side of a square, or ``[height, width]``."""
     frames: Annotated[int, Field(ge=2)] | None = None
     """Frames of a video, for families that make videos; null: pictures. Wan's are 1 + a multiple of 4."""
     fps: Positive = 16
@@ -136,6 +138,11 @@ class Model(Section):
     preview_decoder: str = ""
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
+
+    @property
+    def shape(self) -> SampleShape:
+        """Of every sample."""
+        return shape_of(self.resolution, self.frames)
 
     @property
     def unguided(self) -> Model:

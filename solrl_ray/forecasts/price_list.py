@@ -9,8 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from solrl_ray.config.fitting import HOST_LINK, Card
+from solrl_ray.config.resolution import Resolution, shape_of
 from solrl_ray.config.schema import Precision
-from solrl_ray.config.section import AboveZero, Positive, Section, Share
+from solrl_ray.config.section import AboveZero, Section, Share
+from solrl_ray.records import SampleShape
 
 MOVES = ("decode_and_reward", "publication", "load", "merge")
 """Figures that memory bandwidth limits. A checkpoint is limited by neither card's speed; matrix products limit all
@@ -64,7 +66,9 @@ class ModelCosts(Section):
     family: str
     parameters: AboveZero
     """Parameters of the transformer."""
-    resolution: Positive
+    resolution: Resolution
+    frames: Positive | None = None
+    """Of the videos that were measured; None: pictures."""
     steps: dict[str, Figure]
     """Tier → one solver step."""
     scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)
@@ -87,6 +91,11 @@ class ModelCosts(Section):
     checkpoint: Figure
     from_data_sheet: bool = False
     """Whether all of it is scaled from another card by data sheets (`scaled_from`), and no iteration was compared."""
+
+    @property
+    def shape(self) -> SampleShape:
+        """Of the samples that were measured."""
+        return shape_of(self.resolution, self.frames)
 
     def each(self, change: Callable[[str, Figure], Figure]) -> ModelCosts:
         """With every figure changed; `change` is given the name of its field, and the figure."""
@@ -157,8 +166,8 @@ def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
         known = {**known, **({"nvfp4": known["fp8"]} if "fp8" in known else {})}
         return {tier: known[tier] for tier in speed.tiers if tier in known}
 
-    own = {(model.family, model.parameters, model.resolution) for model in prices.models}
-    missing = [m for m in measured.models if (m.family, m.parameters, m.resolution) not in own]
+    own = {(model.family, model.parameters, model.shape) for model in prices.models}
+    missing = [m for m in measured.models if (m.family, m.parameters, m.shape) not in own]
     models = []
     for costs in (model.each(scaled) for model in missing):
         tiers = {"steps": of_tiers(costs.steps), "scopes": of_tiers(costs.scopes)}

@@ -217,7 +217,7 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
-        (facts.parameters / listed.parameters, (model.resolution / listed.resolution) ** 2, listed)
+        (facts.parameters / listed.parameters, model.shape.volume / listed.shape.volume, listed)
         for listed in prices.models
         if listed.family == model.family
     ]
@@ -227,9 +227,9 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     work = {weights * tokens: listed for weights, tokens, listed in ratios}
     nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
     if not 1 / SCALABLE <= nearest <= SCALABLE:
-        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models) or "no models"
+        listed_names = ", ".join(f"{m.family} at {m.shape}" for m in prices.models) or "no models"
         raise UserError(
-            f"The price list of {prices.gpu} has nothing like {model.path} at {model.resolution} px (family "
+            f"The price list of {prices.gpu} has nothing like {model.path} at {model.shape} (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
             "with --gpu FILE."
         )
@@ -241,7 +241,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         factor, ratio = (weights, "parameters") if by_weights else (nearest, "parameters x image tokens")
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
-    size = {"parameters": facts.parameters, "resolution": model.resolution}
+    size = {"parameters": facts.parameters, "resolution": model.resolution, "frames": model.frames}
     return listed.each(scaled).model_copy(update=size)
 
 

@@ -99,6 +99,6 @@ def load(config: Model, device: torch.device | str, *, components: Collection[st
     Raises `UserError` naming the key (usually ``model.path``) if the checkpoint is missing, incomplete or of another
     family, or if sizes do not fit it.
     """
-    from solrl_ray.models.base import COMPONENTS, check_components
+    from solrl_ray.models.components import COMPONENTS, check_components
 
     return family(config).load(config, device, check_components(COMPONENTS if components is None else components))

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
-from solrl_ray.errors import UserError
 from solrl_ray.models import decoders, guidance
-from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
-from solrl_ray.models.sizes import FamilySizes
-from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
-from solrl_ray.records import NEGATIVE, PromptEmbedding
-
-Component = Literal["text", "transformer", "vae", "preview_decoder"]
-COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
-"""Loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder``, else the VAE."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from solrl_ray.models.checkpoint import fingerprint, freeze
+from solrl_ray.models.components import DTYPES, Component, same_tensors
+from solrl_ray.models.family_checkpoint import FamilyCheckpoint
+from solrl_ray.models.text import TextEncoders
+from solrl_ray.records import NEGATIVE, PromptEmbedding, SampleShape
 
 
-class DiffusionModel(ABC):
+class DiffusionModel(FamilyCheckpoint, ABC):
     """A rectified-flow model: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0.
 
     Only requested components are loaded; using another one raises `ValueError`. Modules are frozen and in eval mode.
@@ -39,23 +32,8 @@ class DiffusionModel(ABC):
     with `cfg` a velocity is made of two (`models.guidance`), else one forward is one velocity.
     """
 
-    PIPELINE: ClassVar[Any]
-    """The stock diffusers pipeline whose checkpoints the family takes."""
-    TRANSFORMER: ClassVar[Any]
-    """The diffusers class of its transformer."""
-    DECODERS: ClassVar[Mapping[str, Any]]
-    """Autoencoder classes by name."""
-    ENCODERS: ClassVar[tuple[str, ...]]
-    """Text encoders, parts of the checkpoint."""
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
-    """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
-    SIZES: ClassVar[FamilySizes]
-    """What a plan needs without loading the model."""
-    ROUNDS_TIMESTEPS: ClassVar[bool] = False
-    """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
-    TRAINS_ON_CUDNN: ClassVar[bool] = False
-    """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
-
+    shape: SampleShape
+    """Of the samples that it takes; see `of_shape`."""
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
     image_tokens: int
@@ -75,12 +53,9 @@ class DiffusionModel(ABC):
         self.dtype = DTYPES[config.dtype]
         self._together = True
         self._modules = {name: freeze(module) for name, module in modules.items()}
-        factor = decoders.factor(vae_config)
-        self._grid = config.resolution // factor // self.SIZES.patch
-        """Image tokens a side."""
-        self.image_tokens = self.SIZES.image_tokens(config, factor)
-        self.latent_shape = self.SIZES.latent_shape(config, transformer_config, factor)
+        self._transformer_config, self._factor = transformer_config, decoders.factor(vae_config)
         self._set_up(transformer_config)
+        self._take_shape(config.shape)
 
     @classmethod
     def load(cls, config: Model, device: torch.device | str, components: Collection[Component]) -> Self:
@@ -106,50 +81,6 @@ class DiffusionModel(ABC):
             with progress_note(f"moving {name} to {device}"):
                 module.to(device)
         return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)
-
-    @classmethod
-    def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:
-        """The transformer as `load` would make it, with shapes but no memory."""
-        checkpoint = cls._open(config, key)
-        with torch.device("meta"):
-            transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
-        return cls.adapt_(transformer)
-
-    @classmethod
-    def settings(cls, config: Model) -> tuple[dict[str, Any], int]:
-        """The transformer's ``config.json``, and VAE downscale factor; reads nothing else.
-
-        Raises `UserError` as `load` does for sizes that do not fit.
-        """
-        checkpoint = cls._open(config)
-        transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
-        factor = decoders.factor(vae_config)
-        cls.SIZES.check(config, transformer_config, factor)
-        decoders.preview_loader(config, vae_config, cls.DECODERS)
-        return transformer_config, factor
-
-    @classmethod
-    def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
-        """The text encoders by name, with shapes but no memory. The last is the long one."""
-        checkpoint = cls._open(config, key)
-        with torch.device("meta"):
-            return {name: checkpoint.text_skeleton(name) for name in cls._encoders(checkpoint)}
-
-    @classmethod
-    def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
-        """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
-        checkpoint = cls._open(config)
-        found = []
-        for name in map(tokenizer_of, cls._encoders(checkpoint)):
-            tokenizer = checkpoint.load_tokenizer(name)
-            limit = cls._token_limit(config, name, tokenizer)
-            found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
-        return found
-
-    @classmethod
-    def is_distilled(cls, config: Model) -> bool:
-        """Whether the checkpoint says that guidance is built in; FLUX.2's do."""
-        return bool(cls._open(config).index.get("is_distilled"))
 
     def stock_latents(self, latents: Tensor) -> Tensor:
         """Our initial noise in the format of the stock call."""
@@ -187,6 +118,18 @@ class DiffusionModel(ABC):
         made = copy.copy(self)
         made._modules = modules
         return made
+
+    def of_shape(self, shape: SampleShape) -> Self:
+        """This model, with the same components, for samples of `shape`."""
+        made = copy.copy(self)
+        made._take_shape(shape)
+        return made
+
+    def _take_shape(self, shape: SampleShape) -> None:
+        self.shape, self._grid = shape, self.SIZES.image_grid(shape, self._factor)
+        self.image_tokens = self.SIZES.image_tokens(shape, self._factor)
+        self.latent_shape = self.SIZES.latent_shape(shape, self._transformer_config, self._factor)
+        self._set_up_shape(*self._grid)
 
     def guided_as(self, config: Model, *, together: bool = True) -> Self:
         """This model with the guidance of `config`, which is its own in all else; `together` as in `guided`."""
@@ -288,8 +231,11 @@ class DiffusionModel(ABC):
 
     # For subclasses
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:  # noqa: B027
-        """Set what else `_velocity` needs, if anything."""
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
+        """Set what else `_velocity` needs of the checkpoint, if anything."""
+
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        """Set what `_velocity` needs for a grid of image tokens, if anything."""
 
     @abstractmethod
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
@@ -312,48 +258,6 @@ class DiffusionModel(ABC):
         settings = decoder.config
         return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)
 
-    @classmethod
-    def adapt_(cls, transformer: nn.Module) -> nn.Module:
-        """Change the stock transformer in place, without changing its results, and return it."""
-        return transformer
-
-    @classmethod
-    def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
-        """Limit of this tokenizer's encoder. The last encoder is the long one, others have their own limit."""
-        long = name == tokenizer_of(cls.ENCODERS[-1])
-        return config.max_sequence_length if long else int(tokenizer.model_max_length)
-
-    @classmethod
-    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]
-
-    # Parts
-
-    @classmethod
-    def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
-        checkpoint = Checkpoint.open(config.path, config.family, cls.PIPELINE.__name__, key)
-        checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
-        return checkpoint
-
-    @classmethod
-    def _encoders(cls, checkpoint: Checkpoint) -> list[str]:
-        return [name for name in cls.ENCODERS if name not in cls.OPTIONAL or checkpoint.has(name)]
-
-    @classmethod
-    def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
-        encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
-        tokenizers: dict[str, Any] = dict.fromkeys(map(tokenizer_of, cls.ENCODERS))
-        for name in cls._encoders(checkpoint):
-            encoders[name] = checkpoint.load_encoder(name, dtype)
-            tokenizers[tokenizer_of(name)] = checkpoint.load_tokenizer(tokenizer_of(name))
-        long = tokenizers[tokenizer_of(cls.ENCODERS[-1])]
-        if long is not None and config.max_sequence_length > long.model_max_length:
-            raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, "
-                f"but the tokenizer of {config.path} makes at most {long.model_max_length} tokens."
-            )
-        return TextEncoders(cls.PIPELINE, encoders, tokenizers)
-
     @property
     def _text(self) -> TextEncoders:
         encoders = self._module("text")
@@ -370,24 +274,3 @@ class DiffusionModel(ABC):
         z = self._denormalised(decoder, self._unpacked(latents.to(self.device, torch.float32)))
         images = decoder.decode(z.to(self.dtype), return_dict=False)[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
-
-
-def same_tensors(module: nn.Module) -> nn.Module:
-    """A copy of a module whose parameters and buffers are the same objects."""
-    kept: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(module)}
-    return copy.deepcopy(module, kept)
-
-
-def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Its weights and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
-
-
-def check_components(components: Collection[str]) -> frozenset[Component]:
-    """Raise `ValueError` for an unknown component."""
-    known = (*sorted(COMPONENTS), "preview_decoder")
-    unknown = set(components) - set(known)
-    if unknown:
-        raise ValueError(f"unknown components {sorted(unknown)}; a model has {list(known)}")
-    return frozenset(name for name in known if name in components)  # type: ignore[misc]

@@ -31,8 +31,10 @@ class Flux(DiffusionModel):
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._guided = bool(transformer_config.get("guidance_embeds", False))
-        side = torch.arange(self._grid, dtype=torch.float32)
-        self._image_ids = torch.cartesian_prod(torch.zeros(1), side, side).to(self.device)  # (0, row, column)
+
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        row, column = (torch.arange(count, dtype=torch.float32) for count in (rows, columns))
+        self._image_ids = torch.cartesian_prod(torch.zeros(1), row, column).to(self.device)
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``pooled_prompt_embeds`` [B, width]."""
@@ -59,7 +61,7 @@ class Flux(DiffusionModel):
         return velocity
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        return unpack(latents, self._grid, self._grid)
+        return unpack(latents, *self._grid)
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:

@@ -29,9 +29,9 @@ class Flux2Klein(DiffusionModel):
     SIZES = sizes.FLUX2_KLEIN
     ROUNDS_TIMESTEPS = True
 
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        one, side = torch.arange(1), torch.arange(self._grid)
-        self._image_ids = torch.cartesian_prod(one, side, side, one).to(self.device)
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        one = torch.arange(1)
+        self._image_ids = torch.cartesian_prod(one, torch.arange(rows), torch.arange(columns), one).to(self.device)
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, 3 · width]."""
@@ -55,7 +55,7 @@ class Flux2Klein(DiffusionModel):
         return velocity
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        return latents.transpose(1, 2).unflatten(2, (self._grid, self._grid))
+        return latents.transpose(1, 2).unflatten(2, self._grid)
 
     def stock_latents(self, latents: Tensor) -> Tensor:
         return self._unpacked(latents)  # the pipeline packs them itself

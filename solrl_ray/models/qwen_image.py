@@ -49,7 +49,7 @@ class QwenImage(DiffusionModel):
             timestep=sigmas.to(self.dtype),
             encoder_hidden_states=sequence,
             encoder_hidden_states_mask=mask,
-            img_shapes=(1, self._grid, self._grid),  # frames, rows, columns
+            img_shapes=(1, *self._grid),  # frames, rows, columns
             return_dict=False,
         )[0]
         return velocity
@@ -60,7 +60,7 @@ class QwenImage(DiffusionModel):
         return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        return unpack(latents, self._grid, self._grid)
+        return unpack(latents, *self._grid)
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, std = (latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
+from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.shapes import TEXT_WIDTHS, TextEncoderSize
+from solrl_ray.records import SampleShape
 
 CLIP_TOKENS = 77
 
@@ -78,8 +80,11 @@ class FamilySizes:
             factor: VAE downscale factor.
         """
         step = factor * self.patch
-        if config.resolution % step:
-            raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
+        if wrong := sorted({side for side in (config.shape.height, config.shape.width) if side % step}):
+            raise UserError(
+                f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
+                f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
+            )
         self._check_frames(config)
         if config.max_sequence_length > self.longest:
             raise UserError(
@@ -106,11 +111,12 @@ class FamilySizes:
             )
 
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
-        text, *sides = (None, end) if isinstance(end, int) else end
-        largest = min(sides) * step
-        if config.resolution > largest:
+        text, *sides = (None, end, end) if isinstance(end, int) else end
+        height, width = (side * step for side in sides)
+        if config.shape.height > height or config.shape.width > width:
             raise UserError(
-                f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
+                f"model.resolution is {show(config.resolution)}, but the positions of {config.path} end at "
+                f"{SampleShape(height, width)}."
             )
         if text is None:
             return
@@ -126,13 +132,18 @@ class FamilySizes:
         """Sizes of an autoencoder with this downscale factor."""
         return self.other_decoders.get(factor, self.decoder)
 
-    def latent_frames(self, config: Model) -> int:
+    def latent_frames(self, shape: SampleShape) -> int:
         """Latent frames of one sample; 1 of a picture."""
-        return 1 + (config.frames - 1) // self.frame_stride if config.frames else 1
+        return 1 + (shape.frames - 1) // self.frame_stride if shape.frames else 1
 
-    def image_tokens(self, config: Model, factor: int) -> int:
+    def image_grid(self, shape: SampleShape, factor: int) -> tuple[int, int]:
+        """Rows and columns of one sample's image tokens, of a video of each latent frame's."""
+        step = factor * self.patch
+        return shape.height // step, shape.width // step
+
+    def image_tokens(self, shape: SampleShape, factor: int) -> int:
         """Image tokens of one sample, of all its frames."""
-        return self.latent_frames(config) * (config.resolution // factor // self.patch) ** 2
+        return self.latent_frames(shape) * math.prod(self.image_grid(shape, factor))
 
     def text_tokens(self, config: Model) -> int:
         """Text tokens in the sequence that the blocks transform beside the image's."""
@@ -141,15 +152,15 @@ class FamilySizes:
 
     def tokens(self, config: Model, factor: int) -> int:
         """Tokens of one sample that the blocks transform."""
-        return self.image_tokens(config, factor) + self.text_tokens(config)
+        return self.image_tokens(config.shape, factor) + self.text_tokens(config)
 
-    def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
+    def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
-        channels, cells = int(transformer["in_channels"]), config.resolution // factor
+        channels = int(transformer["in_channels"])
         if self.packed:
-            return self.image_tokens(config, factor), channels
-        frames = (self.latent_frames(config),) if self.frame_stride else ()
-        return channels, *frames, cells, cells
+            return self.image_tokens(shape, factor), channels
+        frames = (self.latent_frames(shape),) if self.frame_stride else ()
+        return channels, *frames, shape.height // factor, shape.width // factor
 
     def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
         """Floating-point operations of encoding a text."""
@@ -177,12 +188,19 @@ class FamilySizes:
     def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
         """Estimates of a worker's peak without gradients: bytes of one sample's forward, of one image's decoding."""
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        return forward, self.decoder_of(factor).bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
+        decoding = self.decoder_of(factor).bytes_a_pixel * config.shape.pixels
+        return forward, decoding * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """One sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
         return self.tokens(config, factor) * width * DTYPE_BYTES[config.dtype]
+
+
+def _nearest(side: int, step: int) -> str:
+    """The multiples of `step` on both sides of `side`, in words."""
+    below = side // step * step
+    return f"to {side} are {below} and {below + step}" if below else f"to {side} is {step}"
 
 
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)

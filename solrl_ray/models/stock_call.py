@@ -14,8 +14,8 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
     family = FAMILIES[model.family]
     guided = family.guided(model.cfg) if family.guided and model.cfg.is_on else {}
     return {
-        "height": model.resolution,
-        "width": model.resolution,
+        "height": model.shape.height,
+        "width": model.shape.width,
         **({"num_frames": model.frames} if model.frames else {}),
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,

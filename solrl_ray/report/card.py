@@ -151,7 +151,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     settings |= {
         "pictures": f"{drawing.steps} steps, {drawing.solver}"
         + (f", {_guidance(drawing.model)}" if drawing.model.cfg != config.model.cfg else ""),
-        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, {_frames(config.model)}"
+        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shape}, "
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
         "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",
@@ -160,10 +160,6 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     }
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     return settings | ({"versions": versions} if versions else {})
-
-
-def _frames(model: Model) -> str:
-    return f"{model.frames} frames, " if model.frames else ""
 
 
 def _guidance(model: Model) -> str:

@@ -12,6 +12,7 @@ from solrl_ray.config import reward_kinds
 from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.frames import Framewise
@@ -22,16 +23,14 @@ __all__ = ["Reward", "RewardMixture", "check", "import_callable", "load", "load_
 
 def check(
     configs: Sequence[RewardConfig],
-    resolution: int,
+    shape: SampleShape,
     named: Callable[[str], str],
     *,
-    frames: int | None = None,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
-    """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
+    """Check that every reward can be loaded and takes samples of this shape. Loads no weights.
 
     Args:
-        frames: of the videos that they score; None: pictures.
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
         tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
 
@@ -42,8 +41,8 @@ def check(
         keys = _named(i, named)
         try:
             found = registered(config, keys)
-            reward_kinds.check_frames(config, keys, frames)
-            found.check(config, keys, resolution)
+            reward_kinds.check_frames(config, keys, shape.frames)
+            found.check(config, keys, shape)
         except NotYetThere as error:
             if tell is None:
                 raise

@@ -13,7 +13,8 @@ from transformers import CLIPVisionModelWithProjection
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.models import paths
-from solrl_ray.models.base import freeze
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.clip import check_size, clip_folder, read_preprocessing
@@ -42,10 +43,10 @@ class Aesthetic(CheckpointReward):
         self._preprocessing = preprocessing
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         _, clip = _folders(config, keys)
         preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
-        check_size(preprocessing, clip, keys("base"), resolution)
+        check_size(preprocessing, clip, keys("base"), shape)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:

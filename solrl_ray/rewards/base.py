@@ -10,6 +10,7 @@ from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, RewardNonsense
+from solrl_ray.records import SampleShape
 
 Keys = Callable[[str], str]
 """A field of a reward's configuration → its name in a message: ``path`` → ``rewards[0].path``."""
@@ -83,8 +84,8 @@ class CheckpointReward(Reward):
 
     @classmethod
     @abstractmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
-        """Raise `UserError` if it cannot be loaded or cannot take images of `resolution` pixels. Loads no weights."""
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+        """Raise `UserError` if it cannot be loaded or cannot take images of this shape. Loads no weights."""
 
     @classmethod
     @abstractmethod

@@ -22,7 +22,7 @@ from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
-from solrl_ray.records import Address
+from solrl_ray.records import Address, SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class CallableReward(CheckpointReward):
             self.ndims = (VIDEOS,)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         """Executes nothing: `rewards.trial` does that in a child process."""
         if config._own is None:
             own_code.find(config.kind, keys("kind"))

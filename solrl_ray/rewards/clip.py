@@ -19,7 +19,8 @@ from transformers import CLIPModel, CLIPTokenizer, ImageProcessingMixin
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.base import freeze
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import CLIP_SIZE, Preprocessing
@@ -48,9 +49,9 @@ class CLIPReward(CheckpointReward):
         self._texts = Texts(name, self._text_features, self._count_tokens, self._max_tokens)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         folder, processor = _folders(config, keys)
-        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), resolution)
+        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), shape)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
@@ -129,19 +130,17 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
         raise UserError(paths.unreadable(folder, "its image processor", key, error)) from error
 
 
-def check_size(preprocessing: Preprocessing, folder: Path, key: str, resolution: int) -> None:
-    """Raise `UserError` naming `key` if preprocessed square images of `resolution` pixels do not fit the vision
-    tower.
-    """
+def check_size(preprocessing: Preprocessing, folder: Path, key: str, shape: SampleShape) -> None:
+    """Raise `UserError` naming `key` if preprocessed images of this shape do not fit the vision tower."""
     side = image_size(folder, key)
     try:
-        made = tuple(preprocessing(torch.zeros(1, 3, resolution, resolution)).shape[2:])
+        made = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
     except ValueError as error:
         raise UserError(f"{key} is a reward that cannot take the model's images: {error}.") from error
     if made != (side, side):
         raise UserError(
             f"{key} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
-            f"{resolution} x {resolution}, but its network takes {side} x {side}."
+            f"{shape.height} x {shape.width}, but its network takes {side} x {side}."
         )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
-from solrl_ray.models.base import freeze
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import LongestSide
@@ -40,7 +41,7 @@ class HPSv2(CheckpointReward):
         self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         cls._folder(config, keys)
 
     @classmethod

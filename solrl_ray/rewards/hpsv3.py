@@ -25,7 +25,8 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.base import freeze
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
@@ -62,7 +63,7 @@ class HPSv3(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         _folders(config, keys)
 
     @classmethod

@@ -18,7 +18,8 @@ from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, BlipVisio
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.base import freeze
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.heads import ScoreHead
@@ -73,7 +74,7 @@ class ImageReward(CheckpointReward):
         self._tokens = Texts(name, self._tokenize, self._count_tokens, MAX_TOKENS)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         _folders(config, keys)
 
     @classmethod

@@ -17,6 +17,7 @@ from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import Judge as JudgeConfig
 from solrl_ray.config.rewards import Question, RewardConfig
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
@@ -72,12 +73,12 @@ class Judge(CheckpointReward):
         self._format = _format(config.question)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         judge, token = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
         try:
-            cls("judge", quick, token).score(torch.full((1, 3, resolution, resolution), 0.5), ["a grey square"])
+            cls("judge", quick, token).score(torch.full((1, 3, shape.height, shape.width), 0.5), ["a grey picture"])
         except Refusal as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 
 SIDE = 32
@@ -27,7 +28,7 @@ class Motion(CheckpointReward):
         self._enough = enough
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         """Nothing can be missing."""
 
     @classmethod

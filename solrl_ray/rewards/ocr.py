@@ -14,6 +14,7 @@ from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
 
@@ -33,7 +34,7 @@ class Ocr(CheckpointReward):
         self._engine = engine
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         pass  # it needs only its library, which was imported
 
     @classmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 from solrl_ray.config.rewards import Remote as RemoteConfig
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import Endpoint, check_reachable, check_url, png, token_of
 from solrl_ray.rewards.preprocessing import eight_bits
@@ -29,7 +30,7 @@ class RemoteReward(CheckpointReward):
         self._endpoint = Endpoint(name, config.url, token=token, timeout=config.timeout, retries=config.retries)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
         remote, _ = _settings(config, keys)
         check_reachable(remote.url, keys("remote.url"), remote.timeout, "start the reward server first")
 

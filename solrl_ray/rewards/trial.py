@@ -45,7 +45,7 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
 def _tried_on(trial: Trial) -> str:
     if isinstance(trial.config, EvaluationConfig):
         return "prompts"
-    return "videos" if trial.frames else "pictures"
+    return "videos" if trial.shape.frames else "pictures"
 
 
 def _score(trial: Trial, device: str) -> list[float]:
@@ -60,20 +60,19 @@ def _score(trial: Trial, device: str) -> list[float]:
 
     reward = load_one(trial.config, device, keys=keys, name=trial.config.kind)
     _check_samples(trial, reward)
-    frames, size = (trial.frames,) if trial.frames else (), trial.resolution
-    images = torch.rand(2, 3, *frames, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, *trial.shape.dims, generator=torch.Generator().manual_seed(0))
     scores: list[float] = reward.score(images, trial.prompts).tolist()
     return scores
 
 
 def _check_samples(trial: Trial, reward: Reward) -> None:
     """Raise `UserError` if a reward takes pictures and the samples are videos, or the other way round."""
-    if trial.frames and VIDEOS not in reward.ndims:
+    if trial.shape.frames and VIDEOS not in reward.ndims:
         raise UserError(
-            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.frames}; say which "
+            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shape.frames}; say which "
             "frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
         )
-    if not trial.frames and IMAGES not in reward.ndims:
+    if not trial.shape.frames and IMAGES not in reward.ndims:
         raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
-from solrl_ray.models.base import DTYPES
+from solrl_ray.models.components import DTYPES
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
 from solrl_ray.validation.steps import Measure, at_least, at_most, is_true

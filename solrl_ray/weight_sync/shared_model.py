@@ -26,7 +26,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.models import attention, compilation
-from solrl_ray.models.base import Component, DiffusionModel
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.components import Component
 from solrl_ray.quantization.formats import Format, frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear, allocate_, free_
 from solrl_ray.quantization.scope import QuantizationReport, quantize_, quantized_layers

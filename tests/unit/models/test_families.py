@@ -32,7 +32,7 @@ from solrl_ray.policy import adapters
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.records import PromptEmbedding, SampleShape
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import Publisher
@@ -56,7 +56,7 @@ class Family:
     """What the stock pipeline's `encode_prompt` makes of a text, by our names."""
     limits: dict[str, int]
     """Tokens that each tokenizer keeps."""
-    given: Callable[[Tensor], Tensor] = lambda latents: latents
+    given: Callable[[Tensor, SampleShape], Tensor] = lambda latents, _: latents
     """Our latents as the stock call takes them."""
     resolution: int = tiny.RESOLUTION
     frames: int | None = None
@@ -64,10 +64,8 @@ class Family:
     """Of a checkpoint, if there are several of the family."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of a picture or video."""
-        frames = (self.frames,) if self.frames else ()
-        return 3, *frames, self.resolution, self.resolution
+    def shape(self) -> SampleShape:
+        return SampleShape(self.resolution, self.resolution, self.frames or 0)
 
     def config(self, path: Path, **changes: Any) -> Model:
         lora = Lora(rank=4, alpha=10.0, targets=self.targets)
@@ -83,14 +81,15 @@ class Family:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def draw(self, pipeline: Any, latents: Tensor, **arguments: Any) -> Tensor:
-        frames = {"num_frames": self.frames} if self.frames else {}
+    def draw(self, pipeline: Any, latents: Tensor, shape: SampleShape | None = None, **arguments: Any) -> Tensor:
+        shape = shape or self.shape
+        frames = {"num_frames": shape.frames} if shape.frames else {}
         made = pipeline(
             prompt=TEXTS,
-            height=self.resolution,
-            width=self.resolution,
+            height=shape.height,
+            width=shape.width,
             num_inference_steps=3,
-            latents=self.given(latents.clone()),
+            latents=self.given(latents.clone(), shape),
             max_sequence_length=tiny.T5_TOKENS,
             output_type="pt",
             **(frames | self.call | arguments),
@@ -163,7 +162,7 @@ FAMILIES = [
         targets=["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"],
         call={"guidance_scale": 1.0},
         encoded=encoded_by_klein,
-        given=lambda latents: latents.transpose(1, 2).unflatten(2, (4, 4)),
+        given=lambda latents, shape: latents.transpose(1, 2).unflatten(2, (shape.height // 4, shape.width // 4)),
         limits={"tokenizer": tiny.T5_TOKENS},
     ),
     Family(
@@ -235,11 +234,16 @@ def sampled(model: DiffusionModel, start: Tensor, sigmas: Tensor) -> Tensor:
         return model.decode(latents)
 
 
-def test_sampling_and_decoding_equal_the_stock_pipeline(family: Family, path: Path, model: DiffusionModel) -> None:
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 1), (1, 2)])
+def test_sampling_and_decoding_equal_the_stock_pipeline(
+    family: Family, path: Path, model: DiffusionModel, height: int, width: int
+) -> None:
+    shape = SampleShape(height * family.resolution, width * family.resolution, family.frames or 0)
+    model = model.of_shape(shape)
     stock, start = family.stock(path), noise(2, *model.latent_shape)
-    expected = family.draw(stock, start)
+    expected = family.draw(stock, start, shape)
     images = sampled(model, start, stock.scheduler.sigmas)
-    assert images.shape == (2, *family.shape)
+    assert images.shape == (2, 3, *shape.dims)
     assert images.dtype == torch.float32
     assert expected.std() > 0.01
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)

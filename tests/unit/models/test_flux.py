@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from solrl_ray import models
 from solrl_ray.errors import UserError
 from solrl_ray.models import flux, paths
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.records import PromptEmbedding, SampleShape
 from tests.support import tiny
 
 TEXTS = ["a red square", "two blue circles"]
@@ -39,12 +39,14 @@ def test_weights_are_pages_of_the_checkpoints_files_which_processes_of_a_node_sh
         assert all(any(w.data_ptr() in p for p in pages) for w in module.parameters()), part
 
 
+@pytest.mark.parametrize("shape", [SampleShape(16, 16), SampleShape(8, 20)], ids=str)
 @pytest.mark.parametrize(("guidance_embeds", "tiny_vae"), [(False, False), (True, True)])
 def test_euler_sampling_and_decoding_equal_the_stock_pipeline(
-    tmp_path: Path, guidance_embeds: bool, tiny_vae: bool
+    tmp_path: Path, guidance_embeds: bool, tiny_vae: bool, shape: SampleShape
 ) -> None:
     path = tiny.build_pipeline(tmp_path / "p", guidance_embeds=guidance_embeds, tiny_vae=tiny_vae)
-    model = models.load(tiny.model_config(path, guidance=2.5), "cpu")
+    resolution = (shape.height, shape.width)
+    model = models.load(tiny.model_config(path, guidance=2.5, resolution=resolution), "cpu")
     stock = FluxPipeline.from_pretrained(path)
     for module in (stock.transformer, stock.vae, stock.text_encoder, stock.text_encoder_2):
         module.eval()
@@ -52,8 +54,8 @@ def test_euler_sampling_and_decoding_equal_the_stock_pipeline(
     start = noise(2, *model.latent_shape)
     expected = stock(
         TEXTS,
-        height=tiny.RESOLUTION,
-        width=tiny.RESOLUTION,
+        height=shape.height,
+        width=shape.width,
         num_inference_steps=4,
         guidance_scale=2.5,
         latents=start.clone(),
@@ -68,7 +70,7 @@ def test_euler_sampling_and_decoding_equal_the_stock_pipeline(
             latents = latents + (following - sigma) * model.velocity(latents, sigma.item(), batch)
         images = model.decode(latents)
 
-    assert images.shape == (2, 3, tiny.RESOLUTION, tiny.RESOLUTION)
+    assert images.shape == (2, 3, shape.height, shape.width)
     assert images.dtype == torch.float32
     assert expected.std() > 0.01
     torch.testing.assert_close(images, expected, atol=2e-6, rtol=0)

@@ -53,5 +53,5 @@ def test_latents_are_the_autoencoders(path: Path) -> None:
 
 
 def test_a_resolution_beyond_the_positions_of_the_transformer_is_refused(path: Path) -> None:
-    with pytest.raises(UserError, match=r"^model\.resolution is 36, but the positions of .* end at 32\.$"):
+    with pytest.raises(UserError, match=r"^model\.resolution is 36, but the positions of .* end at 32 px\.$"):
         models.load(config(path, resolution=36), "cpu", components=())

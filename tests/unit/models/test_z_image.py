@@ -76,7 +76,7 @@ def test_tokens_are_counted_up_to_a_multiple_of_32(tokens: int, expected: int) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"resolution": 132}, r"model\.resolution is 132, but the positions of .* end at 128"),
+        ({"resolution": 132}, r"model\.resolution is 132, but the positions of .* end at 128 px"),
         ({"max_sequence_length": 225}, r"model\.max_sequence_length is 225, but the positions of .* end at 224"),
     ],
 )

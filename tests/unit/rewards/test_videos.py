@@ -14,6 +14,7 @@ from solrl_ray import rewards
 from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import trial
 from tests.support.chat_server import Asked, serving
 from tests.support.sentences import names
@@ -115,19 +116,19 @@ def test_a_judge_sees_the_chosen_frames_of_a_video_in_one_question() -> None:
     ("entry", "frames", "key", "values"),
     [
         ({"kind": "ocr"}, 9, "rewards.0.frames", "ocr"),
-        ({"kind": "ocr", "frames": {"count": 2}}, None, "rewards.0.frames", "model.frames"),
+        ({"kind": "ocr", "frames": {"count": 2}}, 0, "rewards.0.frames", "model.frames"),
         ({"kind": "ocr", "frames": {"count": 10}}, 9, "rewards.0.frames.count", "10 9"),
         ({"kind": "ocr", "frames": {"count": 4, "combine": "together"}}, 9, "rewards.0.frames.combine", "judge"),
         ({"kind": "motion", "enough": 0.1, "frames": {"count": 4}}, 9, "rewards.0.frames", "motion"),
-        ({"kind": "motion", "enough": 0.1}, None, "rewards.0.kind", "motion model.frames"),
+        ({"kind": "motion", "enough": 0.1}, 0, "rewards.0.kind", "motion model.frames"),
         ({"kind": "motion"}, 9, "rewards.0.kind", "motion enough"),
     ],
 )
 def test_an_entry_that_does_not_fit_the_samples_is_refused(
-    entry: dict[str, Any], frames: int | None, key: str, values: str
+    entry: dict[str, Any], frames: int, key: str, values: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        rewards.check([RewardConfig(**entry)], 16, str, frames=frames)
+        rewards.check([RewardConfig(**entry)], SampleShape(16, 16, frames), str)
     assert names(str(refused.value), key, values)
 
 
@@ -136,21 +137,21 @@ def test_an_entry_that_does_not_fit_the_samples_is_refused(
     [
         ("brightness", {}, 5, "model.frames is 5"),
         ("last_minus_first", {"frames": {"count": 2}}, 5, "frames"),
-        ("last_minus_first", {}, None, "model.frames"),
+        ("last_minus_first", {}, 0, "model.frames"),
     ],
 )
 def test_a_function_that_does_not_fit_the_samples_is_refused_when_it_is_tried(
-    name: str, entry: dict[str, Any], frames: int | None, value: str, function: Callable[[str], str]
+    name: str, entry: dict[str, Any], frames: int, value: str, function: Callable[[str], str]
 ) -> None:
     config = RewardConfig(kind=function(name), **entry)
     with pytest.raises(UserError, match=rf"^rewards\.0\.kind .*{value}"):
-        trial.here([trial.Trial("rewards.0.kind", config, 16, ("a", "b"), frames)], "cpu")
+        trial.here([trial.Trial("rewards.0.kind", config, SampleShape(16, 16, frames), ("a", "b"))], "cpu")
 
 
 def test_a_function_of_videos_is_tried_on_videos(function: Callable[[str], str]) -> None:
     tried = [
-        trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), 16, ("a", "b"), 5),
-        trial.Trial("rewards.1.kind", RewardConfig(kind=function("brightness"), frames={"count": 2}), 16, ("a", "b"), 5),
+        trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), SampleShape(16, 16, 5), ("a", "b")),
+        trial.Trial("rewards.1.kind", RewardConfig(kind=function("brightness"), frames={"count": 2}), SampleShape(16, 16, 5), ("a", "b")),
     ]
     lengths, brightness = trial.here(tried, "cpu")
     assert lengths == [5, 5]

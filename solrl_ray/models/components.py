@@ -1,0 +1,37 @@
+"""The components of a loaded model, by name, and trees of modules over the same tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Component = Literal["text", "transformer", "vae", "preview_decoder"]
+COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
+"""Loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder``, else the VAE."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def same_tensors(module: nn.Module) -> nn.Module:
+    """A copy of a module whose parameters and buffers are the same objects."""
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(module)}
+    return copy.deepcopy(module, kept)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Its weights and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def check_components(components: Collection[str]) -> frozenset[Component]:
+    """Raise `ValueError` for an unknown component."""
+    known = (*sorted(COMPONENTS), "preview_decoder")
+    unknown = set(components) - set(known)
+    if unknown:
+        raise ValueError(f"unknown components {sorted(unknown)}; a model has {list(known)}")
+    return frozenset(name for name in known if name in components)  # type: ignore[misc]

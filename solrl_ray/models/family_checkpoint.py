@@ -1,0 +1,122 @@
+"""A family's checkpoints: what they consist of, and what can be said of one without loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
+from solrl_ray.models import decoders
+from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.sizes import FamilySizes
+from solrl_ray.models.text import TextEncoders, Truncation, tokenizer_of
+
+
+class FamilyCheckpoint:
+    """The part of `DiffusionModel` that belongs to its class, not to a loaded model."""
+
+    PIPELINE: ClassVar[Any]
+    """The stock diffusers pipeline whose checkpoints the family takes."""
+    TRANSFORMER: ClassVar[Any]
+    """The diffusers class of its transformer."""
+    DECODERS: ClassVar[Mapping[str, Any]]
+    """Autoencoder classes by name."""
+    ENCODERS: ClassVar[tuple[str, ...]]
+    """Text encoders, parts of the checkpoint."""
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
+    """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
+    SIZES: ClassVar[FamilySizes]
+    """What a plan needs without loading the model."""
+    ROUNDS_TIMESTEPS: ClassVar[bool] = False
+    """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
+    TRAINS_ON_CUDNN: ClassVar[bool] = False
+    """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
+
+    @classmethod
+    def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:
+        """The transformer as `load` would make it, with shapes but no memory."""
+        checkpoint = cls._open(config, key)
+        with torch.device("meta"):
+            transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
+        return cls.adapt_(transformer)
+
+    @classmethod
+    def settings(cls, config: Model) -> tuple[dict[str, Any], int]:
+        """The transformer's ``config.json``, and VAE downscale factor; reads nothing else.
+
+        Raises `UserError` as `load` does for sizes that do not fit.
+        """
+        checkpoint = cls._open(config)
+        transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
+        factor = decoders.factor(vae_config)
+        cls.SIZES.check(config, transformer_config, factor)
+        decoders.preview_loader(config, vae_config, cls.DECODERS)
+        return transformer_config, factor
+
+    @classmethod
+    def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
+        """The text encoders by name, with shapes but no memory. The last is the long one."""
+        checkpoint = cls._open(config, key)
+        with torch.device("meta"):
+            return {name: checkpoint.text_skeleton(name) for name in cls._encoders(checkpoint)}
+
+    @classmethod
+    def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
+        """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
+        checkpoint = cls._open(config)
+        found = []
+        for name in map(tokenizer_of, cls._encoders(checkpoint)):
+            tokenizer = checkpoint.load_tokenizer(name)
+            limit = cls._token_limit(config, name, tokenizer)
+            found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
+        return found
+
+    @classmethod
+    def is_distilled(cls, config: Model) -> bool:
+        """Whether the checkpoint says that guidance is built in; FLUX.2's do."""
+        return bool(cls._open(config).index.get("is_distilled"))
+
+    @classmethod
+    def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        """Change the stock transformer in place, without changing its results, and return it."""
+        return transformer
+
+    @classmethod
+    def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
+        """Limit of this tokenizer's encoder. The last encoder is the long one, others have their own limit."""
+        long = name == tokenizer_of(cls.ENCODERS[-1])
+        return config.max_sequence_length if long else int(tokenizer.model_max_length)
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]
+
+    @classmethod
+    def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
+        checkpoint = Checkpoint.open(config.path, config.family, cls.PIPELINE.__name__, key)
+        checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
+        return checkpoint
+
+    @classmethod
+    def _encoders(cls, checkpoint: Checkpoint) -> list[str]:
+        return [name for name in cls.ENCODERS if name not in cls.OPTIONAL or checkpoint.has(name)]
+
+    @classmethod
+    def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
+        tokenizers: dict[str, Any] = dict.fromkeys(map(tokenizer_of, cls.ENCODERS))
+        for name in cls._encoders(checkpoint):
+            encoders[name] = checkpoint.load_encoder(name, dtype)
+            tokenizers[tokenizer_of(name)] = checkpoint.load_tokenizer(tokenizer_of(name))
+        long = tokenizers[tokenizer_of(cls.ENCODERS[-1])]
+        if long is not None and config.max_sequence_length > long.model_max_length:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but the tokenizer of {config.path} makes at most {long.model_max_length} tokens."
+            )
+        return TextEncoders(cls.PIPELINE, encoders, tokenizers)
