@@ -11,7 +11,7 @@ from pydantic import Field
 from solrl_ray.config.fitting import HOST_LINK, Card
 from solrl_ray.config.resolution import Resolution, shape_of
 from solrl_ray.config.schema import Precision
-from solrl_ray.config.section import AboveZero, Section, Share
+from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
 MOVES = ("decode_and_reward", "publication", "load", "merge")

@@ -57,6 +57,8 @@ class FamilySizes:
     """Key of ``config.json`` with the limit of positions: image tokens a side, or a list of the limits of text, rows
     and columns. Empty: no limit.
     """
+    schedule: str = ""
+    """The only `model.schedule.kind` that the stock pipeline can be told; empty: all."""
     frame_stride: int = 0
     """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     kept_values: tuple[float, float]
@@ -86,6 +88,11 @@ class FamilySizes:
                 f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
             )
         self._check_frames(config)
+        if self.schedule not in ("", config.schedule.kind):
+            raise UserError(
+                f"model.schedule.kind is {config.schedule.kind!r}, but the pipeline of model.family {config.family!r} "
+                f"has the noise levels of {self.schedule!r}."
+            )
         if config.max_sequence_length > self.longest:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
@@ -234,6 +241,7 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
     longest=512,
     packed=False,
     text_in_blocks=False,
+    schedule="shift",
     frame_stride=4,
     kept_values=(21.7, 33.9),
     forward_values=16.0,

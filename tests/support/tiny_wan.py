@@ -13,7 +13,11 @@ from tests.support import tiny
 FRAMES = 9
 """Three latent frames: the autoencoder has the published stride of 4."""
 CHANNELS = 4
-OWN = {"frames": FRAMES, "quantization": {"skip": ["condition_embedder"]}}
+OWN = {
+    "frames": FRAMES,
+    "quantization": {"skip": ["condition_embedder"]},
+    "schedule": {"kind": "shift", "shift": 3.0},
+}
 """What the `model` section of a configuration says for Wan besides family, path and size."""
 
 

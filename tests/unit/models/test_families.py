@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from solrl_ray import models
-from solrl_ray.config.schema import Decoding, Lora, Model, QuantizationScope
+from solrl_ray.config.schema import Decoding, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import text as text_parts
 from solrl_ray.models.base import DiffusionModel
@@ -70,7 +70,7 @@ class Family:
     def config(self, path: Path, **changes: Any) -> Model:
         lora = Lora(rank=4, alpha=10.0, targets=self.targets)
         fields = {"family": self.name, "lora": lora, "resolution": self.resolution, "frames": self.frames}
-        fields |= {"quantization": QuantizationScope(skip=["condition_embedder"])}
+        fields |= tiny_wan.OWN if self.name == "wan" else {}
         return tiny.model_config(path, **(fields | changes))
 
     def stock(self, path: Path) -> Any:

@@ -70,6 +70,11 @@ def test_frames_that_the_autoencoder_cannot_make_are_refused(frames: int | None,
     assert names(str(refused.value), "model.frames", values)
 
 
+def test_noise_levels_that_the_stock_pipeline_cannot_be_told_are_refused(path: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.schedule\.kind is 'linear', .*'shift'"):
+        models.load(config(path, schedule={"kind": "linear"}), "cpu", components=())
+
+
 def test_frames_of_a_family_of_pictures_are_refused(tiny_pipeline: Path) -> None:
     with pytest.raises(UserError, match=r"^model\.frames is 9, .*'flux'"):
         models.load(model_config("flux", tiny_pipeline, frames=9), "cpu", components=())

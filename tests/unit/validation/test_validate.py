@@ -38,6 +38,7 @@ TARGETS = {
     "sana": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "flux2_klein": ["to_q", "to_k", "to_qkv_mlp_proj"],
     "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
+    "wan": ["to_q", "to_k", "ffn.net.2"],
     "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }
 """Family → LoRA targets."""
