@@ -7,7 +7,7 @@
     python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 58 GB: transformer 41, Qwen2.5-VL-7B 17
     python benchmarks/full_size.py z_image OUT     # Z-Image, 21 GB: transformer 12, Qwen3-4B 8
     python benchmarks/full_size.py wan OUT         # Wan 2.1 T2V 1.3B, 14 GB: UMT5-XXL 11, transformer 2.8
-    python benchmarks/full_size.py wan22 OUT       # Wan 2.2 TI2V 5B, 23 GB: UMT5-XXL 11, transformer 10; wan_14b: Wan 2.1 T2V 14B
+    python benchmarks/full_size.py wan22 OUT       # Wan 2.2 TI2V 5B, 23 GB; wan_14b: Wan 2.1 T2V 14B, 40 GB
     python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore, 1.7 GB
     python benchmarks/full_size.py pickscore OUT   # CLIP ViT-H/14, the network of PickScore and HPSv2, 3.9 GB
 
@@ -296,7 +296,15 @@ def pipeline(name: str, size: Size) -> Any:
 
 
 PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
-WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680, "wan": 4096}
+WIDTHS = {
+    "flux": 4096,
+    "sd3": 4096,
+    "sana": 2304,
+    "qwen_image": 3584,
+    "z_image": 2560,
+    "flux2_klein": 7680,
+    "wan": 4096,
+}
 """Family → channels of a text token."""
 
 

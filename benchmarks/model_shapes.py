@@ -43,7 +43,7 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
     "sd35_medium": [*SD3, T5],
-    **dict.fromkeys(("wan21_1_3b", "wan21_14b", "wan22_5b"), [(UMT5EncoderModel, published.UMT5_XXL)]),
+    **{name: [(UMT5EncoderModel, published.UMT5_XXL)] for name in ("wan21_1_3b", "wan21_14b", "wan22_5b")},
     "z_image": [QWEN_3],
 }
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""

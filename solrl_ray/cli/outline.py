@@ -138,7 +138,10 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
 
 def _check_preview(config: Config, sources: Sources) -> None:
     """Raise `UserError` for latent frames that the videos do not have."""
-    chosen, frames = config.rollout.preview.latent_frames, FAMILIES[config.model.family].sizes.latent_frames(config.model.shape)
+    chosen, frames = (
+        config.rollout.preview.latent_frames,
+        FAMILIES[config.model.family].sizes.latent_frames(config.model.shape),
+    )
     if chosen and chosen[-1] >= frames:
         key = "rollout.preview.latent_frames"
         raise UserError(

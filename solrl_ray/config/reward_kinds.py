@@ -98,7 +98,9 @@ def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) 
         if kind.videos:
             raise UserError(f"{keys('kind')} is {config.kind!r}, which scores videos, but model.frames is not given.")
         if chosen:
-            raise UserError(f"{keys('frames')} is given, but model.frames is not: the samples are pictures; leave it out.")
+            raise UserError(
+                f"{keys('frames')} is given, but model.frames is not: the samples are pictures; leave it out."
+            )
         return
     if kind.videos and chosen:
         raise UserError(f"{keys('frames')} is given, but {config.kind} scores whole videos; leave it out.")

@@ -104,7 +104,9 @@ class FamilySizes:
     def _check_frames(self, config: Model) -> None:
         stride, frames = self.frame_stride, config.frames
         if not stride and frames:
-            raise UserError(f"model.frames is {frames}, but model.family {config.family!r} makes pictures; leave it out.")
+            raise UserError(
+                f"model.frames is {frames}, but model.family {config.family!r} makes pictures; leave it out."
+            )
         if stride and not frames:
             raise UserError(
                 f"model.frames is missing: model.family {config.family!r} makes videos of 1 + a multiple of {stride} "

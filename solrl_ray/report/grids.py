@@ -77,7 +77,7 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Lays out pictures of one size, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
+    """Lays out pictures of one size, float32 [3, h, w] in [0, 1], or strips of videos, in rows of any lengths.
 
     Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing.
     """

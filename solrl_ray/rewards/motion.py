@@ -43,5 +43,7 @@ class Motion(CheckpointReward):
         frames = images.float().transpose(1, 2).flatten(0, 1)
         coarse = functional.interpolate(frames, size, mode="area").unflatten(0, (len(images), -1))
         coarse = coarse - coarse.mean(dim=(3, 4), keepdim=True)
-        change = coarse.diff(dim=1).abs().mean(dim=(1, 2, 3, 4)) if images.shape[2] > 1 else coarse.new_zeros(len(images))
+        change = (
+            coarse.diff(dim=1).abs().mean(dim=(1, 2, 3, 4)) if images.shape[2] > 1 else coarse.new_zeros(len(images))
+        )
         return (change / self._enough).clamp(max=1)

@@ -15,7 +15,6 @@ import torch
 
 import solrl_ray
 from solrl_ray.config.own_functions import Trial
-from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
@@ -66,11 +65,11 @@ def _score(trial: Trial, device: str) -> list[float]:
 
 
 def _check_samples(trial: Trial, reward: Reward) -> None:
-    """Raise `UserError` if a reward takes pictures and the samples are videos, or the other way round."""
+    """Raise `UserError` for a reward of pictures where the samples are videos, and the other way round."""
     if trial.shape.frames and VIDEOS not in reward.ndims:
         raise UserError(
-            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shape.frames}; say which "
-            "frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
+            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shape.frames}; say "
+            "which frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
         )
     if not trial.shape.frames and IMAGES not in reward.ndims:
         raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")

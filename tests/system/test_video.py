@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 VIDEO = (
     "run.iterations=2",
     "rollout.preview={latent_frames: [0, 2], prune: {after: 2, keep: 4}, unit: 8}",
-    "rewards=[{kind: 'tests.system.rewards:brightness', frames: {count: 3, combine: worst}}, {kind: motion, enough: 1}]",
+    "rewards=[{kind: motion, enough: 1}, "
+    "{kind: 'tests.system.rewards:brightness', frames: {count: 3, combine: worst}}]",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 1, reference: ''}",
     "fidelity={audit_prompts: 1, audit_seeds: 2}",
 )

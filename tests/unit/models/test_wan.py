@@ -61,9 +61,7 @@ def test_tiles_decode_nearly_what_is_decoded_at_once(path: Path) -> None:
     assert (tiled - whole).square().mean() < 0.05 * whole.var()
 
 
-@pytest.mark.parametrize(
-    ("frames", "values"), [(None, "4 49"), (8, "8 5 9"), (4, "4 5"), (80, "80 77 81")]
-)
+@pytest.mark.parametrize(("frames", "values"), [(None, "4 49"), (8, "8 5 9"), (4, "4 5"), (80, "80 77 81")])
 def test_frames_that_the_autoencoder_cannot_make_are_refused(frames: int | None, values: str, path: Path) -> None:
     with pytest.raises(UserError) as refused:
         models.load(config(path, frames=frames), "cpu", components=())

@@ -151,7 +151,12 @@ def test_a_function_that_does_not_fit_the_samples_is_refused_when_it_is_tried(
 def test_a_function_of_videos_is_tried_on_videos(function: Callable[[str], str]) -> None:
     tried = [
         trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), SampleShape(16, 16, 5), ("a", "b")),
-        trial.Trial("rewards.1.kind", RewardConfig(kind=function("brightness"), frames={"count": 2}), SampleShape(16, 16, 5), ("a", "b")),
+        trial.Trial(
+            "rewards.1.kind",
+            RewardConfig(kind=function("brightness"), frames={"count": 2}),
+            SampleShape(16, 16, 5),
+            ("a", "b"),
+        ),
     ]
     lengths, brightness = trial.here(tried, "cpu")
     assert lengths == [5, 5]
