@@ -12,6 +12,7 @@ READ: dict[str, Settings] = yaml.safe_load(Path(__file__).with_suffix(".yaml").r
 FLUX, SD3, SD3_MEDIUM, SANA = READ["FLUX"], READ["SD3"], READ["SD3_MEDIUM"], READ["SANA"]
 FLUX2_KLEIN_4B = READ["FLUX2_KLEIN_4B"]
 QWEN_IMAGE, Z_IMAGE, DC_AE, QWEN_IMAGE_VAE = (READ[n] for n in ("QWEN_IMAGE", "Z_IMAGE", "DC_AE", "QWEN_IMAGE_VAE"))
+SANA_VIDEO = READ["SANA_VIDEO"]
 WAN_1_3B, WAN_14B, WAN22_5B, UMT5_XXL = READ["WAN_1_3B"], READ["WAN_14B"], READ["WAN22_5B"], READ["UMT5_XXL"]
 LATENTS = {f"latents_{name}": [value] * 48 for name, value in (("mean", 0.0), ("std", 1.0))}
 WAN_VAE, WAN22_VAE = READ["WAN_VAE"], READ["WAN22_VAE"] | LATENTS

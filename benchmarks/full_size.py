@@ -44,6 +44,7 @@ from architectures import (
     QWEN_IMAGE,
     QWEN_IMAGE_VAE,
     SANA,
+    SANA_VIDEO,
     SD3,
     SD3_MEDIUM,
     T5_XXL,
@@ -71,6 +72,8 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SanaPipeline,
     SanaTransformer2DModel,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     WanPipeline,
@@ -255,6 +258,7 @@ TRANSFORMERS = {
     "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
     "sd3_medium": (SD3Transformer2DModel, SD3_MEDIUM, kl_autoencoder(1.5305, 0.0609)),
     "sana": (SanaTransformer2DModel, SANA, DC_AE),
+    "sana_video": (SanaVideoTransformer3DModel, SANA_VIDEO, WAN_VAE),
     "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
     "wan": (WanTransformer3DModel, WAN_1_3B, WAN_VAE),
     "wan_14b": (WanTransformer3DModel, WAN_14B, WAN_VAE),
@@ -263,7 +267,7 @@ TRANSFORMERS = {
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
 DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage}
-DECODERS |= dict.fromkeys(("wan", "wan_14b", "wan22"), AutoencoderKLWan)
+DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), AutoencoderKLWan)
 """Model → class of its autoencoder; others have `AutoencoderKL`."""
 QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
@@ -271,6 +275,7 @@ REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]
     "sd3": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sd3_medium": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sana": (SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
+    "sana_video": (SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
     "qwen_image": (QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
     "wan": (WanPipeline, {"shift": 3.0}, wan_texts),
     "wan_14b": (WanPipeline, {"shift": 3.0}, wan_texts),
@@ -296,15 +301,8 @@ def pipeline(name: str, size: Size) -> Any:
 
 
 PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
-WIDTHS = {
-    "flux": 4096,
-    "sd3": 4096,
-    "sana": 2304,
-    "qwen_image": 3584,
-    "z_image": 2560,
-    "flux2_klein": 7680,
-    "wan": 4096,
-}
+WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
+WIDTHS |= {"sana_video": 2304, "wan": 4096}
 """Family → channels of a text token."""
 
 
@@ -329,7 +327,7 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
     tokens, width = config.max_sequence_length, WIDTHS[config.family]
     tokens += CLIP_LENGTH if config.family == "sd3" else 0
     pooled = {"flux": 768, "sd3": 2048}.get(config.family)
-    mask = "prompt_attention_mask" if config.family == "sana" else "prompt_embeds_mask"
+    mask = "prompt_attention_mask" if config.family in ("sana", "sana_video") else "prompt_embeds_mask"
     made = []
     for i in range(count):
         tensors = {"prompt_embeds": torch.randn(tokens, width, generator=generator)}

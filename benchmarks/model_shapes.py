@@ -41,6 +41,7 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "flux2_klein_base_4b": [QWEN_3],
     "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
+    "sana_video_2b": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
     "sd35_medium": [*SD3, T5],
     **{name: [(UMT5EncoderModel, published.UMT5_XXL)] for name in ("wan21_1_3b", "wan21_14b", "wan22_5b")},

@@ -33,6 +33,8 @@ class Family:
     """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
     guided: Callable[[Cfg], dict[str, Any]] | None = None
     """What switches it on in such a call; None: the family has none."""
+    frames: str = "num_frames"
+    """The argument of the stock call for frames of a video."""
     embeds_guidance: bool = False
     """Whether its transformers may take the value of a guidance embedding."""
 
@@ -67,6 +69,14 @@ FAMILIES = {
     "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
+    "sana_video": Family(
+        "sana_video:SanaVideo",
+        sizes.SANA_VIDEO,
+        lambda _: SANA_ARGUMENTS,
+        SANA_CONVOLUTIONS,
+        guided=_by_scale,
+        frames="frames",
+    ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, guided=_by_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),

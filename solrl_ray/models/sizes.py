@@ -250,6 +250,16 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
     decoder=WAN_VAE,
     other_decoders={16: WAN22_VAE},
 )
+SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
+    patch=2,
+    longest=300,
+    packed=False,
+    text_in_blocks=False,
+    frame_stride=4,
+    kept_values=(29.6, 37.5),
+    forward_values=17.1,
+    decoder=WAN_VAE,
+)
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     patch=2,
     longest=512,  # the stock call's default; it names no limit

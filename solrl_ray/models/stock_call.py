@@ -16,7 +16,7 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
     return {
         "height": model.shape.height,
         "width": model.shape.width,
-        **({"num_frames": model.frames} if model.frames else {}),
+        **({family.frames: model.frames} if model.frames else {}),
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,
         **family.stock_arguments(model),

@@ -13,19 +13,23 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "flux2_klein": tiny.build_flux2_klein,
     "qwen_image": tiny_qwen.build_qwen_image,
     "sana": tiny.build_sana,
+    "sana_video": tiny_wan.build_sana_video,
     "sd3": tiny.build_sd3,
     "wan": tiny_wan.build_wan,
     "z_image": tiny_qwen.build_z_image,
 }
 """Family → what writes its checkpoint into a folder, and returns the folder."""
 
+OWN = {"wan": tiny_wan.OWN, "sana_video": {"frames": tiny_wan.FRAMES}}
+"""Family → what else the `model` section of a configuration says for it."""
+
 
 def resolution(family: str) -> int:
-    """Side of its pictures, pixels. SANA's autoencoder makes them twice as large."""
-    return 32 if family == "sana" else tiny.RESOLUTION
+    """Side of its pictures, pixels. SANA's pipelines take multiples of 32."""
+    return 32 if family.startswith("sana") else tiny.RESOLUTION
 
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
-    own = {"family": family, "resolution": resolution(family)} | (tiny_wan.OWN if family == "wan" else {})
+    own = {"family": family, "resolution": resolution(family)} | OWN.get(family, {})
     return tiny.model_config(checkpoint, **own | changes)

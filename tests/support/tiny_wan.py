@@ -1,11 +1,18 @@
-"""Very small checkpoints, as in `tiny`, of Wan 2.1 and of Wan 2.2 TI2V."""
+"""Very small checkpoints, as in `tiny`, of Wan 2.1, Wan 2.2 TI2V and SANA-Video."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 from transformers import UMT5Config, UMT5EncoderModel
 
 from tests.support import tiny
@@ -73,6 +80,30 @@ def build_wan(folder: Path, *, version: str = "2.1", blocks: int = 2, seed: int 
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
             transformer=transformer,
             expand_timesteps=version != "2.1",
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_sana_video(folder: Path, *, blocks: int = 2, seed: int = 8) -> Path:
+    """Write a SANA-Video-class pipeline in float32, with Wan 2.1's autoencoder, and return its folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        text_encoder, tokenizer = tiny.gemma()
+        transformer = SanaVideoTransformer3DModel(
+            in_channels=CHANNELS,
+            out_channels=CHANNELS,
+            num_layers=blocks,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_cross_attention_heads=2,
+            cross_attention_head_dim=16,
+            cross_attention_dim=32,
+            caption_channels=32,
+            rope_max_seq_len=32,
+        )
+        pipeline = SanaVideoPipeline(
+            tokenizer, text_encoder, wan_vae(), transformer, FlowMatchEulerDiscreteScheduler(shift=3.0)
         )
     pipeline.save_pretrained(folder)
     return folder

@@ -15,6 +15,7 @@ from diffusers import (
     Flux2KleinPipeline,
     QwenImagePipeline,
     SanaPipeline,
+    SanaVideoPipeline,
     StableDiffusion3Pipeline,
     WanPipeline,
     ZImagePipeline,
@@ -83,7 +84,7 @@ class Family:
 
     def draw(self, pipeline: Any, latents: Tensor, shape: SampleShape | None = None, **arguments: Any) -> Tensor:
         shape = shape or self.shape
-        frames = {"num_frames": shape.frames} if shape.frames else {}
+        frames = {models.FAMILIES[self.name].frames: shape.frames} if shape.frames else {}
         made = pipeline(
             prompt=TEXTS,
             height=shape.height,
@@ -173,6 +174,17 @@ FAMILIES = [
         call={"true_cfg_scale": 1.0},
         encoded=encoded_by_qwen_image,
         limits={"tokenizer": tiny.T5_TOKENS},
+    ),
+    Family(
+        name="sana_video",
+        build=tiny_wan.build_sana_video,
+        pipeline=SanaVideoPipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "conv_inverted", "conv_point"],
+        call={"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False},
+        encoded=encoded_by_sana,
+        limits={"tokenizer": tiny.T5_TOKENS},
+        resolution=32,
+        frames=tiny_wan.FRAMES,
     ),
     Family(
         name="z_image",

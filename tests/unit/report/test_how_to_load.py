@@ -34,6 +34,7 @@ SHIPPED = {
     "flux2_klein": "flux2_klein_base_4b",
     "qwen_image": "qwen_image",
     "sana": "sana_1600m",
+    "sana_video": "sana_video_2b",
     "sd3": "sd35_large",
     "wan": "wan21_1_3b",
     "z_image": "z_image",

@@ -34,6 +34,7 @@ STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview n
 STEPS += ["preview nvfp4-emulated", "update", "revision", "climb"]
 TARGETS = {
     "flux": ["to_q", "to_k"],
+    "sana_video": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],
     "sana": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "flux2_klein": ["to_q", "to_k", "to_qkv_mlp_proj"],
