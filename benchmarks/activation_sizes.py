@@ -96,13 +96,13 @@ def decoding(name: str) -> tuple[int, float]:
         decoder = kind(**{key: list(v) if isinstance(v, tuple) else v for key, v in settings.items()})
         decoder = decoder.to(torch.bfloat16).eval()
         factor = models.decoders.factor(decoder.config)
-        cells = config.shape.height // factor, config.shape.width // factor
+        cells = config.shapes.largest.height // factor, config.shapes.largest.width // factor
         channels = decoder.config.get("latent_channels") or decoder.config["z_dim"]
         frames = {AutoencoderKLQwenImage: (1,), AutoencoderKLWan: (LATENT_FRAMES,)}.get(kind, ())
         z = torch.empty(1, channels, *frames, *cells, dtype=torch.bfloat16)
     with Alive(decoder) as alive:
         decoder.decode(z, return_dict=False)[0].float()
-    return sum(parameter.numel() for parameter in decoder.parameters()), alive.peak / config.shape.pixels
+    return sum(parameter.numel() for parameter in decoder.parameters()), alive.peak / config.shapes.largest.pixels
 
 
 def main(argv: Sequence[str] | None = None) -> None:

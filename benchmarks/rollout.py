@@ -164,7 +164,7 @@ class World:
         decoder: Any = copy.deepcopy(self.full.decoder).to(self.full.dtype if batched else torch.float32)
         shape = decoder.config["latent_channels"], *self.full.latent_shape[-2:]
         if self.config.model.family == "flux":  # its latents are packed in two by two
-            shape = shape[0], self.config.model.shape.height // 8, self.config.model.shape.width // 8
+            shape = shape[0], self.full.shape.height // 8, self.full.shape.width // 8
         images = torch.zeros(IMAGES, *shape, device=self.device, dtype=decoder.dtype)
 
         def decode() -> None:

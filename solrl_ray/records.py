@@ -60,6 +60,10 @@ class SampleShape:
         """Pixels of all frames."""
         return self.pixels * (self.frames or 1)
 
+    def is_size_of(self, other: SampleShape) -> bool:
+        """Whether a picture of this shape is as large as a frame of the other."""
+        return (self.height, self.width) == (other.height, other.width)
+
     def __str__(self) -> str:
         """``512 px``, ``512 x 768 px`` (height first), or ``480 x 832 px, 49 frames``."""
         size = f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
@@ -70,6 +74,8 @@ class SampleShape:
 class Prompt:
     id: str
     text: str
+    shape: SampleShape | None = None
+    """Of its samples, if its file names one; see `sampling.shapes`."""
 
 
 NEGATIVE = "negative_"
@@ -227,6 +233,8 @@ class SampleGroup(Portable):
     """As of `UnitResult`."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
+    shape: SampleShape | None = None
+    """Of its samples, in a run with several shapes; None: the only one."""
     trajectory: Trajectory | None = None
     """Only if the objective needs it."""
     seconds: float = 0.0

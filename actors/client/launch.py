@@ -223,7 +223,7 @@ def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
     own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
     if own and (explorer.num_gpus or elsewhere):
         prompts, device = trial.prompts_of(config), str(device_of(explorer.num_gpus))
-        trials = [trial.Trial(key, reward, config.model.shape, prompts) for key, reward in own.items()]
+        trials = [trial.Trial(key, reward, config.model.shapes, prompts) for key, reward in own.items()]
         _on_place_of(explorer, config, "the trial of the rewards on a worker", trial.here, trials, device)
 
 

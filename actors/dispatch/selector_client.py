@@ -60,7 +60,7 @@ class SelectorClient:
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
         self._results: dict[int, list[UnitResult]] = {}
-        """By iteration: accepted ones."""
+        """By iteration: accepted ones, also of the run before this one's resume."""
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of accepted groups."""
         self._inbox: list[_PendingResult] = []
@@ -71,7 +71,7 @@ class SelectorClient:
     async def open(self, plan: IterationPlan) -> Opened:
         """`Selector.open`; until `drop`, a new selector reopens the iteration."""
         opened: Opened = await self._ask("open", plan)
-        self._plans[plan.iteration] = plan
+        self._plans[plan.iteration], self._results[plan.iteration] = plan, list(opened.results)
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:

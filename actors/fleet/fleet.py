@@ -39,7 +39,7 @@ class Fleet:
         self, config: Config, world: World, tasks: Tasks, telemetry: Telemetry, *, explores: bool = True
     ) -> None:
         """`explores`: whether it has explorers."""
-        self._config, self._world, self._telemetry = config, world, telemetry
+        self._config, self._world, self._tasks, self._telemetry = config, world, tasks, telemetry
         self._receipts = ReceiptBook()
         self._first: dict[str, Attestation] = {}
         """Of each pool, by name."""
@@ -107,7 +107,7 @@ class Fleet:
         for pool in self.explorers.values():
             for worker in pool.workers.values():
                 if worker.process.name and worker.proved:
-                    self._world.send(worker.actor, "prepare")
+                    self._tasks.start(worker.prepare(), f"preparing {worker.name}")
 
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have all workers of a role load a revision; each gets units again only after its receipt.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -311,6 +312,11 @@ class Worker:
             if not self.units:
                 await self._call("alive", self.name, what="a sign of life", seconds=self._deadlines.fetch)
         self._changed.clear()
+
+    async def prepare(self) -> None:
+        """On a card: make what does not depend on the revision that will come. A loss is noticed by the next call."""
+        with suppress(Gone, Leaving):
+            await self._call("prepare", what="preparing for a revision", seconds=self._deadlines.publish)
 
     async def _call(self, method: str, *arguments: Any, what: str, seconds: float) -> Any:
         sent = self._world.send(self.actor, method, *arguments)

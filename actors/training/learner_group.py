@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -281,12 +282,14 @@ class LearnerGroup:
             return
         kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"
         kept = f"learner.activation_memory {compiled_learner.activation_memory(self._config):g}"
-        self._tell(f"the learners compile their passes ({kinds}, {kept}): minutes, unless compile.cache has them")
+        shapes = self._config.model.shapes if len(self._config.model.shapes) > 1 else [None]
+        each = f", each for {len(shapes)} shapes" if len(shapes) > 1 else ""
+        self._tell(f"the learners compile their passes ({kinds}{each}, {kept}): minutes, unless compile.cache has them")
         seconds = []
-        for policy in self._passes:
+        for policy, shape in product(self._passes, shapes):
             deadline = self._config.fleet.deadlines.warm_up
-            took = await self._ask("warm_up", policy, embeddings[0], seconds=deadline)
-            seconds.append(f"{policy} in {max(took):.1f} s")
+            took = await self._ask("warm_up", policy, embeddings[0], shape, seconds=deadline)
+            seconds.append(f"{policy}{f' at {shape}' if shape else ''} in {max(took):.1f} s")
         self._tell(f"the learners have compiled {', '.join(seconds)}")
         self._warm = True
 

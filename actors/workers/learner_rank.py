@@ -30,7 +30,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
 from solrl_ray.models.components import Component
 from solrl_ray.policy import adapters
-from solrl_ray.records import PromptEmbedding, SampleGroup
+from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 from solrl_ray.weight_sync.shared_model import SharedModel
@@ -110,11 +110,13 @@ class LearnerRank(Callee):
         self._storing = None  # what it holds is no state of its last update any more
 
     @noted
-    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
-        """Compile one kind of passes, in a separate call so that progress shows. Returns seconds. Not collective."""
-        kinds = passes(self._config)
-        with progress_note(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}"):
-            return self._awake.warm_up(policy, embedding)
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None) -> float:
+        """Compile one kind of passes for one shape of samples, in a separate call so that progress shows. Returns
+        seconds. Not collective.
+        """
+        kinds, of_shape = passes(self._config), f" at {shape}" if shape else ""
+        with progress_note(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}{of_shape}"):
+            return self._awake.warm_up(policy, embedding, shape)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take the next sample groups of an incomplete iteration, given by reference. Not collective.

@@ -23,7 +23,8 @@ from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.mixture import Columns
-from solrl_ray.rollout.sampler import Sampler, group_of
+from solrl_ray.rollout.sampler import group_of
+from solrl_ray.rollout.samplers import Samplers
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.receive import Receiver
 
@@ -78,7 +79,7 @@ class Regenerator(SamplingWorker):
         )
 
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
-        return *super()._shapes(), self._evaluate.warm_up
+        return *super()._shapes(), *self._evaluate.warm_ups
 
     def _load_reward(self) -> Reward:
         if self._shared is not None:
@@ -107,7 +108,7 @@ class Regenerator(SamplingWorker):
         return self._evaluated(self._evaluate, unit, prompt, embedding, pictures)
 
     def _evaluated(
-        self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+        self, sampler: Samplers, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
     ) -> Evaluated:
         result, sampled = self._scored(sampler, unit, prompt, embedding)
         images = sampled.images.cpu() if pictures else None
@@ -161,7 +162,7 @@ class _Outside:
 
     config: Config
     columns: Columns
-    sampler: Sampler
+    sampler: Samplers
 
 
 class Scorer(Regenerator):
@@ -177,8 +178,8 @@ class Scorer(Regenerator):
         return replace(evaluated, columns=self._columns.last)
 
 
-def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Sampler:
-    """A sampler for evaluations: the ODE, a prompt's addresses in one micro-batch, guided as evaluations are."""
+def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Samplers:
+    """Samplers for evaluations: the ODE, a prompt's addresses in one micro-batch, guided as evaluations are."""
     steps, micro_batch = Drawing.of(config).steps, config.evaluation.samples
     guided = model.guided_as(config.evaluated_model)
-    return Sampler(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())
+    return Samplers(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

@@ -24,7 +24,8 @@ from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler
+from solrl_ray.rollout.sampler import Previewed, Sampled
+from solrl_ray.rollout.samplers import Samplers
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
@@ -94,7 +95,7 @@ class SamplingWorker(Callee):
         self._model = model
         self._threads = threads
         self._receiver = receiver
-        self._sampler = Sampler(
+        self._sampler = Samplers(
             config, model, reward, steps=sampling.steps, micro_batch=sampling.micro_batch, record=record
         )
         return Attestation(
@@ -110,7 +111,7 @@ class SamplingWorker(Callee):
 
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
         """One forward of each shape that this worker has."""
-        return *([self._probe] if self._is_reproducible else []), self._sampler.warm_up
+        return *([self._probe] if self._is_reproducible else []), *self._sampler.warm_ups
 
     @property
     def _is_reproducible(self) -> bool:

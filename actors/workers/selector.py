@@ -71,6 +71,8 @@ class Opened:
     """All units that workers should do now."""
     audits: tuple[str, ...] = ()
     """Prompts whose audits are done."""
+    results: tuple[UnitResult, ...] = ()
+    """Those of the journal, which a new selector must get again: a disk may damage it later."""
     message: str = ""
     """For the user: that the journal was set aside, and why."""
 
@@ -160,13 +162,14 @@ class Selector(Callee):
         if not entries:
             journal.append(header)
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
-        groups = self._replay_all(state, now)
+        results, groups = self._replay_all(state, now)
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
             units=opened.wanted(),
             audits=state.audits_done,
+            results=results,
             message=message,
         )
 
@@ -182,7 +185,7 @@ class Selector(Callee):
             opened.journal.append(entry)
             opened.later = [entry]
         opened.revised, state = True, opened.state
-        groups = self._replay_all(state, opened.later[1:])
+        _, groups = self._replay_all(state, opened.later[1:])  # an audit that is lost is made again at the end
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
@@ -345,21 +348,28 @@ class Selector(Callee):
             why = "whose samples are lost" if lost else "and fleet.strict is true"
             raise RunError(f"{state.violation}, {why}")
 
-    def _replay_all(self, state: IterationState, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
-        """Record journal entries; returns the finished groups."""
-        return tuple(group for entry in entries if (group := self._replay(state, entry)) is not None)
+    def _replay_all(
+        self, state: IterationState, entries: list[dict[str, Any]]
+    ) -> tuple[tuple[UnitResult, ...], tuple[SampleGroup, ...]]:
+        """Record journal entries; returns the results, and the finished groups."""
+        results, groups = [], []
+        for entry in entries:
+            if entry["kind"] in ("explore", "sample", "audit"):
+                results.append(unit_result(entry, state.plan))
+                state.record(results[-1])
+            elif group := self._replay_group(state, entry):
+                groups.append(group)
+        return tuple(results), tuple(groups)
 
-    def _replay(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
-        """Record one journal entry; returns the group of a ``regenerate`` entry if its file is intact."""
-        if entry["kind"] in ("explore", "sample", "audit"):
-            state.record(unit_result(entry, state.plan))
-        elif entry["kind"] == "regenerate" and entry["prompt"] not in state.group_rewards:
-            # A group that was made again has two entries.
-            try:
-                group = self._folder.load_group(state.plan.iteration, entry["prompt"])
-                if state.digest(group) == entry["digest"]:
-                    state.record_group(group)
-                    return group
-            except (Unreadable, ValueError):
-                return None  # it is made again, to the same bytes
+    def _replay_group(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
+        """Record the group of a ``regenerate`` entry and return it, if its file is intact."""
+        if entry["kind"] != "regenerate" or entry["prompt"] in state.group_rewards:  # made again, it has two entries
+            return None
+        try:
+            group = self._folder.load_group(state.plan.iteration, entry["prompt"])
+            if state.digest(group) == entry["digest"]:
+                state.record_group(group)
+                return group
+        except (Unreadable, ValueError):
+            pass  # it is made again, to the same bytes
         return None

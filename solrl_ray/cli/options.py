@@ -181,14 +181,20 @@ def _doctor(commands: Any) -> None:
     command.add_argument("--root", type=_path, default=Path("runs"), metavar="FOLDER", help="the folder of runs")
 
 
+def _resolution(text: str) -> int | list[int]:
+    """``512``, or ``512x768``, height first, as `model.resolution` takes it."""
+    sides = [int(side) for side in text.split("x")]
+    return sides[0] if len(sides) == 1 else sides
+
+
 def _validate(commands: Any) -> None:
     words = "check a model on this machine: against diffusers, in every precision, an update, a revision"
     command = _add(commands, "validate", verbs.validate, words, SET)
     words = "a model's name from `solrl list`, or a file; then others, such as a method's"
     command.add_argument("config", nargs="+", type=_path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
-    words = "pixels a side; default: the model's, 256 at most"
-    command.add_argument("--resolution", type=int, metavar="N", help=words)
+    words = "pixels a side, or height x width; default: the model's first shape, its longer side at most 256"
+    command.add_argument("--resolution", type=_resolution, metavar="N|HxW", help=words)
     words = "deadline of each step, seconds; default: 1800"
     command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
     command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")

@@ -44,7 +44,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
     for position, reward in enumerate(config.rewards):
         keys = _keys(sources, f"rewards.{position}")
         reward_kinds.check(reward, keys)
-        reward_kinds.check_frames(reward, keys, config.model.shape.frames)
+        reward_kinds.check_frames(reward, keys, config.model.shapes[0].frames)
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
@@ -110,13 +110,14 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
     )
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
+    tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
     packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
-        latent_shape=sizes.latent_shape(model.shape, shapes.transformer, shapes.factor),
+        latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
-        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),
+        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * tokens,
         forward_bytes=forward,
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder_of(shapes.factor).parameters,
@@ -140,7 +141,7 @@ def _check_preview(config: Config, sources: Sources) -> None:
     """Raise `UserError` for latent frames that the videos do not have."""
     chosen, frames = (
         config.rollout.preview.latent_frames,
-        FAMILIES[config.model.family].sizes.latent_frames(config.model.shape),
+        FAMILIES[config.model.family].sizes.latent_frames(config.model.shapes[0]),
     )
     if chosen and chosen[-1] >= frames:
         key = "rollout.preview.latent_frames"

@@ -176,7 +176,7 @@ def _read_prompts(run: Run) -> None:
         path = value_of(config, f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
-                found = tuple(read_prompts(path, run.named(f"prompts.{file}")))
+                found = tuple(read_prompts(path, run.named(f"prompts.{file}"), config.model.shapes))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -254,15 +254,13 @@ def functions(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import two_prompts
 
     prompts = two_prompts(config, run.sources)
-    trials = [
-        own_functions.Trial(run.named(key), function, config.model.shape, prompts) for key, function in own.items()
-    ]
+    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, prompts) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
         given = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        what = "videos" if trial.shape.frames else "pictures"
+        what = "videos" if trial.shapes[0].frames else "pictures"
         print(f"tried {trial.spec}: {given} for two {what} of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
@@ -302,10 +300,10 @@ def rewards(run: Run) -> None:
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
-    rewards.check(config.rewards, config.model.shape, run.named, tell=tell)
+    rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.shape, texts)], "cpu")
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts)], "cpu")
 
 
 def first_policy(run: Run) -> None:

@@ -47,7 +47,7 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
     }
     resolution = arguments.resolution
     if resolution is None:
-        resolution = _reduced(load_with_sources(arguments.config, arguments.set, given).config.model.shape)
+        resolution = _reduced(load_with_sources(arguments.config, arguments.set, given).config.model.shapes[0])
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
     preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")

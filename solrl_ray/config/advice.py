@@ -1,21 +1,22 @@
-"""Advice of a plan: explorers without work, and regenerated images that are padding."""
+"""Advice of a plan: explorers without work, and images and samples that are padding."""
 
 from __future__ import annotations
 
 import math
 
 from solrl_ray.config.checks import units_and_pruning
+from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 
 PADDING_WARN = 0.25
-"""Share of the regenerated images from which padding is worth a sentence."""
+"""Share from which padding is worth a sentence."""
 
 
 def advice(config: Config) -> tuple[str, ...]:
     """Sentences with the setting that is better. The configuration must have passed `checks.check`."""
-    return tuple(filter(None, (_idle_explorers(config), _padded_images(config))))
+    return tuple(filter(None, (_idle_explorers(config), _padded_images(config), _padded_samples(config))))
 
 
 def _idle_explorers(config: Config) -> str:
@@ -59,13 +60,26 @@ def _better_unit(config: Config, idle: int) -> int | None:
 
 
 def _padded_images(config: Config) -> str:
-    """If the kept seeds do not fill their micro-batches; the size that is named takes as many forwards."""
-    keep, size = config.rollout.keep, config.rollout.regenerate.micro_batch
+    """If the kept seeds do not fill their micro-batches."""
+    if is_one_stage(config):
+        return ""
+    return _padding(config, "images are regenerated", "rollout.regenerate.micro_batch")
+
+
+def _padded_samples(config: Config) -> str:
+    """The same of a learner's micro-batches, which have samples of one prompt if there are several shapes."""
+    if len(config.model.shapes) == 1:
+        return ""
+    return _padding(config, "samples are learned from", "learner.micro_batch")
+
+
+def _padding(config: Config, what: str, key: str) -> str:
+    """The size that is named takes as many forwards."""
+    keep, size = config.rollout.keep, value_of(config, key)
     forwards = math.ceil(keep / size)
-    if is_one_stage(config) or 1 - keep / (forwards * size) < PADDING_WARN:
+    if 1 - keep / (forwards * size) < PADDING_WARN:
         return ""
     return (
-        f"for each prompt {forwards * size} images are regenerated, and {forwards * size - keep} of them are padding, "
-        f"because rollout.keep is {keep} and rollout.regenerate.micro_batch {size}; "
-        f"rollout.regenerate.micro_batch={math.ceil(keep / forwards)} saves that time"
+        f"for each prompt {forwards * size} {what}, and {forwards * size - keep} of them are padding, "
+        f"because rollout.keep is {keep} and {key} {size}; {key}={math.ceil(keep / forwards)} saves that time"
     )

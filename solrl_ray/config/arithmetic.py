@@ -30,6 +30,7 @@ from solrl_ray.config.update import (
     latents_a_sample,
     prepared_bytes,
     references,
+    rounds,
     trained_timesteps,
     training_bytes,
 )
@@ -44,7 +45,7 @@ class ModelFacts:
     """Facts from the model's own files; see `solrl_ray.cli.preflight.model_facts`."""
 
     latent_shape: tuple[int, ...]
-    """Shape of one sample's latent."""
+    """Shape of the largest sample's latent."""
     parameters: int
     """Parameters of the transformer, LoRA not counted."""
     lora_modules: int
@@ -260,7 +261,7 @@ def describe(
     regenerate_units = 0 if one_stage else rollout.prompts * math.ceil(rollout.keep / rollout.regenerate.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
-    micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
+    micro_batches = learner.updates * rounds(config, rollout.prompts // learner.updates)
     backwards = micro_batches * trained_timesteps(config)
     explore_units = rollout.prompts * pool.units
     return Arithmetic(

@@ -29,7 +29,7 @@ class Deadlines(Section):
     `update`, a rank that hangs ends the run instead of rebuilding the group.
     """
     publish: Seconds = 120.0
-    """Fetching, swapping in and proving one revision."""
+    """Fetching, swapping in and proving one revision; on a card, preparing for it."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0

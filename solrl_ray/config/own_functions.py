@@ -42,8 +42,8 @@ class Trial:
     """The source to name in a message, such as ``rewards.0.kind (--set)``."""
     config: RewardConfig | EvaluationConfig
     """The section that names it: a reward, or `evaluation.reference`."""
-    shape: SampleShape
-    """Of the pictures that it will get."""
+    shapes: tuple[SampleShape, ...]
+    """Of the pictures that it will get; a call's are of one."""
     prompts: tuple[str, str]
     """One for each picture: the run's own, because a function may not understand others."""
 

@@ -1,7 +1,8 @@
-"""The key `model.resolution`: how the shape of samples is written."""
+"""The key `model.resolution`: how the shapes of samples are written."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
@@ -10,24 +11,83 @@ from pydantic_core import PydanticCustomError
 from solrl_ray.config.section import Positive
 from solrl_ray.records import SampleShape
 
+Pair = tuple[Positive, Positive]
+MOST = 8
+"""Shapes of a run: each is compiled for itself in every worker (`models.compilation.SHAPES`)."""
+
+
+def as_shape(value: Any) -> SampleShape:
+    """A side or ``[height, width]``. Raises ValueError for anything else."""
+    sides = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
+        raise ValueError("it must be a number of pixels above 0, or [height, width]")
+    return SampleShape(*sides)
+
+
+class Shapes(tuple[SampleShape, ...]):
+    """Those of a run, as configured."""
+
+    @property
+    def largest(self) -> SampleShape:
+        """That with the most pixels."""
+        return max(self, key=lambda shape: shape.pixels)
+
+    @property
+    def smallest(self) -> SampleShape:
+        """That with the fewest."""
+        return min(self, key=lambda shape: shape.pixels)
+
+    @property
+    def volume(self) -> float:
+        """Pixels of a sample with all its frames, as a mean."""
+        return sum(shape.volume for shape in self) / len(self)
+
+    def with_frames(self, frames: int) -> Shapes:
+        """These as videos of `frames` frames; 0: pictures."""
+        return Shapes(replace(shape, frames=frames) for shape in self)
+
+    def __str__(self) -> str:
+        """``512 px``, or ``512 x 512 or 512 x 768 px (height x width)``."""
+        if len(self) == 1:
+            return str(self[0])
+        pairs = [f"{shape.height} x {shape.width}" for shape in self]
+        frames = f", {self[0].frames} frames" if self[0].frames else ""
+        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width){frames}"
+
+
+def as_shapes(value: Any) -> Shapes:
+    """One shape, or a list of pairs. Raises ValueError for anything else, too many, and a shape that comes twice."""
+    try:
+        return Shapes([as_shape(value)])
+    except ValueError as error:
+        pairs = value if isinstance(value, (list, tuple)) else ()
+        if not pairs or not all(isinstance(pair, (list, tuple)) for pair in pairs):
+            raise ValueError(f"{error}, or a list of such pairs") from None
+    shapes = Shapes(map(as_shape, value))
+    if len(shapes) > MOST:
+        raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled for itself, not {len(shapes)}")
+    if twice := next((shape for shape in shapes if shapes.count(shape) > 1), None):
+        raise ValueError(f"[{twice.height}, {twice.width}] comes twice; name each shape once")
+    return shapes
+
+
+def _checked_one(value: Any) -> Any:
+    try:  # a union of types would give one error for each of them
+        as_shape(value)
+    except ValueError as error:
+        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
 
 def _checked(value: Any) -> Any:
-    """A union of types would give one error for each of them."""
-    if _is_side(value):
+    try:
+        as_shapes(value)
+    except ValueError as error:
+        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
+    if isinstance(value, int):
         return value
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_side, value)):
-        return tuple(value)
-    raise PydanticCustomError("resolution", "it must be a number of pixels above 0, or [height, width]")
+    return tuple(value) if isinstance(value[0], int) else [tuple(pair) for pair in value]
 
 
-def _is_side(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-Resolution: TypeAlias = Annotated[Positive | tuple[Positive, Positive], BeforeValidator(_checked)]
-
-
-def shape_of(resolution: int | tuple[int, int], frames: int | None = None) -> SampleShape:
-    """One number is a square; without frames it is a picture."""
-    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-    return SampleShape(height, width, frames or 0)
+OneShape: TypeAlias = Annotated[Positive | Pair, BeforeValidator(_checked_one)]
+Resolution: TypeAlias = Annotated[Positive | Pair | list[Pair], BeforeValidator(_checked)]

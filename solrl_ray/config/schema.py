@@ -14,7 +14,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.resolution import Resolution, shape_of
+from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
@@ -27,7 +27,6 @@ from solrl_ray.config.section import (
     ShareOrZero,
 )
 from solrl_ray.config.tracking import Tracking
-from solrl_ray.records import SampleShape
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -121,7 +120,9 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of everything that is not quantised: the "full precision" tier."""
     resolution: Resolution
-    """Pixels of the images: the side of a square, or ``[height, width]``."""
+    """Pixels of the images: the side of a square, ``[height, width]``, or a list of such pairs, of which each prompt
+    has one: that which its file names, else an addressed draw.
+    """
     frames: Annotated[int, Field(ge=2)] | None = None
     """Frames of a video, for families that make videos; null: pictures. Wan's are 1 + a multiple of 4."""
     fps: Positive = 16
@@ -140,9 +141,9 @@ class Model(Section):
     decoding: Decoding = Decoding()
 
     @property
-    def shape(self) -> SampleShape:
-        """Of every sample."""
-        return shape_of(self.resolution, self.frames)
+    def shapes(self) -> Shapes:
+        """Of samples; all of a prompt have the same one."""
+        return as_shapes(self.resolution).with_frames(self.frames or 0)
 
     @property
     def unguided(self) -> Model:

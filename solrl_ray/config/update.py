@@ -50,6 +50,16 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
     return 2 * compared + backwards if is_guided(config) else compared
 
 
+def rounds(config: Config, prompts: int) -> int:
+    """Micro-batches of a rank for the samples of as many prompts. With several shapes none has samples of two
+    prompts.
+    """
+    rollout, learner = config.rollout, config.learner
+    if len(config.model.shapes) == 1:
+        return math.ceil(prompts * rollout.keep / (learner.micro_batch * learner.world_size))
+    return math.ceil(prompts * math.ceil(rollout.keep / learner.micro_batch) / learner.world_size)
+
+
 def latents_a_sample(config: Config) -> int:
     """Latents of a sample at the learner: its clean one, and the states of a stored trajectory."""
     transitions = config.rollout.sampler.recorded(config.rollout.regenerate.steps)
@@ -89,10 +99,12 @@ def _prepared(config: Config) -> int:
     rollout, learner = config.rollout, config.learner
     if is_colocated(config.fleet):
         return 0
-    step = (rollout.prompts // learner.updates) * rollout.keep
-    all_in_step = math.ceil(step / (learner.micro_batch * learner.world_size))
-    there = (rollout.prompts - 1) * rollout.keep
-    early = all_in_step if step <= there else math.ceil(there // learner.micro_batch / learner.world_size)
+    step, there = rollout.prompts // learner.updates, rollout.prompts - 1
+    whole = there * rollout.keep // learner.micro_batch
+    if len(config.model.shapes) > 1:
+        whole = there * math.ceil(rollout.keep / learner.micro_batch)
+    all_in_step = rounds(config, step)
+    early = all_in_step if step <= there else math.ceil(whole / learner.world_size)
     if not config.objective.advantage.needs_all and learner.zero_stage == 1:
         return int(early == all_in_step)
     return early

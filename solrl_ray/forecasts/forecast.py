@@ -15,6 +15,7 @@ from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, is_colocated, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
+from solrl_ray.forecasts.compiling import Compiling
 from solrl_ray.forecasts.iteration import iteration
 from solrl_ray.forecasts.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
 
@@ -73,6 +74,7 @@ class Forecast:
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
                 f"{self.gpu_hours(iterations):.3g} GPU-hours{sheet}, without start and evaluations",
             ),
+            *([("compiling", words)] if (words := Compiling.of(self.config).words) else []),
             ("a step", self._step()),
             *self._other_explorers(),
             ("at work", shares),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from solrl_ray.config.fitting import HOST_LINK, Card
-from solrl_ray.config.resolution import Resolution, shape_of
+from solrl_ray.config.resolution import OneShape, as_shape
 from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
@@ -66,7 +67,7 @@ class ModelCosts(Section):
     family: str
     parameters: AboveZero
     """Parameters of the transformer."""
-    resolution: Resolution
+    resolution: OneShape
     frames: Positive | None = None
     """Of the videos that were measured; None: pictures."""
     steps: dict[str, Figure]
@@ -95,7 +96,7 @@ class ModelCosts(Section):
     @property
     def shape(self) -> SampleShape:
         """Of the samples that were measured."""
-        return shape_of(self.resolution, self.frames)
+        return replace(as_shape(self.resolution), frames=self.frames or 0)
 
     def each(self, change: Callable[[str, Figure], Figure]) -> ModelCosts:
         """With every figure changed; `change` is given the name of its field, and the figure."""

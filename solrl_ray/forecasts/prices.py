@@ -217,7 +217,7 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
-        (facts.parameters / listed.parameters, model.shape.volume / listed.shape.volume, listed)
+        (facts.parameters / listed.parameters, model.shapes.volume / listed.shape.volume, listed)
         for listed in prices.models
         if listed.family == model.family
     ]
@@ -229,7 +229,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     if not 1 / SCALABLE <= nearest <= SCALABLE:
         listed_names = ", ".join(f"{m.family} at {m.shape}" for m in prices.models) or "no models"
         raise UserError(
-            f"The price list of {prices.gpu} has nothing like {model.path} at {model.shape} (family "
+            f"The price list of {prices.gpu} has nothing like {model.path} at {model.shapes} (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
             "with --gpu FILE."
         )
@@ -241,8 +241,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         factor, ratio = (weights, "parameters") if by_weights else (nearest, "parameters x image tokens")
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
-    size = {"parameters": facts.parameters, "resolution": model.resolution, "frames": model.frames}
-    return listed.each(scaled).model_copy(update=size)
+    return listed.each(scaled).model_copy(update={"parameters": facts.parameters})
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:

@@ -1,18 +1,19 @@
 """From an iteration's sample groups to the fixed micro-batches of each learner rank.
 
 Samples are in prompt order and, inside a prompt, in the order of its selection. Consecutive `micro_batch` of them form
-a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. Every rank must make the same number of passes
-of the same shape. So the list is filled up to ``world_size`` whole micro-batches with repetitions of the last sample
-that weigh exactly 0.
+a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. A forward has one shape; so in a run with
+several shapes no micro-batch has samples of two prompts, and their number does not depend on which prompt has which.
+
+A micro-batch is filled up with repetitions of its last sample that weigh exactly 0. Every rank must make the same
+number of passes, so the list is filled up with micro-batches of such repetitions.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from solrl_ray.errors import RunError
 from solrl_ray.objectives.base import MicroBatch
-from solrl_ray.records import SampleGroup
+from solrl_ray.records import SampleGroup, SampleShape
 
 
 def check_groups(
@@ -28,13 +29,14 @@ def check_groups(
     *,
     iteration: int,
     revision: int,
-    latent_shape: tuple[int, ...],
+    latent_shapes: Mapping[SampleShape | None, tuple[int, ...]],
     transitions: int = 0,
     checked: int = 0,
 ) -> None:
     """Refuse samples that must not be learned from.
 
     Args:
+        latent_shapes: of the samples of each shape that a group may have.
         checked: number of first groups that were checked before.
         transitions: length of each sample's trajectory; 0 if the objective needs none.
 
@@ -46,7 +48,7 @@ def check_groups(
         raise RunError(f"iteration {iteration} has no samples to learn from")
     seen = {group.prompt_id for group in groups[:checked]}
     for group in groups[checked:]:
-        problem = _problem(group, iteration, revision, latent_shape, transitions)
+        problem = _problem(group, iteration, revision, latent_shapes, transitions)
         if problem is None and group.prompt_id in seen:
             problem = "come twice"
         if problem is not None:
@@ -55,7 +57,11 @@ def check_groups(
 
 
 def _problem(
-    group: SampleGroup, iteration: int, revision: int, latent_shape: tuple[int, ...], transitions: int
+    group: SampleGroup,
+    iteration: int,
+    revision: int,
+    latent_shapes: Mapping[SampleShape | None, tuple[int, ...]],
+    transitions: int,
 ) -> str | None:
     count = len(group.indices)
     if group.iteration != iteration:
@@ -66,6 +72,15 @@ def _problem(
         return f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
     if not np.isfinite(np.asarray(group.rewards, dtype=np.float64)).all():
         return f"have rewards that are not finite: {group.rewards}"
+    return _problem_of_tensors(group, latent_shapes, transitions)
+
+
+def _problem_of_tensors(
+    group: SampleGroup, latent_shapes: Mapping[SampleShape | None, tuple[int, ...]], transitions: int
+) -> str | None:
+    if group.shape not in latent_shapes:
+        return f"have the shape {group.shape}, which is none of model.resolution"
+    count, latent_shape = len(group.indices), latent_shapes[group.shape]
     tensors = [("latents", group.latents, (count, *latent_shape))]
     if transitions:
         if group.trajectory is None:
@@ -96,17 +111,30 @@ class Slots:
     """1 for a sample, 0 for a repetition."""
 
 
-def rank_slots(samples: range, *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
-    """The micro-batches of one rank over samples at consecutive positions. Every rank gets the same number."""
-    step = micro_batch * world_size
-    slots = math.ceil(len(samples) / step) * step
+def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[range]:
+    """Consecutive positions in parts of `micro_batch`, the last one perhaps shorter.
+
+    Args:
+        sizes: of the iteration's groups, if no part may have samples of two of them.
+    """
+    inner = [end for end in accumulate(sizes) if samples.start < end < samples.stop]
+    bounds = pairwise([samples.start, *inner, samples.stop])
     return [
-        Slots(
-            tuple(samples[min(i, len(samples) - 1)] for i in range(start, start + micro_batch)),
-            tuple(float(i < len(samples)) for i in range(start, start + micro_batch)),
-        )
-        for start in range(rank * micro_batch, slots, step)
+        range(start, min(start + micro_batch, end)) for first, end in bounds for start in range(first, end, micro_batch)
     ]
+
+
+def rank_slots(parts: Sequence[range], *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
+    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number."""
+    end = parts[-1].stop
+    whole_rounds = [*parts, *[range(end, end)] * (-len(parts) % world_size)]
+    return [_filled_up(part, end - 1, micro_batch) for part in whole_rounds[rank::world_size]]
+
+
+def _filled_up(part: range, last: int, micro_batch: int) -> Slots:
+    """`part`, and repetitions of its last sample; if it is empty, of the sample `last`."""
+    missing, repeated = micro_batch - len(part), part[-1] if part else last
+    return Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing))
 
 
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
@@ -122,6 +150,7 @@ def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBat
         indices=tuple(group.indices[k] for group, k in chosen),
         x0=torch.stack([group.latents[k] for group, k in chosen]),
         weights=torch.tensor(slots.weights),
+        shape=chosen[0][0].shape,
         states=torch.stack([path.states[k] for path, k in paths]) if paths else None,
         first_steps=tuple(path.first_step for path, _ in paths),
     )

@@ -34,7 +34,7 @@ from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
 from solrl_ray.learning.noise_scale import signal_and_noise
 from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare
-from solrl_ray.learning.policy_passes import PolicyPasses
+from solrl_ray.learning.policy_passes import PolicyPasses, by_shape
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import Step, UpdateMetrics, update_metrics
 from solrl_ray.models.base import DiffusionModel
@@ -42,7 +42,7 @@ from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
 from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
-from solrl_ray.records import PromptEmbedding, SampleGroup
+from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.sampling.schedules import sigmas
 
 
@@ -71,7 +71,11 @@ class Learner:
         self._failed = False
         self._open: OpenUpdate | None = None
         steps, section = config.rollout.regenerate.steps, config.objective
-        self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
+        self._by_shape = by_shape(model, config.model.shapes)
+        self._objectives = {
+            shape: objectives.load(config, sigmas(config.model.schedule, steps, of_shape.image_tokens))
+            for shape, of_shape in self._by_shape.items()
+        }
         self._transitions = config.rollout.sampler.recorded(steps) if section.needs_trajectory else 0
         self._anchor_decay = section.anchor_decay()
         self._passes = PolicyPasses(config, model)
@@ -89,12 +93,15 @@ class Learner:
         """Which of its passes are compiled, in words; empty if none."""
         return self._passes.compiled
 
-    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
-        """Compile one kind of passes, at the micro-batch's shape; returns seconds. Changes no state and is not
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None = None) -> float:
+        """Compile one kind of passes, for a micro-batch of one shape; returns seconds. Changes no state and is not
         collective.
+
+        Args:
+            shape: None: the only one of the run.
         """
         started = time.perf_counter()
-        self._passes.warm_up(policy, embedding)
+        self._passes.warm_up(policy, embedding, shape)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started
@@ -139,6 +146,7 @@ class Learner:
             rank=self._rank,
             world_size=self._world_size,
             device=self._model.device,
+            one_shape=len(self._by_shape) == 1,
         )
 
     @property
@@ -159,7 +167,7 @@ class Learner:
             [*update.groups, *groups],
             iteration=update.iteration,
             revision=self.revision,
-            latent_shape=self._model.latent_shape,
+            latent_shapes={shape: of_shape.latent_shape for shape, of_shape in self._by_shape.items()},
             transitions=self._transitions,
             checked=len(update.groups),
         )
@@ -258,9 +266,9 @@ class Learner:
         changes adapters once instead of once a pass.
         """
         batch = gather(update.samples, slots)
-        passes = self._objective.passes(batch, self._model.device, update.iteration)
+        passes = self._objectives[batch.shape].passes(batch, self._model.device, update.iteration)
         embedding = self._embedding(update, batch)
-        references = self._references(passes, embedding, old_is_default=bool(part.old_is_default))
+        references = self._references(passes, embedding, batch.shape, old_is_default=bool(part.old_is_default))
         return Prepared(slots, batch, passes, references)
 
     def _learn(
@@ -277,11 +285,11 @@ class Learner:
         scale = 1.0 / (len(part.samples) * len(one.passes))
         groups = part.ended.popleft()
         for k, each in enumerate(one.passes):
-            v_theta = self._engine.velocity(each.x_t, each.t, embedding)
+            v_theta = self._engine.velocity(each.x_t, each.t, embedding, one.batch.shape)
             # The ratio of an unchanged policy is exactly 1.
             old = {"old": v_theta.detach()} if part.old_is_default else {}
             given = {name: v[k] for name, v in one.references.items()}
-            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), advantages)
+            loss = self._objectives[one.batch.shape].loss(each, Velocities(theta=v_theta, **old, **given), advantages)
             part.sums.add(loss, weights, scale)
             end = k == len(one.passes) - 1
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
@@ -294,7 +302,12 @@ class Learner:
         return self._model.batch_embeddings([update.embeddings[p] for p in batch.prompt_ids])
 
     def _references(
-        self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
+        self,
+        passes: Sequence[Pass],
+        embedding: dict[str, torch.Tensor],
+        shape: SampleShape | None,
+        *,
+        old_is_default: bool,
     ) -> dict[str, list[torch.Tensor]]:
         """Velocities of each pass under the objective's other policies; `old` only if it differs."""
         wanted: tuple[adapters.Active, ...] = self._config.objective.references()
@@ -304,7 +317,7 @@ class Learner:
         with torch.no_grad():
             for name in wanted:
                 adapters.use(self._model.transformer, name)
-                found[name] = [self._passes.velocity(one.x_t, one.t, embedding) for one in passes]
+                found[name] = [self._passes.velocity(one.x_t, one.t, embedding, shape) for one in passes]
         return found
 
     def _old_is_default(self) -> bool:

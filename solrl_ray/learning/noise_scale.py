@@ -68,22 +68,22 @@ class GradientSample:
             into.add_(sampled)
 
 
-def ended_groups(part: range, sizes: Sequence[int], per_round: int) -> list[int]:
+def ended_groups(part: range, sizes: Sequence[int], ends: Sequence[int]) -> list[int]:
     """For each round of micro-batches of an optimiser step: groups that a piece ending with it has; 0 if it ends inside
     a group.
 
     Args:
         part: positions of the step's samples.
         sizes: samples of each of the iteration's groups.
-        per_round: samples of one micro-batch of every rank.
+        ends: the position after the last sample of one micro-batch of every rank, round by round.
     """
     boundaries, end = {}, 0
     for number, size in enumerate(sizes, start=1):
         end += size
         boundaries[end] = number
     found, before = [], boundaries.get(part.start, 0)
-    for start in range(part.start, part.stop, per_round):
-        number = boundaries.get(min(start + per_round, part.stop), 0)
+    for end in ends:
+        number = boundaries.get(end, 0)
         found.append(number - before if number else 0)
         before = number or before
     return found

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.errors import RunError
-from solrl_ray.learning.batches import Slots, equal_parts, rank_slots, rewards_and_groups
+from solrl_ray.learning.batches import Slots, cut, equal_parts, rank_slots, rewards_and_groups
 from solrl_ray.learning.noise_scale import ended_groups
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import Loss, MicroBatch, Pass
@@ -112,11 +112,13 @@ class OpenUpdate:
         rank: int,
         world_size: int,
         device: torch.device,
+        one_shape: bool = True,
     ) -> None:
         """
         Args:
             sizes: samples of each prompt, in prompt order.
             updates: optimiser steps.
+            one_shape: whether samples of two prompts may share a micro-batch.
         """
         self.iteration, self.sizes = iteration, tuple(sizes)
         self.groups: list[SampleGroup] = []
@@ -125,15 +127,13 @@ class OpenUpdate:
         """(group, position inside the group) of all samples so far, in sample order."""
         self.seconds = 0.0
         """Time spent on it."""
-        self.parts = [
-            StepShare(
-                part,
-                deque(rank_slots(part, micro_batch=micro_batch, rank=rank, world_size=world_size)),
-                Sums.zero(device),
-                ended=deque(ended_groups(part, self.sizes, micro_batch * world_size)),
-            )
-            for part in equal_parts(self.sizes, updates)
-        ]
+        self.parts = list[StepShare]()
+        for part in equal_parts(self.sizes, updates):
+            cuts = cut(part, micro_batch, () if one_shape else self.sizes)
+            ends = [cuts[min(first + world_size, len(cuts)) - 1].stop for first in range(0, len(cuts), world_size)]
+            slots = rank_slots(cuts, micro_batch=micro_batch, rank=rank, world_size=world_size)
+            ended = deque(ended_groups(part, self.sizes, ends))
+            self.parts.append(StepShare(part, deque(slots), Sums.zero(device), ended=ended))
 
     def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups.

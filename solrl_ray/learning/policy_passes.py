@@ -2,11 +2,13 @@
 
 ::
 
-    base, anchor, old   without gradient      each kind is compiled once, at the micro-batch's shape, if
+    base, anchor, old   without gradient      each kind is compiled once for each shape of samples, if
     default             with gradient         `compile.learner` is on; adapters are switched without compiling again
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -17,7 +19,7 @@ from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_learner
 from solrl_ray.policy import adapters
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.records import PromptEmbedding, SampleShape
 
 
 class PolicyPasses:
@@ -29,6 +31,7 @@ class PolicyPasses:
         """
         guided_as = config.model if is_guided(config) else config.model.unguided
         self._config, self._model = config, model.guided_as(guided_as, together=False)
+        self._by_shape = by_shape(self._model, config.model.shapes)
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
         # cuDNN's attention was measured in compiled passes on Hopper; eager passes keep their kernels.
         seen = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)
@@ -41,20 +44,37 @@ class PolicyPasses:
         self.compiled = compile_learner(model.transformer, config.compile, model.device, kept) if compiled else ""
         """What is compiled, in words; empty if nothing is."""
 
-    def velocity(self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast."""
+    def velocity(
+        self,
+        x_t: torch.Tensor,
+        t: torch.Tensor,
+        embedding: dict[str, torch.Tensor],
+        shape: SampleShape | None = None,
+    ) -> torch.Tensor:
+        """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast.
+
+        Args:
+            shape: of the samples; None: the only one of the run.
+        """
         bfloat16 = self._config.model.dtype == "bfloat16"
         with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            return self._model.velocity(x_t, t, embedding)
+            return self._by_shape[shape].velocity(x_t, t, embedding)
 
-    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> None:
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None = None) -> None:
         """One pass with `policy` on a micro-batch of zeros; the gradient of ``default`` is discarded."""
-        model, samples = self._model, self._config.learner.micro_batch
+        model, samples = self._by_shape[shape], self._config.learner.micro_batch
         x_t = torch.zeros(samples, *model.latent_shape, device=model.device)
         t = torch.full((samples,), 0.5, device=model.device)
         trained = policy == adapters.TRAINED
         with adapters.using(model.transformer, policy), torch.set_grad_enabled(trained):
-            velocity = self.velocity(x_t, t, model.batch_embeddings([embedding] * samples))
+            velocity = self.velocity(x_t, t, model.batch_embeddings([embedding] * samples), shape)
             if trained:
                 factors = adapters.parameters(model.transformer, adapters.TRAINED)
                 torch.autograd.grad(velocity.square().mean(), list(factors.values()))
+
+
+def by_shape(model: DiffusionModel, shapes: Sequence[SampleShape]) -> dict[SampleShape | None, DiffusionModel]:
+    """The model for samples of each shape, as `SampleGroup.shape` names it: None if there is only one."""
+    if len(shapes) == 1:
+        return {None: model}
+    return {shape: model.of_shape(shape) for shape in shapes}

@@ -55,7 +55,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         self._modules = {name: freeze(module) for name, module in modules.items()}
         self._transformer_config, self._factor = transformer_config, decoders.factor(vae_config)
         self._set_up(transformer_config)
-        self._take_shape(config.shape)
+        self._take_shape(config.shapes[0])
 
     @classmethod
     def load(cls, config: Model, device: torch.device | str, components: Collection[Component]) -> Self:

@@ -82,7 +82,8 @@ class FamilySizes:
             factor: VAE downscale factor.
         """
         step = factor * self.patch
-        if wrong := sorted({side for side in (config.shape.height, config.shape.width) if side % step}):
+        sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
+        if wrong := sorted(side for side in sides if side % step):
             raise UserError(
                 f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
                 f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
@@ -122,7 +123,7 @@ class FamilySizes:
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
         text, *sides = (None, end, end) if isinstance(end, int) else end
         height, width = (side * step for side in sides)
-        if config.shape.height > height or config.shape.width > width:
+        if any(shape.height > height or shape.width > width for shape in config.shapes):
             raise UserError(
                 f"model.resolution is {show(config.resolution)}, but the positions of {config.path} end at "
                 f"{SampleShape(height, width)}."
@@ -159,9 +160,9 @@ class FamilySizes:
         own = math.ceil(config.max_sequence_length / self.text_multiple) * self.text_multiple
         return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
 
-    def tokens(self, config: Model, factor: int) -> int:
+    def tokens(self, config: Model, shape: SampleShape, factor: int) -> int:
         """Tokens of one sample that the blocks transform."""
-        return self.image_tokens(config.shape, factor) + self.text_tokens(config)
+        return self.image_tokens(shape, factor) + self.text_tokens(config)
 
     def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -187,23 +188,25 @@ class FamilySizes:
     def activation_bytes(
         self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool
     ) -> tuple[int, int]:
-        """Estimates of what a transformer of `blocks` blocks keeps of one sample for a backward pass: bytes if they
-        recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
+        """Estimates of what a transformer of `blocks` blocks keeps of the largest sample for a backward pass: bytes if
+        they recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
         """
         inputs = blocks * self._stream_bytes(config, transformer, factor)
         most = round(self.kept_values[0 if compiled else 1] * inputs)
         return inputs + most // max(1, blocks), most
 
     def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
-        """Estimates of a worker's peak without gradients: bytes of one sample's forward, of one image's decoding."""
+        """Estimates of a worker's peak without gradients: bytes of the largest sample's forward, of
+        the largest image's decoding.
+        """
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        decoding = self.decoder_of(factor).bytes_a_pixel * config.shape.pixels
+        decoding = self.decoder_of(factor).bytes_a_pixel * config.shapes.largest.pixels
         return forward, decoding * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
-        """One sample's tokens between blocks."""
+        """The largest sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
-        return self.tokens(config, factor) * width * DTYPE_BYTES[config.dtype]
+        return self.tokens(config, config.shapes.largest, factor) * width * DTYPE_BYTES[config.dtype]
 
 
 def _nearest(side: int, step: int) -> str:

@@ -10,12 +10,14 @@ from solrl_ray.models import FAMILIES
 
 
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
-    """Arguments of the stock pipeline besides the prompt: size in pixels, steps, tokens, those of the family."""
-    family = FAMILIES[model.family]
+    """Arguments of the stock pipeline besides the prompt: size in pixels (the first of several), steps, tokens,
+    those of the family.
+    """
+    family, shape = FAMILIES[model.family], model.shapes[0]
     guided = family.guided(model.cfg) if family.guided and model.cfg.is_on else {}
     return {
-        "height": model.shape.height,
-        "width": model.shape.width,
+        "height": shape.height,
+        "width": shape.width,
         **({family.frames: model.frames} if model.frames else {}),
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solrl_ray.config.objectives import ObjectiveSection
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.records import Address
+from solrl_ray.records import Address, SampleShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class MicroBatch:
     """Clean latents, float32 [B, *latent_shape], on the CPU."""
     weights: Tensor
     """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
+    shape: SampleShape | None = None
+    """Of its samples, in a run with several shapes; None: the only one."""
     states: Tensor | None = None
     """Stored trajectories, float32 [B, transitions + 1, *latent_shape], on the CPU."""
     first_steps: tuple[int, ...] = ()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
-from solrl_ray.records import Address, Prompt
+from solrl_ray.records import Address, Prompt, SampleShape
 from solrl_ray.sampling.noise import permutation
 
 CHOICE = "prompts"
@@ -30,13 +31,18 @@ def negative_prompt(model: Model) -> Prompt | None:
     return Prompt(id=prompt_id(text), text=text) if model.cfg.is_on else None
 
 
-def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
+def read_prompts(path: str, key: str = "prompts", shapes: Collection[SampleShape] = ()) -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
     White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
-    Other keys of an object are ignored. `path` may be ``builtin:…``.
+    An object may have the key ``resolution``, the shape of the prompt's samples. Other keys are ignored. `path` may be
+    ``builtin:…``.
 
-    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt.
+    Args:
+        shapes: those that a prompt may name; empty: any.
+
+    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt, or if a
+    prompt names another shape, or comes with two.
     """
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
@@ -49,10 +55,10 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
-                text = _json_text(line, key, f"{file}, line {number}") if suffix == ".jsonl" else line.strip()
-                identity = prompt_id(text)
-                if identity not in prompts:
-                    prompts[identity] = Prompt(id=identity, text=text)
+                place = f"{key}: {file}, line {number}"
+                prompt = _of_json(line, place, shapes) if suffix == ".jsonl" else _prompt(line.strip())
+                if prompts.setdefault(prompt.id, prompt) != prompt:
+                    raise UserError(f"{place} repeats a prompt with another 'resolution'; a prompt has one shape.")
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
         raise
@@ -82,8 +88,9 @@ def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, st
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hex) over the prompts' ids, one a line, in their order."""
-    return hashlib.sha256("".join(f"{prompt.id}\n" for prompt in prompts).encode()).hexdigest()
+    """SHA-256 (hex) over the prompts' ids, one a line, in their order, with the shapes that their file names."""
+    lines = (f"{prompt.id} {prompt.shape}" if prompt.shape else prompt.id for prompt in prompts)
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int) -> list[Prompt]:
@@ -128,8 +135,26 @@ def checked_text(value: Any, place: str) -> str:
     return value
 
 
-def _json_text(line: str, key: str, place: str) -> str:
-    text = json_object(line, f"{key}: {place}").get("text")
+def _prompt(text: str, shape: SampleShape | None = None) -> Prompt:
+    return Prompt(id=prompt_id(text), text=text, shape=shape)
+
+
+def _of_json(line: str, place: str, shapes: Collection[SampleShape]) -> Prompt:
+    entry = json_object(line, place)
+    text = entry.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{key}: {place} has no prompt; it needs a key 'text' with the prompt as a string.")
-    return checked_text(text, f"{key}: {place}").strip()
+        raise UserError(f"{place} has no prompt; it needs a key 'text' with the prompt as a string.")
+    return _prompt(checked_text(text, place).strip(), _named_shape(entry.get("resolution"), place, shapes))
+
+
+def _named_shape(value: Any, place: str, shapes: Collection[SampleShape]) -> SampleShape | None:
+    if value is None:
+        return None
+    try:
+        shape = as_shape(value)
+    except ValueError as error:
+        raise UserError(f"{place} has the 'resolution' {value!r:.80}; {error}.") from None
+    if shapes and not any(shape.is_size_of(each) for each in shapes):
+        known = ", ".join(f"[{each.height}, {each.width}]" for each in shapes)
+        raise UserError(f"{place} has the 'resolution' {value!r}; it must be one of model.resolution: {known}.")
+    return shape

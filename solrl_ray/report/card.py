@@ -151,7 +151,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     settings |= {
         "pictures": f"{drawing.steps} steps, {drawing.solver}"
         + (f", {_guidance(drawing.model)}" if drawing.model.cfg != config.model.cfg else ""),
-        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shape}, "
+        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shapes}, "
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
         "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",

@@ -77,24 +77,26 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Lays out pictures of one size, float32 [3, h, w] in [0, 1], or strips of videos, in rows of any lengths.
+    """Lays out pictures, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
 
-    Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing.
+    Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing; all by the same
+    factor. Those of different shapes have white beside them.
     """
     pictures = [[to_picture(image) for image in row] for row in rows]
-    sizes = {picture.size for row in pictures for picture in row}
-    if len(sizes) != 1:
-        raise ValueError(f"A contact sheet needs pictures of one size, got {sorted(sizes) or 'none'}.")
-    width, height = sizes.pop()
-    longest, enlarged = max(width, height), max(1, ENLARGED // width)
-    if longest > LARGEST:
-        width, height = max(1, width * LARGEST // longest), max(1, height * LARGEST // longest)
-    else:
-        width, height = width * enlarged, height * enlarged
+    sizes = [picture.size for row in pictures for picture in row]
+    if not sizes:
+        raise ValueError("A contact sheet needs pictures.")
+    widest, longest = max(width for width, _ in sizes), max(map(max, sizes))
+    enlarged = max(1, ENLARGED // widest)
+
+    def scaled(side: int) -> int:
+        return max(1, side * LARGEST // longest) if longest > LARGEST else side * enlarged
+
+    width, height = scaled(widest), scaled(max(height for _, height in sizes))
     columns = max(len(row) for row in pictures)
     sheet = Image.new("RGB", (GAP + columns * (width + GAP), GAP + len(pictures) * (height + GAP)), "white")
     for y, row in enumerate(pictures):
         for x, picture in enumerate(row):
-            resized = picture.resize((width, height), Image.Resampling.BOX)
+            resized = picture.resize((scaled(picture.width), scaled(picture.height)), Image.Resampling.BOX)
             sheet.paste(resized, (GAP + x * (width + GAP), GAP + y * (height + GAP)))
     return sheet

@@ -23,12 +23,12 @@ __all__ = ["Reward", "RewardMixture", "check", "import_callable", "load", "load_
 
 def check(
     configs: Sequence[RewardConfig],
-    shape: SampleShape,
+    shapes: Sequence[SampleShape],
     named: Callable[[str], str],
     *,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
-    """Check that every reward can be loaded and takes samples of this shape. Loads no weights.
+    """Check that every reward can be loaded and takes samples of these shapes. Loads no weights.
 
     Args:
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
@@ -41,8 +41,9 @@ def check(
         keys = _named(i, named)
         try:
             found = registered(config, keys)
-            reward_kinds.check_frames(config, keys, shape.frames)
-            found.check(config, keys, shape)
+            reward_kinds.check_frames(config, keys, shapes[0].frames)
+            for shape in shapes:
+                found.check(config, keys, shape)
         except NotYetThere as error:
             if tell is None:
                 raise

@@ -5,7 +5,7 @@ filters the rows, rounds to 8 bits, filters the columns, rounds again, with filt
 pixels and their sums are whole numbers below 2^53. So float64 products are exact in every order of summation, on every
 device.
 
-Rows are filtered first here, as in every version for the square images of this project's models. Pillow 13 filters the
+Rows are filtered first here, as in every version for squares and most other shapes. Pillow 13 filters the
 columns of some images first, with other bytes: of all that shrink with their aspect ratio and are more than twice as
 tall as wide, and of some whose height shrinks more than their width. Pillow 12.3 does not.
 """

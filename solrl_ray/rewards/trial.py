@@ -44,7 +44,7 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
 def _tried_on(trial: Trial) -> str:
     if isinstance(trial.config, EvaluationConfig):
         return "prompts"
-    return "videos" if trial.shape.frames else "pictures"
+    return "videos" if trial.shapes[0].frames else "pictures"
 
 
 def _score(trial: Trial, device: str) -> list[float]:
@@ -59,19 +59,21 @@ def _score(trial: Trial, device: str) -> list[float]:
 
     reward = load_one(trial.config, device, keys=keys, name=trial.config.kind)
     _check_samples(trial, reward)
-    images = torch.rand(2, 3, *trial.shape.dims, generator=torch.Generator().manual_seed(0))
-    scores: list[float] = reward.score(images, trial.prompts).tolist()
-    return scores
+    scores = list[list[float]]()
+    for shape in trial.shapes:
+        images = torch.rand(2, 3, *shape.dims, generator=torch.Generator().manual_seed(0))
+        scores.append(reward.score(images, trial.prompts).tolist())
+    return scores[0]
 
 
 def _check_samples(trial: Trial, reward: Reward) -> None:
     """Raise `UserError` for a reward of pictures where the samples are videos, and the other way round."""
-    if trial.shape.frames and VIDEOS not in reward.ndims:
+    if trial.shapes[0].frames and VIDEOS not in reward.ndims:
         raise UserError(
-            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shape.frames}; say "
+            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shapes[0].frames}; say "
             "which frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
         )
-    if not trial.shape.frames and IMAGES not in reward.ndims:
+    if not trial.shapes[0].frames and IMAGES not in reward.ndims:
         raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")
 
 

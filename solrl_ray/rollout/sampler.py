@@ -23,7 +23,16 @@ from solrl_ray.config.strategies import reward_weights
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.objectives.gdpo import contrasts
-from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
+from solrl_ray.records import (
+    Address,
+    Prompt,
+    PromptEmbedding,
+    SampleGroup,
+    SampleShape,
+    Trajectory,
+    UnitResult,
+    WorkUnit,
+)
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.pruning import survivors
 from solrl_ray.sampling import sde, solvers
@@ -49,6 +58,8 @@ class Sampled:
     """Each reward's own values, float32 [n, rewards], on the CPU; [n, 0] unless they have their own statistics."""
     trajectory: Trajectory | None = None
     """Of a sampler that records; on the CPU."""
+    shape: SampleShape | None = None
+    """As of `SampleGroup`."""
     reward_costs: Mapping[str, int] = field(default_factory=dict)
     """What the rewards cost (`Reward.take_costs`)."""
 
@@ -98,7 +109,7 @@ def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
 
 
 class Sampler:
-    """Samples, decodes and scores units of one stage with one model."""
+    """Samples, decodes and scores units of one stage and one shape, that of its model."""
 
     def __init__(
         self,
@@ -118,6 +129,7 @@ class Sampler:
         self._drawing = Drawing.of(config, steps)
         self._sampler = config.rollout.sampler if sampler is None else sampler
         self._model = model
+        self._shape = model.shape if len(config.model.shapes) > 1 else None
         self._reward = reward
         self._weights = reward_weights(config)
         self._micro_batch = micro_batch
@@ -155,6 +167,7 @@ class Sampler:
             rewards=scores[:, 0],
             components=scores[:, 1:],
             trajectory=Trajectory(states=states, first_step=start) if self._record else None,
+            shape=self._shape,
             reward_costs=self._reward.take_costs(),
         )
 
@@ -281,6 +294,7 @@ def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
         rewards=result.rewards,
         components=result.components,
         latents=sampled.latents.cpu(),
+        shape=sampled.shape,
         trajectory=sampled.trajectory,
         seconds=result.seconds,
         worker=result.worker,

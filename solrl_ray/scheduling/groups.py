@@ -35,6 +35,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
         rewards=tuple(part.rewards[row] for part, row in chosen),
         components=tuple(part.components[row] for part, row in chosen if part.components),
         latents=torch.stack([part.latents[row] for part, row in chosen]),
+        shape=parts[0].shape,
         trajectory=_trajectory(chosen),
         seconds=sum(part.seconds for part in parts),
         worker=", ".join(sorted({part.worker for part in parts})),

@@ -136,7 +136,7 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 
 
 def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
-    """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see.
+    """SHA-256 of a group's rewards, latents, trajectory and, if it has one, shape: what the learner will see.
 
     Args:
         scores: include the rewards; only if they are reproducible.
@@ -147,6 +147,8 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
     if group.trajectory is not None:
         digest.update(struct.pack("<q", group.trajectory.first_step))
         digest.update(group.trajectory.states.contiguous().numpy().data)
+    if group.shape is not None:
+        digest.update(struct.pack("<2q", group.shape.height, group.shape.width))
     return digest.hexdigest()
 
 

@@ -79,9 +79,10 @@ def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
     Raises UserError if it began with others: each iteration's choice, and the meaning of evaluation rewards, would
     change silently.
     """
+    shapes = config.model.shapes
     used = {
-        "train": read_prompts(config.prompts.train, "prompts.train"),
-        "heldout": read_prompts(config.prompts.heldout, "prompts.heldout")[: config.evaluation.prompts],
+        "train": read_prompts(config.prompts.train, "prompts.train", shapes),
+        "heldout": read_prompts(config.prompts.heldout, "prompts.heldout", shapes)[: config.evaluation.prompts],
     }
     now = {part: {"prompts": len(found), "digest": prompts_digest(found)} for part, found in used.items()}
     if not folder.prompts.is_file():

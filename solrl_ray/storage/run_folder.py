@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.records import SampleGroup, Trajectory
+from solrl_ray.records import SampleGroup, SampleShape, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.folder_lock import FolderLock, unwritable
 from solrl_ray.storage.journal import Journal
@@ -284,6 +284,8 @@ class RunFolder:
         }
         if group.components:
             header["components"] = group.components
+        if group.shape:
+            header["shape"] = astuple(group.shape)
         tensors = {"latents": group.latents}
         if group.trajectory is not None:
             header["first_step"] = group.trajectory.first_step
@@ -313,6 +315,7 @@ class RunFolder:
                 rewards=tuple(header["rewards"]),
                 components=tuple(tuple(each) for each in header.get("components", ())),
                 latents=tensors["latents"].clone(),
+                shape=SampleShape(*header["shape"]) if "shape" in header else None,
                 trajectory=trajectory,
                 seconds=header["seconds"],
                 worker=header["worker"],

@@ -31,7 +31,6 @@ EACH_A_CARD = (
 )
 ONE_CARD = (*EACH_A_CARD, "fleet.placement=colocated")
 GPU_AND_CPU = (
-    *UNCOMPILED,
     "fleet.explorers={{count: {count}, num_gpus: {share}}}",
     "fleet.regenerators={{count: {count}, num_gpus: {share}}}",
     "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: 1}}]",
@@ -63,7 +62,7 @@ def test_pruned_previews_rank_the_same_with_one_explorer_and_with_two(tmp_path: 
 def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_path: Path) -> None:
     runs = {}
     for count, share in ((1, 0.4), (2, 0.2)):
-        settings = [setting.format(count=count, share=share) for setting in GPU_AND_CPU]
+        settings = [*UNCOMPILED, *(setting.format(count=count, share=share) for setting in GPU_AND_CPU)]
         runs[count] = trained(tmp_path, f"kinds-{count}", *settings)
     classes = {(kind, score_class) for _, kind, score_class in brought(runs[1])}
     assert len(classes) == len({score_class for _, score_class in classes}) == 2

@@ -24,6 +24,7 @@ from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
+from actors.workers.selector import Selector
 from actors.world import Process
 from solrl_ray.common import files
 from solrl_ray.errors import RunError
@@ -147,6 +148,18 @@ def does_not_tell_a_new_selector_what_the_old_one_had_accepted(patch: pytest.Mon
         await reopen(self, plan)
 
     patch.setattr(SelectorClient, "_reopen", reopened)
+
+
+def does_not_tell_a_new_selector_what_the_journal_had(patch: pytest.MonkeyPatch) -> None:
+    open_ = Selector.open
+    patch.setattr(Selector, "open", lambda self, plan: replace(open_(self, plan), results=()))
+
+
+def waits_for_nobody_who_prepares(patch: pytest.MonkeyPatch) -> None:
+    async def prepare(self: Worker) -> None:
+        self._world.send(self.actor, "prepare")
+
+    patch.setattr(Worker, "prepare", prepare)
 
 
 def counts_the_units_of_lost_workers_for_ever(patch: pytest.MonkeyPatch) -> None:

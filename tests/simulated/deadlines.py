@@ -19,7 +19,7 @@ SAMPLERS = {
     **dict.fromkeys(("sample", "regenerate", "audit", "evaluate", "score"), "regenerate"),
     "start": "start",
     "warm_up": "warm_up",
-    "load_revision": "publish",
+    **dict.fromkeys(("prepare", "load_revision"), "publish"),
     "alive": "fetch",
 }
 

@@ -219,7 +219,7 @@ class Learner:
     def start(self) -> str:
         return "host"
 
-    def warm_up(self, policy: str, embedding: Any) -> float:
+    def warm_up(self, policy: str, embedding: Any, shape: None) -> float:
         self._to_compile.remove(policy)
         return 20.0
 

@@ -225,6 +225,8 @@ BROKEN: dict[Break, str] = {
     promises.evaluates_what_was_forgotten_meanwhile: "owners left",
     promises.tells_no_window_that_its_evaluation_was_forgotten: "",
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: "",
+    promises.does_not_tell_a_new_selector_what_the_journal_had: "",
+    promises.waits_for_nobody_who_prepares: "are used up",
     promises.counts_the_units_of_lost_workers_for_ever: "workers have",
     promises.forgets_what_a_process_does_before: "are used up",
     promises.charges_for_workers_that_leave: "are used up",
@@ -273,6 +275,8 @@ SHOWN: dict[Break, list[Plan]] = {
         for operation in range(150, 300, 10)
     ],
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
+    promises.does_not_tell_a_new_selector_what_the_journal_had: [Plan.of(160585)],
+    promises.waits_for_nobody_who_prepares: [Plan.of(132958), Plan.of(190348)],
     promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
     promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
     promises.charges_for_workers_that_leave: [

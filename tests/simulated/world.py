@@ -157,7 +157,7 @@ class SimulatedWorld:
         loop = asyncio.get_running_loop()
         large = Ref(loop.create_future()) if parts == 2 else None
         sent = Sent(Ref(loop.create_future()), large, actor.host.process)
-        if self._config is not None and method != "prepare":  # which nobody waits for
+        if self._config is not None:
             sent.answer.seconds = deadline(self._config, actor.role, method, arguments)
         self._note(f"{actor.name} is sent {method}")
         self._meanwhile()

@@ -75,6 +75,31 @@ def test_guidance_that_a_model_does_not_take_is_refused(
     assert names(refusal(capsys, "plan", config_file, *arguments), key, values)
 
 
+@pytest.mark.parametrize(
+    ("resolution", "values"),
+    [
+        ("[18, 32]", "[18, 32] 4 16 20"),
+        ("[[16, 16], [32, 3]]", "[[16, 16], [32, 3]] 4"),
+        ("[[16, 16], [16, 16]]", "--set [16, 16] twice"),
+        ("[]", "--set [height, width]"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused_with_what_would_be_right(
+    resolution: str, values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "plan", config_file, "--set", f"model.resolution={resolution}")
+    assert names(said, "model.resolution", values)
+
+
+def test_a_prompt_that_names_no_shape_of_the_run_is_refused_by_its_line(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a", "resolution": 16}\n{"text": "b", "resolution": [16, 32]}\n')
+    said = refusal(capsys, "plan", config_file, "--set", f"prompts.train={file}")
+    assert names(said, "prompts.train", "--set train.jsonl 2 [16, 32] [16, 16]")
+
+
 @pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])
 def test_a_card_that_is_nearly_a_listed_one_is_named(
     gpu: str, meant: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -112,6 +112,14 @@ def test_where_all_have_work_and_little_is_padded_nothing_is_said(overrides: tup
     assert advised(*POOL, *overrides) == ()
 
 
+def test_with_several_shapes_padding_of_the_learner_is_counted_as_well() -> None:
+    padded = ("rollout.keep=8", "learner.micro_batch=12")
+    assert advised(*padded) == ()
+    (said,) = advised(*padded, "model.resolution=[[32, 32], [24, 40]]")
+    assert "12 samples are learned from, and 4 of them are padding" in said
+    assert said.endswith("learner.micro_batch=8 saves that time")
+
+
 def test_the_plan_has_the_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, "plan", "demo", "--set", explorers(13), "--set", "rollout.keep=4")
     assert "note: 1 of 13 explorers" in said

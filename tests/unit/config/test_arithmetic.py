@@ -157,6 +157,16 @@ def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> No
     assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
 
 
+def test_with_several_shapes_each_prompt_has_micro_batches_of_its_own(configure) -> None:  # type: ignore[no-untyped-def]
+    sizes = ("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=4")
+    one = describe(configure(*sizes))
+    assert (one.micro_batches, one.padded_samples) == (13, 2)
+    several = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]"))
+    assert (several.micro_batches, several.padded_samples) == (15, 10)
+    two_ranks = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]", "learner.world_size=2"))
+    assert (two_ranks.micro_batches, two_ranks.padded_samples) == (8, 14)
+
+
 @pytest.mark.parametrize(
     ("every", "points"), [(0, (0, 20)), (5, (0, 5, 10, 15, 20)), (8, (0, 8, 16, 20)), (30, (0, 20))]
 )

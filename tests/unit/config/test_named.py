@@ -131,7 +131,7 @@ def test_a_whole_run_of_videos_scores_chosen_frames_and_pads_no_preview() -> Non
     checks.check(config)
     pool = pool_sampling(config)
     assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (24, Pruning(after=3, keep=12), 2, 0)
-    assert config.model.shape.frames == 49
+    assert config.model.shapes[0].frames == 49
     assert [reward.frames.count if reward.frames else None for reward in config.rewards] == [4, None]
 
 

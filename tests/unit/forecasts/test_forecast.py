@@ -12,6 +12,7 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.forecasts.compiling import Compiling
 from solrl_ray.forecasts.forecast import Forecast, _spent, forecast, times
 from solrl_ray.forecasts.prices import (
     ON_ITS_CARD,
@@ -229,6 +230,25 @@ def test_the_table_tells_measured_figures_from_estimates() -> None:
 )
 def test_seconds_of_an_iteration_are_told_in_minutes_once_there_are_many(seconds: float, words: str) -> None:
     assert _spent(seconds) == words
+
+
+def test_shapes_are_priced_by_the_mean_of_their_pixels() -> None:
+    square = stages_of(configure(), "h200").figures
+    assert stages_of(configure("model.resolution=[512, 2048]"), "h200").figures == square
+    assert stages_of(configure("model.resolution=[[1024, 512], [1024, 1536]]"), "h200").figures == square
+    half = stages_of(configure("model.resolution=[512, 1024]"), "h200").figures
+    assert half["regeneration step (bf16)"].ms == pytest.approx(63.1 / 2)
+
+
+def test_a_plan_counts_what_is_compiled_for_each_shape() -> None:
+    two = "model.resolution=[[1024, 1024], [768, 1344]]"
+    gpus = "fleet={explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}"
+    # An explorer's forward; a regenerator's for samples and for evaluations; passes of v_reference, v_old and v_theta.
+    assert Compiling.of(configure(gpus)) == Compiling(shapes=1, forwards=3, kinds=3, seconds=66.0)
+    assert Compiling.of(configure(gpus, two)) == Compiling(shapes=2, forwards=6, kinds=6, seconds=132.0)
+    assert Compiling.of(configure(colocated(1), two)).seconds == 6 * 11 + 6 * 22
+    assert "6 forwards" in dict(told(configure(gpus, two), "h200").rows())["compiling"]
+    assert Compiling.of(configure(two)).words == ""  # CPUs compile nothing
 
 
 def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from solrl_ray.config import objectives as sections
 from solrl_ray.errors import RunError
-from solrl_ray.learning.batches import check_groups, fingerprint, gather, rank_slots, rewards_and_groups
+from solrl_ray.learning.batches import check_groups, cut, fingerprint, gather, rank_slots, rewards_and_groups
 from solrl_ray.objectives.awm import Awm
 from solrl_ray.objectives.base import Objective
 from solrl_ray.objectives.nft import DiffusionNft
@@ -30,7 +30,7 @@ def samples(batches: list) -> list[tuple[str, int, float]]:
 
 def split(made: list[SampleGroup], micro_batch: int, world_size: int) -> list[list]:
     there = [(group, k) for group in made for k in range(len(group.indices))]
-    positions = range(len(there))
+    positions = cut(range(len(there)), micro_batch)
     return [
         [
             gather(there, slots)
@@ -45,7 +45,7 @@ def test_micro_batches_are_consecutive_samples_in_prompt_order_dealt_to_ranks_in
     first, second = split(made, micro_batch=2, world_size=2)
     assert samples(first) == [("p0", 6, 1.0), ("p0", 5, 1.0), ("p1", 3, 1.0), ("p2", 6, 1.0)]
     assert samples(second) == [("p0", 4, 1.0), ("p1", 4, 1.0), ("p2", 5, 1.0), ("p2", 4, 1.0)]
-    assert rank_slots(range(10, 13), micro_batch=2, rank=1, world_size=2)[0].samples == (12, 12)
+    assert rank_slots(cut(range(10, 13), 2), micro_batch=2, rank=1, world_size=2)[0].samples == (12, 12)
     assert torch.equal(second[0].x0, torch.stack([made[0].latents[2], made[1].latents[0]]))
 
 
@@ -59,6 +59,17 @@ def test_every_rank_gets_as_many_passes_of_one_shape_and_each_sample_weighs_once
     assert sorted(s[:2] for s in found if s[2] == 1.0) == sorted((g.prompt_id, i) for g in made for i in g.indices)
     # What fills the shape repeats the last sample and weighs exactly 0.
     assert {s for s in found if s[2] != 1.0} <= {("p2", 4, 0.0)}
+
+
+def test_with_several_shapes_no_micro_batch_has_samples_of_two_prompts() -> None:
+    sizes = (3, 2, 3)  # the second and third group in parts of an update
+    parts = cut(range(3, 8), 2, sizes)
+    assert parts == [range(3, 5), range(5, 7), range(7, 8)]
+    first, second = (rank_slots(parts, micro_batch=2, rank=rank, world_size=2) for rank in range(2))
+    assert [slots.samples for slots in first] == [(3, 4), (7, 7)]
+    assert [slots.samples for slots in second] == [(5, 6), (7, 7)]
+    assert [slots.weights for slots in second] == [(1.0, 1.0), (0.0, 0.0)]
+    assert first[1].weights == (1.0, 0.0)
 
 
 def test_rewards_come_with_the_position_of_their_prompt() -> None:
@@ -92,12 +103,12 @@ def test_samples_that_must_not_be_learned_from_are_refused_by_prompt(change, mes
     made = groups(5)
     made[1] = replace(made[1], **change(made[1]))
     with pytest.raises(RunError, match=f"prompt {made[1].prompt_id} in iteration 5 .*{message}"):
-        check_groups(made, iteration=5, revision=5, latent_shape=LATENT_SHAPE)
+        check_groups(made, iteration=5, revision=5, latent_shapes={None: LATENT_SHAPE})
 
 
 def test_an_iteration_without_samples_is_refused() -> None:
     with pytest.raises(RunError, match="iteration 5 has no samples"):
-        check_groups([], iteration=5, revision=5, latent_shape=LATENT_SHAPE)
+        check_groups([], iteration=5, revision=5, latent_shapes={None: LATENT_SHAPE})
 
 
 def test_the_fingerprint_tells_other_samples_apart() -> None:

@@ -21,4 +21,5 @@ from solrl_ray.learning.noise_scale import ended_groups
 def test_a_piece_has_the_whole_groups_that_have_ended(
     sizes: tuple[int, ...], part: range, per_round: int, ended: list[int]
 ) -> None:
-    assert ended_groups(part, sizes, per_round) == ended
+    ends = [min(start + per_round, part.stop) for start in range(part.start, part.stop, per_round)]
+    assert ended_groups(part, sizes, ends) == ended

@@ -18,7 +18,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from solrl_ray import models
-from solrl_ray.config.schema import Config, LearnerConfig
+from solrl_ray.config.schema import Config, LearnerConfig, SigmaSchedule
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
 from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group
@@ -32,6 +32,7 @@ from solrl_ray.objectives.schedules import learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.ema import Ema
+from solrl_ray.records import SampleGroup, SampleShape
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.learning import config, embeddings, groups
 from tests.support.tiny import model_config
@@ -76,31 +77,49 @@ def run(learner: Learner, updates: int, first: int = 0) -> Learner:
     return learner
 
 
-def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timesteps(
-    build: Build, tiny_pipeline: Path
-) -> None:
-    # 10 samples in micro-batches of 4: the third is half filled. Plain autograd takes all ten at once.
-    settings = config(tiny_pipeline, learner={"gradient_clip": 1e-3})
-    learner = build(learner={"gradient_clip": 1e-3})
-    metrics = learner.update(0, groups(0), embeddings())
+SHAPES = (SampleShape(16, 16), SampleShape(8, 32), SampleShape(8, 24))
+"""Of 16, 16 and 12 image tokens."""
 
+
+def of_shapes(made: list[SampleGroup]) -> list[SampleGroup]:
+    """A shape for each prompt."""
+    tokens = (16, 16, 12)
+    return [
+        replace(group, shape=shape, latents=group.latents[:, :count])
+        for group, shape, count in zip(made, SHAPES, tokens, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one shape", "three shapes"])
+def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timesteps(
+    build: Build, tiny_pipeline: Path, several: bool
+) -> None:
+    # 10 samples in micro-batches of 4: the third is half filled. Plain autograd takes all ten, or a prompt's, at once.
+    shapes = [(shape.height, shape.width) for shape in SHAPES] if several else 16
+    section = model_config(tiny_pipeline, resolution=shapes, schedule=SigmaSchedule(kind="flux"))
+    made = of_shapes(groups(0)) if several else groups(0)
+    learner = build(learner={"gradient_clip": 1e-3}, model=section)
+    metrics = learner.update(0, made, embeddings())
+
+    settings = config(tiny_pipeline, model=section)
     model = load(settings)
     adapters.attach(model.transformer, settings.model.lora, settings.run.seed)
     trained = adapters.parameters(model.transformer, "default")
-    rewards, positions = rewards_and_groups(groups(0))
-    gains = advantages(rewards, positions, settings.objective.advantage)
-    there = [(group, k) for group in groups(0) for k in range(len(group.indices))]
-    (slots,) = rank_slots(range(10), micro_batch=10, rank=0, world_size=1)
-    batch = gather(there, slots)
-    objective = load_objective(settings, sigmas(settings.model.schedule, 5, model.image_tokens))
+    rewards, positions = rewards_and_groups(made)
+    gains = torch.from_numpy(advantages(rewards, positions, settings.objective.advantage))
+    there = [(group, k) for group in made for k in range(len(group.indices))]
     losses = []
-    for one in objective.passes(batch, CPU, 0):
-        embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
-        v_theta = model.velocity(one.x_t, one.t, embedding)
-        same = v_theta.detach()  # B is zero: all three policies are the base
-        loss = objective.loss(one, Velocities(theta=v_theta, old=same, base=same), torch.from_numpy(gains))
-        losses.append(loss.total)
-    mean = torch.stack(losses).mean()
+    for part in (range(4), range(4, 7), range(7, 10)) if several else (range(10),):
+        (slots,) = rank_slots([part], micro_batch=len(part), rank=0, world_size=1)
+        batch = gather([*there[: part.stop]], slots)
+        of_shape = model.of_shape(there[part.start][0].shape) if several else model
+        objective = load_objective(settings, sigmas(settings.model.schedule, 5, of_shape.image_tokens))
+        for one in objective.passes(batch, CPU, 0):
+            embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
+            v_theta = of_shape.velocity(one.x_t, one.t, embedding)
+            same = v_theta.detach()  # B is zero: all three policies are the base
+            losses.append(objective.loss(one, Velocities(theta=v_theta, old=same, base=same), gains[list(part)]).total)
+    mean = torch.cat(losses).mean()
     mean.backward()
     norm = torch.nn.utils.clip_grad_norm_(trained.values(), 1e-3)
     torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=1e-4).step()
@@ -111,6 +130,14 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     found = learner.factors("default")
     for name, value in trained.items():
         torch.testing.assert_close(found[name], value.detach(), rtol=1e-3, atol=1e-6)
+
+
+def test_samples_of_a_shape_that_is_not_the_runs_are_refused(build: Build, tiny_pipeline: Path) -> None:
+    shapes = [(shape.height, shape.width) for shape in SHAPES]
+    learner = build(model=model_config(tiny_pipeline, resolution=shapes))
+    other = [replace(group, shape=SampleShape(32, 8)) for group in of_shapes(groups(0))]
+    with pytest.raises(RunError, match=r"prompt p0 in iteration 0 have the shape 32 x 8 px, which is none"):
+        learner.update(0, other, embeddings())
 
 
 @pytest.mark.parametrize(

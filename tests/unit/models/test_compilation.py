@@ -110,14 +110,16 @@ def test_five_revisions_are_taken_without_compiling_again() -> None:
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
 
 
+@pytest.mark.parametrize("shapes", [[[32, 32]], [[32, 32], [24, 40]]], ids=["one shape", "two shapes"])
 def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_compile_anything(
-    monkeypatch: pytest.MonkeyPatch,
+    shapes: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=counter, **how))
     torch._dynamo.reset()
-    config = small_config(Path("unused"), "unused", "rollout.explore.precision=float32", "compile.enabled=true")
+    sizes = ("rollout.explore.precision=float32", "compile.enabled=true", f"model.resolution={shapes}")
+    config = small_config(Path("unused"), "unused", *sizes)
     explorer = Explorer("explorer-0", config)
     attestation = explorer.start()
     assert counter.frame_count == 0
@@ -126,13 +128,15 @@ def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_co
     for shape in range(attestation.warm_ups):
         explorer.warm_up(shape, embedding)
     known = counter.frame_count
+    assert attestation.warm_ups == 1 + len(shapes)  # the probe's forward, too
     assert known > 0
     base = models.load(config.model, "cpu", components={"transformer"}).transformer
     revision = Publisher.for_model(base, config).build(0, lora_factors(base, config))
     receipt = explorer.load_revision(Publication(revision=revision, mode="packed").payload("explorer"), embedding, True)
     assert isinstance(receipt, Receipt)
     unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1, 2, 3))
-    explorer.explore(unit, Prompt(id="p", text="a red circle"), embedding)
+    for shape in config.model.shapes:
+        explorer.explore(unit, Prompt(id="p", text="a red circle", shape=shape), embedding)
     assert counter.frame_count == known
 
 

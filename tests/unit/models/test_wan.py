@@ -98,6 +98,6 @@ def test_a_plan_counts_the_tokens_of_all_frames(path: Path) -> None:
     model = models.load(config(path), "cpu", components={"transformer"})
     transformer, factor = models.family(model.config).settings(model.config)
     sizes = FAMILIES["wan"].sizes
-    assert sizes.latent_shape(model.config.shape, transformer, factor) == model.latent_shape
+    assert sizes.latent_shape(model.config.shapes[0], transformer, factor) == model.latent_shape
     side = 16 // factor // 2
-    assert sizes.image_tokens(model.config.shape, factor) == model.image_tokens == 3 * side * side
+    assert sizes.image_tokens(model.config.shapes[0], factor) == model.image_tokens == 3 * side * side

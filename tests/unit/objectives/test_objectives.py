@@ -177,7 +177,7 @@ def test_a_stored_transition_holds_exactly_the_addressed_noise(bench: Callable[.
         where = Address(run_seed=one.config.run.seed, purpose="sde-increment", iteration=1, prompt_id="p", step=step)
         normals = initial_noise([dataclasses.replace(where, index=i) for i in group.indices], one.model.latent_shape)
         torch.testing.assert_close((path.states[:, k + 1] - mean) / move.std, normals, rtol=1e-4, atol=1e-4)
-    passes = one.learner._objective.passes(batch, torch.device("cpu"), 1)
+    passes = one.learner._objectives[None].passes(batch, torch.device("cpu"), 1)
     assert {float(t) for p in passes for t in p.t} <= {float(np.float32(sigma)) for sigma in grid}
 
 

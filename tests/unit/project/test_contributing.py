@@ -26,7 +26,7 @@ from solrl_ray.records import PromptEmbedding, SampleGroup
 
 here = ["model.family=flux_t5", "model.path=solrl_ray/testbed/assets/pipeline"]
 config = load(["configs/demo.yaml", "configs/rewards/redness.yaml"], here)
-rewards.check(config.rewards, 32, str)
+rewards.check(config.rewards, config.model.shapes, str)
 images = torch.zeros(2, 3, 4, 4)
 images[0, 0] = 1
 assert rewards.load(config.rewards, "cpu").score(images, ["a", "b"]).tolist() == [1, 0]

@@ -90,7 +90,7 @@ def of_example(file: Path, port: int, *overrides: str) -> Config:
 
 
 def scores(config: Config, *prompts: str, of: torch.Tensor) -> list[float]:
-    rewards.check(config.rewards, config.model.shape, str)
+    rewards.check(config.rewards, config.model.shapes, str)
     found: list[float] = rewards.load(config.rewards, "cpu").score(of, prompts).tolist()
     return found
 

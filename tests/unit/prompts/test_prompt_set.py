@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tracemalloc
 from collections import Counter
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.prompts.prompt_set import choose, prompt_id, read_prompts
-from solrl_ray.records import Prompt
+from solrl_ray.prompts.prompt_set import choose, prompt_id, prompts_digest, read_prompts
+from solrl_ray.records import Prompt, SampleShape
+
+SHAPES = (SampleShape(512, 512), SampleShape(512, 768))
 
 
 def prompts_of(*texts: str) -> list[Prompt]:
@@ -39,6 +42,32 @@ def test_a_jsonl_file_has_its_prompts_under_text(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"text": "a cat", "tag": 1}\n\n{"text": " a dog"}\n{"text": "a cat"}\n')
     assert [prompt.text for prompt in read_prompts(str(file))] == ["a cat", "a dog"]
+
+
+def test_a_prompt_may_name_the_shape_of_its_samples(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    lines = ['{"text": "a cat", "resolution": 512}', '{"text": "a dog", "resolution": [512, 768]}', '{"text": "a fox"}']
+    file.write_text("\n".join([*lines, lines[1]]))
+    cat, dog, fox = read_prompts(str(file), shapes=SHAPES)
+    assert (cat.shape, dog.shape, fox.shape) == (*SHAPES, None)
+    unnamed = prompts_of("a cat", "a dog", "a fox")
+    assert prompts_digest(unnamed) == hashlib.sha256("".join(f"{p.id}\n" for p in unnamed).encode()).hexdigest()
+    assert prompts_digest([cat, dog, fox]) != prompts_digest(unnamed)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('"resolution": [768, 512]', r"line 2 has the 'resolution' \[768, 512\]; .* \[512, 512\], \[512, 768\]"),
+        ('"resolution": "512x768"', r"line 2 has the 'resolution' '512x768'; .*\[height, width\]"),
+        ('"resolution": 512', "line 2 repeats a prompt with another 'resolution'"),
+    ],
+)
+def test_a_prompt_that_names_another_shape_than_the_runs_is_refused(tmp_path: Path, entry: str, message: str) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"text": "a cat"}\n{"text": "a cat", ' + entry + "}\n")
+    with pytest.raises(UserError, match=rf"^prompts\.train: .*p\.jsonl, {message}"):
+        read_prompts(str(file), "prompts.train", SHAPES)
 
 
 def test_builtin_prompts_are_inside_the_package() -> None:

@@ -120,7 +120,9 @@ def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, gui
         (CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"),
         ("evaluation.steps=5", "evaluation.samples=2"),
     )
-    model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
+    side = families.resolution(family)
+    resolution = (2 * side, side) if guided else side
+    model = families.model_config(family, checkpoint, schedule=shipped.model.schedule, resolution=resolution)
     cfg = Cfg(**GUIDANCE[family]) if guided else None
     config = changed(shipped, rollout={"solver": solver})
     config = config.model_copy(update={"model": model, "evaluation": config.evaluation.model_copy(update={"cfg": cfg})})
@@ -155,6 +157,13 @@ def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple
     assert told in Drawing.of(guided).differs
     assert bool(told) == bool(Drawing.of(guided).differs)
     assert given(guided)["negative_prompt"] == 'a "b" {c}'
+
+
+def test_the_lines_draw_the_first_of_several_shapes_and_name_all() -> None:
+    model = config_of("sd35_large").model.model_copy(update={"resolution": [(768, 1344), (1024, 1024)]})
+    drawing = Drawing(model=model, steps=4, solver="euler")
+    assert (drawing.call["height"], drawing.call["width"]) == (768, 1344)
+    assert "768 x 1344 or 1024 x 1024 px" in rendered("call.txt", drawing=drawing)
 
 
 def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:

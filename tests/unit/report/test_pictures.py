@@ -60,11 +60,20 @@ def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
 
 def test_a_contact_sheet_averages_areas_of_large_pictures() -> None:
     stripes = torch.tensor([0.0, 0.4] * 256).expand(3, 512, 512)
-    with pytest.raises(ValueError, match="one size"):
-        contact_sheet([[stripes, torch.zeros(3, 4, 4)]])
     sheet = np.array(contact_sheet([[stripes]]))
     assert sheet.shape == (260, 260, 3)
     assert (sheet[2:258, 2:258] == 51).all()
+
+
+def test_a_contact_sheet_shows_pictures_of_different_shapes_at_one_scale() -> None:
+    wide, tall = torch.zeros(3, 256, 512), torch.zeros(3, 512, 128)
+    sheet = np.array(contact_sheet([[wide, tall], [tall]]))[:, :, 0]
+    assert sheet.shape == (2 + 2 * (256 + 2), 2 + 2 * (256 + 2))  # of 512 pixels 256 are left
+    expected = np.full(sheet.shape, 255, dtype=np.uint8)
+    expected[2 : 2 + 128, 2 : 2 + 256] = 0
+    expected[2 : 2 + 256, 260 : 260 + 64] = 0
+    expected[260 : 260 + 256, 2 : 2 + 64] = 0
+    assert (sheet == expected).all()
 
 
 def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:

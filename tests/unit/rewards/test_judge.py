@@ -14,6 +14,7 @@ from solrl_ray import rewards
 from solrl_ray.config.loading import read_file
 from solrl_ray.config.rewards import Judge, Question, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import endpoint
 from solrl_ray.rewards.judge import NoScore, probability_of_yes, score
 from tests.support.chat_server import Asked, Model, serving
@@ -263,14 +264,14 @@ def test_the_end_of_a_long_answer_is_shown() -> None:
 def test_what_cannot_be_right_is_refused_before_the_run(changes: dict[str, Any], message: str) -> None:
     settings = {"url": "http://127.0.0.1:9/v1"} | changes
     with pytest.raises(UserError, match=rf"^rewards\.0\.{message}"):
-        rewards.check([config(**settings)], 5, str)
+        rewards.check([config(**settings)], [SampleShape(5, 5)], str)
 
 
 def test_an_endpoint_that_is_not_there_is_missed_before_the_run_and_told_to_who_only_plans() -> None:
     told: list[UserError] = []
     with pytest.raises(UserError, match=r"^rewards\.0\.judge\.url is 'http://127\.0\.0\.1:9/v1'") as missed:
-        rewards.check([config("http://127.0.0.1:9/v1")], 5, str)
-    rewards.check([config("http://127.0.0.1:9/v1")], 5, str, tell=told.append)
+        rewards.check([config("http://127.0.0.1:9/v1")], [SampleShape(5, 5)], str)
+    rewards.check([config("http://127.0.0.1:9/v1")], [SampleShape(5, 5)], str, tell=told.append)
     assert list(map(str, told)) == [str(missed.value)]
 
 
@@ -284,13 +285,13 @@ def test_an_endpoint_that_refuses_a_question_is_missed_before_the_run(path: str,
         with pytest.raises(
             UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to what"
         ):
-            rewards.check([config(url)], 5, str)
+            rewards.check([config(url)], [SampleShape(5, 5)], str)
         assert len(server.asked) == (2 if status == 400 else 1)  # once without asking for JSON
 
 
 def test_an_endpoint_that_is_busy_before_the_run_may_answer_later() -> None:
     with serving(answering((503, b"loading"))) as server:
-        rewards.check([config(server.url)], 5, str)
+        rewards.check([config(server.url)], [SampleShape(5, 5)], str)
         assert len(server.asked) == 1
 
 

@@ -19,6 +19,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from solrl_ray import rewards
 from solrl_ray.config.rewards import Normalization, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import aesthetic, hpsv2, imagereward
 from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD
 from tests.support import tiny_rewards
@@ -27,10 +28,10 @@ from tests.unit.rewards.test_preprocessing import to_pillow
 PROMPTS = ["a red square", "two blue circles", "a red square"]
 
 
-@pytest.fixture(scope="module")
-def images() -> Tensor:
+@pytest.fixture(scope="module", params=[(40, 40), (40, 72)], ids=str)
+def images(request: pytest.FixtureRequest) -> Tensor:
     coarse = torch.rand(3, 3, 6, 6, generator=torch.Generator().manual_seed(1))
-    return torch.nn.functional.interpolate(coarse, (40, 40), mode="bicubic").clamp(0, 1)
+    return torch.nn.functional.interpolate(coarse, request.param, mode="bicubic").clamp(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +104,11 @@ def test_hpsv2_is_the_cosine_without_a_scale(
     expected = []
     with torch.no_grad():
         for image, prompt in zip(pillow_images, PROMPTS, strict=True):
-            pixels = tv.normalize(
-                tv.resize(ToTensor()(image), [32, 32], InterpolationMode.BICUBIC), CLIP_MEAN, CLIP_STD
-            )
+            width, height = (round(side * 32 / max(image.size)) for side in image.size)
+            resized = tv.resize(ToTensor()(image), [height, width], InterpolationMode.BICUBIC)
+            across, down = 32 - width, 32 - height  # black on both sides
+            padded = tv.pad(resized, [across // 2, down // 2, across - across // 2, down - down // 2])
+            pixels = tv.normalize(padded, CLIP_MEAN, CLIP_STD)
             features = model.encode_image(pixels[None]), model.encode_text(open_clip.tokenize([prompt]))
             expected.append(torch.cosine_similarity(*features).item())
     close(score(images, kind=kind, path=str(tmp_path)), expected)
@@ -191,7 +194,7 @@ def named(key: str) -> str:
 
 def refusal(config: RewardConfig, resolution: int = 40) -> str:
     with pytest.raises(UserError) as caught:
-        rewards.check([config], resolution, named)
+        rewards.check([config], [SampleShape(resolution, resolution)], named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -220,7 +223,7 @@ def test_a_checkpoint_is_found_in_the_hugging_face_cache(
     (tmp_path / "models--owner--clip" / "refs" / "main").write_text("0123abc")
     monkeypatch.setattr(file_download.constants, "HF_HUB_CACHE", str(tmp_path))
     config = RewardConfig(kind="pickscore", path="owner/clip")
-    rewards.check([config], 40, named)
+    rewards.check([config], [SampleShape(40, 40)], named)
     assert torch.equal(
         score(images, kind="pickscore", path="owner/clip"), score(images, kind="pickscore", path=str(tiny_clip))
     )
@@ -255,7 +258,7 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
     unresized = settings.read_text().replace('"do_resize": true', '"do_resize": false')
     settings.write_text(unresized)
     config = RewardConfig(kind="clipscore", path=str(tmp_path / "clip"))
-    rewards.check([config], 16, named)
+    rewards.check([config], [SampleShape(16, 16)], named)
     assert "images of (12, 12) pixels are smaller than the crop (16, 16)" in refusal(config, resolution=12)
     settings.write_text(unresized.replace('"do_center_crop": true', '"do_center_crop": false'))
     assert refusal(config, resolution=40).endswith(
@@ -269,8 +272,8 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
         (lambda x: x * 2 - 1, "values from -1 to "),
         (lambda x: x * 255, "values from 0 to 2"),
         (lambda x: x.where(x > 0.5, torch.nan), "values from nan to nan"),
-        (lambda x: (x * 255).byte(), r"images of torch.uint8 and shape \[3, 3, 40, 40\]"),
-        (lambda x: x[:, :, :0], r"shape \[3, 3, 0, 40\]"),
+        (lambda x: (x * 255).byte(), r"images of torch.uint8 and shape \[3, 3, 40, "),
+        (lambda x: x[:, :, :0], r"shape \[3, 3, 0, "),
     ],
 )
 def test_images_of_the_wrong_range_are_refused(tiny_clip: Path, images: Tensor, change: Any, message: str) -> None:
@@ -313,7 +316,7 @@ def test_published_weights_prefer_the_matching_prompt(kind: str) -> None:
     options, (low, high) = PUBLISHED[kind]
     config = RewardConfig(kind=kind, **options)
     try:
-        rewards.check([config], 512, named)
+        rewards.check([config], [SampleShape(512, 512)], named)
     except UserError as error:
         pytest.skip(str(error))
     red = torch.zeros(2, 3, 512, 512)

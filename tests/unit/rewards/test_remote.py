@@ -25,6 +25,7 @@ from PIL import Image
 from solrl_ray import rewards
 from solrl_ray.config.rewards import Remote, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import endpoint
 
 PROMPTS = ["a red square", "two blue circles"]
@@ -217,7 +218,7 @@ def test_a_token_comes_from_the_environment(serve: Callable[..., Seen], monkeypa
 )
 def test_an_address_that_cannot_be_right_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=rf"^rewards\.0\.remote\.url is {re.escape(repr(url))}"):
-        rewards.check([config(url)], 5, str)
+        rewards.check([config(url)], [SampleShape(5, 5)], str)
 
 
 def test_a_server_that_is_not_there_is_missed_before_the_run() -> None:
@@ -225,4 +226,4 @@ def test_a_server_that_is_not_there_is_missed_before_the_run() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
         with pytest.raises(UserError, match=rf"^rewards\.0\.remote\.url is '{url}'"):
-            rewards.check([config(url)], 5, str)
+            rewards.check([config(url)], [SampleShape(5, 5)], str)

@@ -18,9 +18,11 @@ from solrl_ray.cli import reward_trial
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import UserError
+from solrl_ray.records import SampleShape
 from solrl_ray.rewards import import_callable, trial
 from tests.support.patience import patience
 
+SHAPES = (SampleShape(16, 16),)
 Trials = Callable[[str], list[trial.Trial]]
 SOURCE = """
 import os, time
@@ -106,7 +108,7 @@ def of(tmp_path: Path) -> Trials:
 
     def make(function: str) -> list[trial.Trial]:
         config = RewardConfig(kind=f"{tmp_path}/own_rewards.py:{function}")
-        return [trial.Trial("rewards.0.kind (my.yaml)", config, 16, ("a red square", "two blue circles"))]
+        return [trial.Trial("rewards.0.kind (my.yaml)", config, SHAPES, ("a red square", "two blue circles"))]
 
     return make
 
@@ -117,7 +119,7 @@ def drawing(tmp_path: Path) -> Trials:
 
     def make(function: str) -> list[trial.Trial]:
         config = EvaluationConfig(reference=f"{tmp_path}/own_rewards.py:{function}")
-        return [trial.Trial("evaluation.reference (my.yaml)", config, 16, ("a red square", "two blue circles"))]
+        return [trial.Trial("evaluation.reference (my.yaml)", config, SHAPES, ("a red square", "two blue circles"))]
 
     return make
 

@@ -128,7 +128,7 @@ def test_an_entry_that_does_not_fit_the_samples_is_refused(
     entry: dict[str, Any], frames: int, key: str, values: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        rewards.check([RewardConfig(**entry)], SampleShape(16, 16, frames), str)
+        rewards.check([RewardConfig(**entry)], [SampleShape(16, 16, frames)], str)
     assert names(str(refused.value), key, values)
 
 
@@ -145,16 +145,16 @@ def test_a_function_that_does_not_fit_the_samples_is_refused_when_it_is_tried(
 ) -> None:
     config = RewardConfig(kind=function(name), **entry)
     with pytest.raises(UserError, match=rf"^rewards\.0\.kind .*{value}"):
-        trial.here([trial.Trial("rewards.0.kind", config, SampleShape(16, 16, frames), ("a", "b"))], "cpu")
+        trial.here([trial.Trial("rewards.0.kind", config, (SampleShape(16, 16, frames),), ("a", "b"))], "cpu")
 
 
 def test_a_function_of_videos_is_tried_on_videos(function: Callable[[str], str]) -> None:
     tried = [
-        trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), SampleShape(16, 16, 5), ("a", "b")),
+        trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), (SampleShape(16, 16, 5),), ("a", "b")),
         trial.Trial(
             "rewards.1.kind",
             RewardConfig(kind=function("brightness"), frames={"count": 2}),
-            SampleShape(16, 16, 5),
+            (SampleShape(16, 16, 5),),
             ("a", "b"),
         ),
     ]

@@ -13,7 +13,7 @@ from solrl_ray.config import compiled_learner, continuation
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
-from solrl_ray.records import SampleGroup, Trajectory
+from solrl_ray.records import SampleGroup, SampleShape, Trajectory
 from solrl_ray.report.data import read_run
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
@@ -70,6 +70,10 @@ def test_a_group_comes_back_with_its_trajectory_which_its_digest_covers(tmp_path
     assert replace(back, latents=GROUP.latents, trajectory=None) == replace(GROUP, components=own)
     assert back.trajectory.first_step == 4
     assert torch.equal(back.trajectory.states, states)
+    shaped = replace(GROUP, shape=SampleShape(24, 40))
+    folder.save_group(shaped)
+    assert folder.load_group(2, "beef").shape == shaped.shape
+    assert len({group_digest(each) for each in (GROUP, shaped, replace(GROUP, shape=SampleShape(40, 24)))}) == 3
     others = (GROUP, replace(group, trajectory=Trajectory(states=states, first_step=5)))
     others += (replace(group, trajectory=Trajectory(states=-states, first_step=4)),)
     assert len({group_digest(each) for each in (group, *others)}) == 4

@@ -312,6 +312,7 @@ def test_what_cannot_be_validated_is_refused_at_once(
         ((file, "--steps", "0"), "--steps is 0"),
         (("flux1_de",), "flux1_de,"),
         ((file, "--resolution", "17"), "model.resolution is 17"),
+        ((file, "--resolution", "16x18"), "model.resolution is [16, 18]"),
         ((file, "--set", "model.path=./none"), "./none"),
         ((file, *SCHNELL, "--set", "model.cfg.scale=4"), "model.cfg.scale is 4 (--set)"),
         ((file, "--set", f"model.cfg={{scale: 4, negative_prompt: {'dull ' * 40}}}"), "model.cfg.negative_prompt"),
@@ -356,9 +357,13 @@ def test_the_resolution_is_small_unless_another_is_asked_for(tmp_path: Path, tin
 
     file = model_file(tmp_path, "flux", tiny_pipeline, resolution=1024)
 
-    def resolution(*given: str) -> int:
+    def resolution(*given: str) -> int | tuple[int, int]:
         return configuration(parser().parse_args(["validate", str(file), *given])).config.model.resolution
 
     assert resolution() == 256
     assert resolution("--resolution", "512") == 512
+    assert resolution("--resolution", "512x768") == (512, 768)
     assert resolution("--set", "model.resolution=128") == 128
+    assert resolution("--set", "model.resolution=[64, 128]") == (64, 128)
+    file = model_file(tmp_path, "flux", tiny_pipeline, resolution=[[768, 1024], [1024, 1024]])
+    assert resolution() == (192, 256)
