@@ -20,7 +20,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
 }
 """Family → what writes its checkpoint into a folder, and returns the folder."""
 
-OWN = {"wan": tiny_wan.OWN, "sana_video": {"frames": tiny_wan.FRAMES}}
+OWN: dict[str, dict[str, object]] = {"wan": tiny_wan.OWN, "sana_video": {"frames": tiny_wan.FRAMES}}
 """Family → what else the `model` section of a configuration says for it."""
 
 

@@ -20,7 +20,7 @@ from tests.support import tiny
 FRAMES = 9
 """Three latent frames: the autoencoder has the published stride of 4."""
 CHANNELS = 4
-OWN = {
+OWN: dict[str, object] = {
     "frames": FRAMES,
     "quantization": {"skip": ["condition_embedder"]},
     "schedule": {"kind": "shift", "shift": 3.0},
