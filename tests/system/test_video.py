@@ -29,7 +29,11 @@ VIDEO = (
 )
 METHODS = {
     "diffusion_nft": (),
-    "flow_grpo_fast": ("rollout.sampler.window={size: 1, range: [0, 2]}", "rollout.regenerate.micro_batch=4"),
+    "flow_grpo_fast": (
+        "rollout.sampler.window={size: 1, range: [0, 2]}",
+        "rollout.explore.steps=4",
+        "rollout.prompts=2",
+    ),
 }
 
 
