@@ -38,8 +38,8 @@ import torch
 from common import CONFIGS, MODELS, checkpoints, gpus, make, options, parsed, run_until, write
 from watches import Watch
 
+from solrl_ray.cli.model_facts import model_facts
 from solrl_ray.cli.outline import facts_of
-from solrl_ray.cli.preflight import model_facts
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.card_memory import cards

@@ -25,7 +25,7 @@ import torch
 from common import MODELS, make, options, parsed, write
 from torch import Tensor
 
-from solrl_ray.cli.preflight import model_facts
+from solrl_ray.cli.model_facts import model_facts
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.card_memory import cards

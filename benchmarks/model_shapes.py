@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from solrl_ray import models
-from solrl_ray.cli.preflight import text_encoder_size
+from solrl_ray.cli.model_facts import text_encoder_size
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Model
 from solrl_ray.models import decoders, shapes

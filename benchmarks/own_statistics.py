@@ -1,10 +1,11 @@
-"""Do two rewards of different scales both rise: summed as they are, and with own statistics? On the testbed, on a CPU.
+"""Do two rewards of different scales both rise: summed as they are, and with own statistics? On the testbed.
 
-    python benchmarks/own_statistics.py [--seeds 3] [--iterations 12] [--at-once 1] [--root runs/own_statistics]
+    python benchmarks/own_statistics.py [--seeds 3] [--iterations 12] [--at-once 1] [--gpu] [--seconds 600]
+        [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
 Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
-run is evaluated by both rewards. Prints the mean gain of each on held-out prompts, with its standard error over seeds;
-writes benchmarks/results/own_statistics.json. A begun run goes on where it was.
+run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints the table of
+docs/results.md. A begun run goes on where it was, so several short calls add up.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-from campaign import REPOSITORY, Job, train_all
+from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
+from page_campaign import own_statistics
 
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -36,6 +37,7 @@ def job(row: str, seed: int, arguments: argparse.Namespace) -> Job:
         f"objective.advantage.std={ROWS[row]}",
         f"run={{name: {name}, root: '{arguments.root}', seed: {seed}, iterations: {arguments.iterations}}}",
         "evaluation={every: 100, prompts: 64, samples: 4, steps: 10, pictures: 0, reference: ''}",
+        *(ON_ONE_GPU if arguments.gpu else ()),
     )
     return Job((REPOSITORY / "configs" / "demo.yaml",), settings)
 
@@ -60,28 +62,24 @@ def gains(each: Job) -> dict[str, float] | None:
     return {cell["reward"]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
 
 
-def shown(values: list[float]) -> str:
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{mean(values):+.4f} ± {error:.4f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--root", type=Path, default=Path("runs/own_statistics"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     jobs = {(row, 42 + n): job(row, 42 + n, arguments) for n in range(arguments.seeds) for row in ROWS}
-    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=float("inf"), after=evaluate)
+    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds, after=evaluate)
     found: dict[str, Any] = {row: {} for row in ROWS}
     for (row, seed), each in jobs.items():
         if (gained := gains(each)) is not None:
             found[row][str(seed)] = gained
-    RESULTS.write_text(json.dumps({"iterations": arguments.iterations, "gains": found}, indent=1) + "\n")
-    for row, of in found.items():
-        for reward in next(iter(of.values()), {}):
-            print(f"| {row} | {reward} | {shown([gained[reward] for gained in of.values()])} | {len(of)} seeds |")
+    arguments.results.write_text(json.dumps({"iterations": arguments.iterations, "gains": found}, indent=1) + "\n")
+    print(own_statistics(arguments.results.parent))
 
 
 if __name__ == "__main__":

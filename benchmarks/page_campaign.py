@@ -118,6 +118,27 @@ def _after_time(
     return table([f"reward after the time, as {CHARGED[model]}", "seeds", "s an iteration", *columns], rows)
 
 
+def own_statistics(results: Path) -> str:
+    """Gains of two rewards of different scales, summed as they are and with own statistics: means ± standard errors
+    over seeds.
+    """
+    content = read(results, "own_statistics.json")
+    seeds = {row: list(of.values()) for row, of in content["gains"].items() if of} if content else {}
+    if not seeds:
+        return unmeasured("own_statistics")
+    rewards = list(dict.fromkeys(reward for runs in seeds.values() for gains in runs for reward in gains))
+    rows = [
+        [row, str(len(runs)), *(_gain([gains[r] for gains in runs]) for r in rewards)] for row, runs in seeds.items()
+    ]
+    header = [f"held-out gain after {content['iterations']} iterations", "seeds", *rewards]
+    return f"{table(header, rows)}\n\n{measured('own_statistics')}"
+
+
+def _gain(values: Sequence[float]) -> str:
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
+    return f"{np.mean(values):+.4f}{error}"
+
+
 def headline(results: Path) -> str:
     """How many times sooner two stages, or few seeds alone, have a share of the gain of the published one-stage
     strategies, in charged time. Longer runs of a variant are taken if there are as many: more of them have come so far.

@@ -24,6 +24,7 @@ COMMANDS = {
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "equal_time": f"{CAMPAIGN} --only direct_8 direct_8_two_updates --iterations 88 --root runs/convergence_88 "
     f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
+    "own_statistics": "python benchmarks/own_statistics.py --gpu --at-once 6",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
     "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",

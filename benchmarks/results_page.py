@@ -67,6 +67,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "ranking": ranking,
     "sooner": page_campaign.sooner,
     "equal-time": page_campaign.equal_time,
+    "own-statistics": page_campaign.own_statistics,
     "rewards": rewards,
     **{name.replace("_", "-"): page_campaign.campaign(name) for name in TABLES if name != "convergence"},
     "quantized": page_campaign.collapse,

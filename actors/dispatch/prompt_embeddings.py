@@ -128,13 +128,13 @@ class PromptEmbeddings:
         await self.encode(prompts, further)
         await self.of(prompts)
 
-    async def of(self, prompts: Sequence[Prompt], guided_as: Model | None = None) -> dict[str, Any]:
+    async def of(self, prompts: Sequence[Prompt], guidance_of: Model | None = None) -> dict[str, Any]:
         """Prompt id → reference of its finished embedding. All others are freed.
 
         Args:
-            guided_as: whose negative prompt comes with each embedding, if it has one; None: that of the run's samples.
+            guidance_of: whose negative prompt comes with each embedding, if any; None: that of the run's samples.
         """
-        negative = negative_prompt(guided_as or self._model)
+        negative = negative_prompt(guidance_of or self._model)
         wanted = {prompt.id: prompt for prompt in prompts}
         found = {key: self._held[key, negative] for key in wanted if (key, negative) in self._held}
         missing = [prompt for key, prompt in wanted.items() if key not in found]
@@ -146,9 +146,9 @@ class PromptEmbeddings:
         self._held = {(key, negative): found[key] for key in wanted}
         return {key: found[key] for key in wanted}
 
-    async def one(self, prompt: Prompt, guided_as: Model | None = None) -> Any:
-        """Reference of one finished embedding. Only the caller keeps it; `guided_as` as in `of`."""
-        negative = negative_prompt(guided_as or self._model)
+    async def one(self, prompt: Prompt, guidance_of: Model | None = None) -> Any:
+        """Reference of one finished embedding. Only the caller keeps it; `guidance_of` as in `of`."""
+        negative = negative_prompt(guidance_of or self._model)
         if (prompt.id, negative) in self._held:
             return self._held[prompt.id, negative]
         await self.encode([prompt, *([negative] if negative else [])])

@@ -218,7 +218,7 @@ class Telemetry:
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
         metrics = replace(metrics, fall=stability.fall(self.evaluations, metrics))
         if metrics.fall:
-            self.message(f"warning: {stability.fall_in_words(metrics)}")
+            self.message(f"warning: {stability.describe_fall(metrics)}")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)

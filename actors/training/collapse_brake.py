@@ -43,7 +43,7 @@ class CollapseBrake:
         newest = next((each for each in reversed(self._telemetry.evaluations) if each.policy == "ema"), None)
         if asked == "warn" or newest is None or not newest.fall or newest.iteration != updates - 1:
             return None
-        said, path = stability.fall_in_words(newest), self._folder.path
+        said, path = stability.describe_fall(newest), self._folder.path
         seconds = self._config.fleet.deadlines.checkpoint
         if asked == "stop":
             await self._world.blocking(

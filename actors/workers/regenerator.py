@@ -181,5 +181,5 @@ class Scorer(Regenerator):
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Samplers:
     """Samplers for evaluations: the ODE, a prompt's addresses in one micro-batch, guided as evaluations are."""
     steps, micro_batch = Drawing.of(config).steps, config.evaluation.samples
-    guided = model.guided_as(config.evaluated_model)
+    guided = model.with_guidance(config.evaluated_model)
     return Samplers(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from solrl_ray.config import named
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import INCLUDE, read_file
-from solrl_ray.models import paths
+from solrl_ray.models import DISTILLED, FAMILIES, paths
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
@@ -43,6 +46,8 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
+    guidance: str = ""
+    """The keys that guide a model's samples."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -87,6 +92,7 @@ def table() -> str:
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
             lines += [checkpoint(part, name) for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
+            lines += [f"{INDENT}guidance: {part.guidance}"] if part.guidance else []
         lines.append("")
     example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
     lines.append("One of each kind, in any order; files of your own after them:")
@@ -112,4 +118,18 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=INCLUDE in values,
+        guidance=_guidance(values.get("model") or {}),
     )
+
+
+def _guidance(model: Mapping[str, Any]) -> str:
+    """The keys with which a model's samples are guided, in words; empty: none."""
+    name, path = model.get("family", ""), model.get("path", "")
+    family = FAMILIES.get(name)
+    if family is None:
+        return ""
+    keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
+    if family.cfg_arguments and path not in DISTILLED.get(name, {}):
+        takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
+        keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
+    return "; ".join(keys)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import DISTILLED, FAMILIES
+from solrl_ray.models import DISTILLED, FAMILIES, paths
+from solrl_ray.models.shapes import shipped
+
+SPOILS = "and guidance spoils pictures of distilled checkpoints"
 
 
 def check(config: Config, sources: Sources) -> None:
@@ -16,17 +21,17 @@ def check(config: Config, sources: Sources) -> None:
     family = FAMILIES.get(config.model.family)
     if family is None:  # refused elsewhere
         return
-    for section, model in _guided(config):
+    for section, model in _models(config):
         key, cfg = f"{section}.cfg", model.cfg
         if model.guidance != 1 and not family.embeds_guidance:
             raise UserError(_not_embedded(model, section, sources, f"model.family {model.family!r}"))
         if not cfg.is_on:
             continue
-        if family.guided is None:
+        if family.cfg_arguments is None:
             raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
-        if model.path in DISTILLED:
+        if _hub_id(model.path) in DISTILLED.get(model.family, {}):
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
-        if cfg.negative_prompt and "negative_prompt" not in family.guided(cfg):
+        if cfg.negative_prompt and "negative_prompt" not in family.cfg_arguments(cfg):
             raise UserError(
                 f"{_negative(model, key, sources)}; it must be empty, because the stock pipeline of model.family "
                 f"{model.family!r} takes none."
@@ -39,7 +44,7 @@ def check_checkpoint(config: Config, sources: Sources) -> None:
     """
     from solrl_ray import models
 
-    for section, model in _guided(config):
+    for section, model in _models(config):
         key, family = f"{section}.cfg", models.family(model)
         if model.guidance != 1 and not family.settings(model)[0].get("guidance_embeds"):
             raise UserError(_not_embedded(model, section, sources, model.path))
@@ -55,7 +60,50 @@ def check_checkpoint(config: Config, sources: Sources) -> None:
                 )
 
 
-def _guided(config: Config) -> Iterator[tuple[str, Model]]:
+def notes(config: Config, sources: Sources) -> list[str]:
+    """What a checkpoint that takes `cfg` leaves open or has besides: a sentence each. Reads its JSON files."""
+    from solrl_ray import models
+
+    found = []
+    for section, model in _models(config):
+        family = models.family(model)
+        if model.cfg.is_on and (why := _doubt(model, family.settings(model)[0], family.is_distilled(model))):
+            key = f"{section}.cfg.scale"
+            found.append(f"{key} is {model.cfg.scale:g} ({sources.of(key)}): {why}")
+    return found
+
+
+def _doubt(model: Model, transformer: Mapping[str, Any], distilled: bool | None) -> str:
+    if transformer.get("guidance_embeds"):
+        return f"{model.path} was distilled to take {model.guidance:g}, its guidance, as an input; this comes on top"
+    if distilled is False or shipped(model):
+        return ""
+    scheduler = _scheduler(model.path)
+    for known, values in DISTILLED.get(model.family, {}).items():
+        if values and values.items() <= scheduler.items():
+            return (
+                f"{model.path} has the scheduler of {known}, which is distilled; guidance spoils pictures of such a one"
+            )
+    return (
+        f"the files of {model.path} do not tell whether it is distilled; guidance spoils pictures of such a checkpoint"
+    )
+
+
+def _scheduler(path: str) -> dict[str, Any]:
+    """The scheduler's settings; empty if the checkpoint comes without."""
+    try:
+        return paths.read_json(paths.checkpoint(path, "model.path"), "scheduler/scheduler_config.json", "model.path")
+    except UserError:
+        return {}
+
+
+def _hub_id(path: str) -> str:
+    """The id of a snapshot in the cache of the hub; else the path."""
+    found = re.search(r"models--([^/]+)--([^/]+)/snapshots/", path)
+    return "/".join(found.groups()) if found else path
+
+
+def _models(config: Config) -> Iterator[tuple[str, Model]]:
     """The sections that set a guidance, each with the model as it guides it."""
     yield "model", config.model
     if config.evaluated_model != config.model:

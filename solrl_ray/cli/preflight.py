@@ -6,20 +6,17 @@ before it are done at once.
 
 from __future__ import annotations
 
-import heapq
 import importlib.util
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from solrl_ray.cli import guidance, outline
-from solrl_ray.common import progress_note, ray_auth
+from solrl_ray.cli import cluster_access, guidance, model_facts, outline
+from solrl_ray.common import progress_note
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
@@ -30,18 +27,9 @@ from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
-from solrl_ray.errors import RunError, UserError
-from solrl_ray.models.shapes import ModelShapes, TextEncoderSize
+from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt
 
-if TYPE_CHECKING:
-    import torch
-
-KNOCK_SECONDS = 1.5
-ANSWER_SECONDS = 10.0
-"""A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
-TOKENIZED = 20_000
-"""Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
 
@@ -116,9 +104,9 @@ def configuration(run: Run) -> None:
 def cluster(run: Run) -> None:
     """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
     if run.address:
-        return cluster_at(run.address)
+        return cluster_access.cluster_at(run.address)
     ray, config = sys.modules.get("ray"), run.config
-    if _has_gpus() or (ray is not None and ray.is_initialized()):
+    if cluster_access.has_gpus() or (ray is not None and ray.is_initialized()):
         return None
     workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
@@ -128,20 +116,6 @@ def cluster(run: Run) -> None:
             "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
             "clusters part; `solrl plan` needs no GPU)."
         )
-
-
-def cluster_at(address: str) -> None:
-    """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
-    try:
-        ray_auth.check_access(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
-    except (OSError, ValueError) as error:
-        raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
-
-
-def _has_gpus() -> bool:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
-        return False
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()
 
 
 def trackers(run: Run) -> None:
@@ -282,9 +256,10 @@ def model(run: Run) -> None:
     else:
         # PyTorch and diffusers take seconds: all of it that the checks below need, at once.
         import_large("solrl_ray.storage.warm_start")
-        run.facts = model_facts(config, run.sources, elsewhere=run.elsewhere)
+        run.facts = model_facts.model_facts(config, run.sources, elsewhere=run.elsewhere)
         guidance.check_checkpoint(config, run.sources)
-        run.notes += _truncation(config, run.train + run.heldout) if run.train else ()
+        run.notes += guidance.notes(config, run.sources)
+        run.notes += model_facts.truncation(config, run.train + run.heldout) if run.train else ()
     if note := outline.without_gpus(config, run.facts):
         run.notes.append(note)
 
@@ -336,60 +311,3 @@ CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
     (first_policy, "folder"),
     (upload, "folder"),
 )
-
-
-def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
-    """A sentence for each tokenizer that truncates prompts, with their number and the first one."""
-    texts, least = [prompt.text for prompt in prompts], ""
-    if len(texts) > TOKENIZED:
-        texts = heapq.nlargest(TOKENIZED, texts, key=len)
-        least = f"at least (only the {TOKENIZED:,} longest were counted) "
-    from solrl_ray import models
-
-    found = models.family(config.model).truncated(config.model, texts)
-    return tuple(
-        f"{least}{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
-        f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
-        for cut in found
-        if cut.texts
-    )
-
-
-def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
-    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as in `Run`.
-
-    Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches nothing, or the preview
-    tier is unknown or would quantise nothing.
-    """
-    import torch
-    from torch import nn
-
-    from solrl_ray import models
-    from solrl_ray.models.blocks import blocks
-
-    sources = sources or Sources()
-    family, model = models.family(config.model), config.model
-    skeleton = family.skeleton(model, f"model.path ({sources.of('model.path')})")
-    transformer, factor = family.settings(model)
-    shapes = ModelShapes(
-        family=model.family,
-        transformer=transformer,
-        factor=factor,
-        blocks=len(blocks(skeleton)),
-        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-        buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
-        linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
-        texts=[text_encoder_size(each) for each in family.text_skeletons(model).values()],
-    )
-    device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
-    known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
-    return outline.facts_of(config, sources, shapes, outline.preview_tier(config, sources, device if known else None))
-
-
-def text_encoder_size(encoder: torch.nn.Module) -> TextEncoderSize:
-    """Of a text encoder, with or without memory."""
-    from torch import nn
-
-    tables = nn.ModuleList([each for each in encoder.modules() if isinstance(each, nn.Embedding)])
-    parameters, in_tables = (sum(parameter.numel() for parameter in each.parameters()) for each in (encoder, tables))
-    return TextEncoderSize(parameters, parameters - in_tables)

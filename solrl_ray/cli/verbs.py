@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import solrl_ray
-from solrl_ray.cli import preflight, submission
+from solrl_ray.cli import cluster_access, preflight, submission
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
@@ -61,7 +61,7 @@ def plan(arguments: argparse.Namespace) -> int:
     loaded = fresh(arguments)
     preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
-        preflight.cluster_at(arguments.address)
+        cluster_access.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
     if foretold:
         check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
@@ -355,12 +355,12 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     from solrl_ray.storage.run_folder import RunFolder
 
     if address := _address(arguments):
-        preflight.cluster_at(address)
+        cluster_access.cluster_at(address)
         return [address]
     found, silent = [], None
     for each in ray_auth.clusters_here():
         try:
-            preflight.cluster_at(each)
+            cluster_access.cluster_at(each)
             found.append(each)
         except RunError as error:  # it is ending, or very busy
             silent = error

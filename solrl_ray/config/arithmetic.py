@@ -26,13 +26,13 @@ from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampli
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
     forwards_without_gradient,
-    is_guided,
     latents_a_sample,
     prepared_bytes,
     references,
     rounds,
     trained_timesteps,
     training_bytes,
+    trains_guided_velocity,
 )
 
 NAMES = len("regenerate")
@@ -42,7 +42,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts from the model's own files; see `solrl_ray.cli.preflight.model_facts`."""
+    """Facts from the model's own files; see `solrl_ray.cli.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of the largest sample's latent."""
@@ -186,9 +186,9 @@ class Arithmetic:
             previews=previews(config),
             reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
             references=references(config),
-            model_guidance=config.model.cfg.words,
-            evaluation_guidance=config.evaluated_model.cfg.words,
-            guided_learner=is_guided(config),
+            model_guidance=config.model.cfg.describe(),
+            evaluation_guidance=config.evaluated_model.cfg.describe(),
+            guided_learner=trains_guided_velocity(config),
             compiled=compiled_learner.is_compiled(config),
             activation_memory=compiled_learner.activation_memory(config),
             kept_bytes=config.learner.micro_batch * self.facts.activation_bytes if self.facts else 0,

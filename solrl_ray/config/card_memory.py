@@ -21,7 +21,7 @@ from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_col
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
-from solrl_ray.config.update import FLOAT32_BYTES
+from solrl_ray.config.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
 """Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
@@ -171,8 +171,7 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(config, facts, roles)}}
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
-        activations = round(RESERVED * (arithmetic.activation_bytes or 0))
-        stages[LEARN] = {"activations": activations}
+        stages[LEARN] = _learning(arithmetic, facts)
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
     return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
@@ -201,6 +200,18 @@ def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, .
     regenerate = {"a micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
     stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
     return stages | {EVALUATE: copy | evaluate}
+
+
+def _learning(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, int]:
+    """RESERVED × micro-batch × (a + f): `a` a sample's activations, which its backward pass needs, and `f` a forward
+    without gradient, that of the negative prompt while they wait; f = 0 unless learners train guided velocities. Other
+    passes without gradient come before there are activations.
+    """
+    config = arithmetic.config
+    parts = {"activations": round(RESERVED * (arithmetic.activation_bytes or 0))}
+    if trains_guided_velocity(config):
+        parts["forward of the negative prompt"] = round(RESERVED * config.learner.micro_batch * facts.forward_bytes)
+    return parts
 
 
 def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:

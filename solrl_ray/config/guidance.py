@@ -26,8 +26,7 @@ class Cfg(Section):
     def is_on(self) -> bool:
         return self.scale > 1
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """``scale 4.5 against "blurry" at noise levels 0.2 to 0.8``; empty without guidance."""
         against = f" against {json.dumps(self.negative_prompt, ensure_ascii=False)}" if self.negative_prompt else ""
         low, high = self.interval

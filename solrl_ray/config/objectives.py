@@ -72,7 +72,7 @@ class ObjectiveSection(Section):
     """Module of `solrl_ray.objectives` and class, imported when used."""
     needs_trajectory: ClassVar[bool] = False
     """Whether it learns from the transitions of a stochastic sampler, not from clean latents alone."""
-    trains_guided: ClassVar[bool] = False
+    trains_guided_velocity: ClassVar[bool] = False
     """Whether, with `model.cfg`, it compares guided velocities: those that made the transitions. Others train the
     velocity of the prompt alone, on samples that were drawn with guidance.
     """
@@ -178,7 +178,7 @@ class FlowGrpoConfig(ObjectiveSection):
 
     implementation: ClassVar[str] = "grpo:FlowGrpo"
     needs_trajectory: ClassVar[bool] = True
-    trains_guided: ClassVar[bool] = True
+    trains_guided_velocity: ClassVar[bool] = True
     kind: Literal["flow_grpo"] = "flow_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
@@ -199,7 +199,7 @@ class DanceGrpoConfig(ObjectiveSection):
 
     implementation: ClassVar[str] = "grpo:DanceGrpo"
     needs_trajectory: ClassVar[bool] = True
-    trains_guided: ClassVar[bool] = True
+    trains_guided_velocity: ClassVar[bool] = True
     kind: Literal["dance_grpo"] = "dance_grpo"
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""

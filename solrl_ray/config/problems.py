@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from solrl_ray.config.schema import KINDS, Config
@@ -73,6 +74,8 @@ def sentence(
     elif detail["type"] == "missing" and not too_short:
         section = _at(values, key[:-1]) if len(key) > 1 else None
         text = _missing(key, details, source_of(key[:-1]) if section is not None else ", ".join(map(str, files)))
+    elif detail["type"] in ("model_type", "dict_type"):
+        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {_of_a_section(key, values)}"
     else:
         said = detail["msg"].replace("a valid array", "a list").replace("an object", "a section")  # of JSON and of YAML
         said = "too few entries" if too_short else said[:1].lower() + said[1:]
@@ -119,8 +122,8 @@ def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return location
 
 
-def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:
-    """Names of the fields in the section of `key`; empty if there is none.
+def _section(key: Sequence[str | int], values: dict[str, Any]) -> dict[str, FieldInfo]:
+    """The fields in the section of `key` by name; empty if there is none.
 
     `values` decides the section's kind where there are several.
     """
@@ -130,7 +133,24 @@ def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:
             continue
         found = section.model_fields.get(part) if section else None
         section = _chosen(found.annotation, _at(values, key[: position + 1])) if found else None
-    return list(section.model_fields) if section else []
+    return section.model_fields if section else {}
+
+
+def _of_a_section(key: Sequence[str | int], values: dict[str, Any]) -> str:
+    """What is right in place of a value that is no section: its keys, and the first one if that takes the value."""
+    fields, value = _section(key, values), _at(values, key)
+    first = next(iter(fields), "")
+    keys = f" with the keys {listed(list(fields))}" if len(fields) > 1 else ""
+    meant = first and _takes(fields[first], value)
+    return f"a section{keys}; did you mean {dotted((*key, first))}?" if meant else f"a section{keys}."
+
+
+def _takes(info: FieldInfo, value: Any) -> bool:
+    try:
+        TypeAdapter(info.rebuild_annotation()).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:

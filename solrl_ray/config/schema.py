@@ -140,6 +140,11 @@ class Model(Section):
     """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
     decoding: Decoding = Decoding()
 
+    def describe_guidance(self) -> str:
+        """``embedded 3.5, scale 4.5 against "blurry"``: both guidances, as far as they are not 1; empty without."""
+        embedded = f"embedded {self.guidance:g}" if self.guidance != 1 else ""
+        return ", ".join(filter(None, (embedded, self.cfg.describe())))
+
     @property
     def shapes(self) -> Shapes:
         """Of samples; all of a prompt have the same one."""

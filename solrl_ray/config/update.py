@@ -35,9 +35,9 @@ def passes(config: Config) -> tuple[str, ...]:
     return (*names, *copied, "default")
 
 
-def is_guided(config: Config) -> bool:
+def trains_guided_velocity(config: Config) -> bool:
     """Whether learners compute guided velocities: each has a forward of the negative prompt, without gradient."""
-    return config.model.cfg.is_on and config.objective.trains_guided
+    return config.model.cfg.is_on and config.objective.trains_guided_velocity
 
 
 def forwards_without_gradient(config: Config, backwards: int) -> int:
@@ -47,7 +47,7 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
     updates = config.learner.updates
     old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
     compared = backwards * len(config.objective.references()) + old
-    return 2 * compared + backwards if is_guided(config) else compared
+    return 2 * compared + backwards if trains_guided_velocity(config) else compared
 
 
 def rounds(config: Config, prompts: int) -> int:

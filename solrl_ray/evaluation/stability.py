@@ -82,7 +82,7 @@ def allowed_stderrs(prompts: int) -> float:
     return sum(term / freedom**power for power, term in enumerate(terms))
 
 
-def fall_in_words(record: EvaluationMetrics) -> str:
+def describe_fall(record: EvaluationMetrics) -> str:
     """A sentence on an evaluation with a fall."""
     by, allowed, top = record.fall["by"], record.fall["allowed"], int(record.fall["best"])
     return (
@@ -102,7 +102,7 @@ def alarms(before: Sequence[IterationMetrics], newest: IterationMetrics) -> dict
     return found
 
 
-def alarms_in_words(record: IterationMetrics) -> str:
+def describe_alarms(record: IterationMetrics) -> str:
     """A sentence on an iteration with alarms."""
     left = [f"{MEASURES[name]} ({getattr(record, name):.3g}, usual up to {x:.3g})" for name, x in record.alarms.items()]
     return f"in iteration {record.iteration + 1} {' and '.join(left)} left the usual range of the run"
@@ -111,26 +111,26 @@ def alarms_in_words(record: IterationMetrics) -> str:
 def news(before: Sequence[IterationMetrics], newest: IterationMetrics) -> str:
     """The sentence on an iteration in which a measure leaves its range that was inside before; else empty."""
     last = before[-1].alarms if before else {}
-    return alarms_in_words(newest) if newest.alarms.keys() - last.keys() else ""
+    return describe_alarms(newest) if newest.alarms.keys() - last.keys() else ""
 
 
 def alarm(iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics]) -> str:
     """What is wrong now: with the newest evaluation of the policy, or the newest iteration. Empty if nothing is."""
-    fallen = [fall_in_words(each) for each in evaluations[-1:] if each.fall]
-    return "; ".join([*fallen, *(alarms_in_words(each) for each in iterations[-1:] if each.alarms)])
+    fallen = [describe_fall(each) for each in evaluations[-1:] if each.fall]
+    return "; ".join([*fallen, *(describe_alarms(each) for each in iterations[-1:] if each.alarms)])
 
 
 def warnings(iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics]) -> list[str]:
     """What a reader of the run's results must know: its last fall, what it went back to, and the first alarm."""
     fallen = [each for each in evaluations if each.fall]
-    said = [f"Collapse: {fall_in_words(fallen[-1])}."] if fallen else []
+    said = [f"Collapse: {describe_fall(fallen[-1])}."] if fallen else []
     went = [each for each in iterations if each.rollback is not None]
     back = [f"iteration {each.iteration + 1} to {each.rollback} updates" for each in went]
     if back:
         said.append(f"Went back {len(back)} time(s), with half of the step each time: after {', '.join(back)}.")
     alarmed = next((each for each in iterations if each.alarms), None)
     if alarmed is not None:
-        said.append(f"Unusual: {alarms_in_words(alarmed)}.")
+        said.append(f"Unusual: {describe_alarms(alarmed)}.")
     return said
 
 

@@ -145,8 +145,8 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
     share, velocities = arithmetic.facts.quantized_share, config.model.cfg.velocities
-    preview = _guided(_step(costs, tier, "rollout.explore.precision", prices, share), velocities)
-    full = _guided(_step(costs, full_tier(config.model), "model.dtype", prices), velocities)
+    preview = _with_guidance(_step(costs, tier, "rollout.explore.precision", prices, share), velocities)
+    full = _with_guidance(_step(costs, full_tier(config.model), "model.dtype", prices), velocities)
     forward, backward = _passes(config, costs)
     decoded = _decode_and_reward(config, costs)
     image = decoded.ms
@@ -266,7 +266,7 @@ def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: floa
     return Figure(ms=ms, measured=False, source=f"{share:.0%} of the weights quantised; {listed}")
 
 
-def _guided(step: Figure, velocities: int) -> Figure:
+def _with_guidance(step: Figure, velocities: int) -> Figure:
     """A solver step that needs as many velocities."""
     return step if velocities == 1 else step.scaled(velocities, f"{step.source}; twice, with classifier-free guidance")
 

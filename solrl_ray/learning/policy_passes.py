@@ -14,7 +14,7 @@ import torch
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.schema import Config
-from solrl_ray.config.update import is_guided
+from solrl_ray.config.update import trains_guided_velocity
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_learner
@@ -29,8 +29,8 @@ class PolicyPasses:
         Raises:
             UserError: it cannot be compiled as configured.
         """
-        guided_as = config.model if is_guided(config) else config.model.unguided
-        self._config, self._model = config, model.guided_as(guided_as, together=False)
+        guidance = config.model if trains_guided_velocity(config) else config.model.unguided
+        self._config, self._model = config, model.with_guidance(guidance, together=False)
         self._by_shape = by_shape(self._model, config.model.shapes)
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
         # cuDNN's attention was measured in compiled passes on Hopper; eager passes keep their kernels.

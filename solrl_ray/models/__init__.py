@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,10 @@ class Family:
     """What switches off classifier-free guidance and changes to the prompt in a call of the stock pipeline."""
     convolutions: tuple[str, ...] = ()
     """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
-    guided: Callable[[Cfg], dict[str, Any]] | None = None
-    """What switches it on in such a call; None: the family has none."""
     frames: str = "num_frames"
     """The argument of the stock call for frames of a video."""
+    cfg_arguments: Callable[[Cfg], dict[str, Any]] | None = None
+    """What switches guidance on in such a call; None: the family has none."""
     embeds_guidance: bool = False
     """Whether its transformers may take the value of a guidance embedding."""
 
@@ -47,51 +47,50 @@ def _without_text(cfg: Cfg) -> dict[str, Any]:
     return {"guidance_scale": cfg.scale}
 
 
-def _by_scale(cfg: Cfg) -> dict[str, Any]:
+def _scale(cfg: Cfg) -> dict[str, Any]:
     return {"guidance_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
 
 
-def _by_true_scale(cfg: Cfg) -> dict[str, Any]:
+def _true_scale(cfg: Cfg) -> dict[str, Any]:
     return {"true_cfg_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
 
 
 def _of_z_image(cfg: Cfg) -> dict[str, Any]:
     """Its pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
     stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
-    return _by_scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
+    return _scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
 
 
 SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
 SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_binning": False}
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
-    "flux": Family("flux:Flux", sizes.FLUX, _embedded, guided=_by_true_scale, embeds_guidance=True),
-    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, guided=_without_text),
-    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, guided=_by_true_scale),
-    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, guided=_by_scale),
+    "flux": Family("flux:Flux", sizes.FLUX, _embedded, cfg_arguments=_true_scale, embeds_guidance=True),
+    "flux2_klein": Family("flux2_klein:Flux2Klein", sizes.FLUX2_KLEIN, lambda _: SCALE_1, cfg_arguments=_without_text),
+    "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
+    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
     "sana_video": Family(
         "sana_video:SanaVideo",
         sizes.SANA_VIDEO,
         lambda _: SANA_ARGUMENTS,
         SANA_CONVOLUTIONS,
-        guided=_by_scale,
         frames="frames",
+        cfg_arguments=_scale,
     ),
-    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, guided=_by_scale),
-    "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, guided=_by_scale),
-    "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, guided=_of_z_image),
+    "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
+    "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
+    "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, cfg_arguments=_of_z_image),
 }
 """By ``model.family``."""
-DISTILLED = frozenset(
-    {
-        "Tongyi-MAI/Z-Image-Turbo",
-        "black-forest-labs/FLUX.1-schnell",
-        "black-forest-labs/FLUX.2-klein-4B",
-        "black-forest-labs/FLUX.2-klein-9B",
-        "stabilityai/stable-diffusion-3.5-large-turbo",
-    }
-)
-"""Ids of checkpoints with built-in guidance, which most of their files do not tell."""
+DISTILLED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "flux": {"black-forest-labs/FLUX.1-schnell": {"shift": 1.0, "use_dynamic_shifting": False}},
+    "flux2_klein": {"black-forest-labs/FLUX.2-klein-4B": {}, "black-forest-labs/FLUX.2-klein-9B": {}},
+    "sd3": {"stabilityai/stable-diffusion-3.5-large-turbo": {}},
+    "z_image": {"Tongyi-MAI/Z-Image-Turbo": {"shift": 3.0}},
+}
+"""Family → id of a checkpoint with built-in guidance → what in its scheduler the undistilled ones do not have. Other
+files do not tell, except FLUX.2's index.
+"""
 
 
 def family(config: Model) -> type[DiffusionModel]:

@@ -131,8 +131,8 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         self.latent_shape = self.SIZES.latent_shape(shape, self._transformer_config, self._factor)
         self._set_up_shape(*self._grid)
 
-    def guided_as(self, config: Model, *, together: bool = True) -> Self:
-        """This model with the guidance of `config`, which is its own in all else; `together` as in `guided`."""
+    def with_guidance(self, config: Model, *, together: bool = True) -> Self:
+        """This model with the guidance of `config`, its own in all else; `together` as in `guided_velocity`."""
         made = copy.copy(self)
         made.config, made._together = config, together
         return made
@@ -197,7 +197,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
         state = latents.to(device=self.device, dtype=self.dtype)
         together, cfg = self._together, self.config.cfg
-        return guidance.guided(self._velocity, self._combined, cfg, state, sigmas, prompts, together=together)
+        return guidance.guided_velocity(self._velocity, self._combined, cfg, state, sigmas, prompts, together=together)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

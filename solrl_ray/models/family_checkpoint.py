@@ -77,9 +77,9 @@ class FamilyCheckpoint:
         return found
 
     @classmethod
-    def is_distilled(cls, config: Model) -> bool:
-        """Whether the checkpoint says that guidance is built in; FLUX.2's do."""
-        return bool(cls._open(config).index.get("is_distilled"))
+    def is_distilled(cls, config: Model) -> bool | None:
+        """Whether the checkpoint says that guidance is built in; FLUX.2's say it or not, others do not tell: None."""
+        return cls._open(config).index.get("is_distilled")
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:

@@ -30,7 +30,7 @@ class Flux(DiffusionModel):
     ROUNDS_TIMESTEPS = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self._guided = bool(transformer_config.get("guidance_embeds", False))
+        self._embeds_guidance = bool(transformer_config.get("guidance_embeds", False))
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         row, column = (torch.arange(count, dtype=torch.float32) for count in (rows, columns))
@@ -45,7 +45,7 @@ class Flux(DiffusionModel):
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         guidance = None
-        if self._guided:
+        if self._embeds_guidance:
             guidance = torch.full((len(latents),), self.config.guidance, dtype=torch.float32, device=self.device)
         sequence = embedding["prompt_embeds"]
         velocity: Tensor = self.transformer(

@@ -17,7 +17,7 @@ Velocity = Callable[[Tensor, Tensor, Texts], Tensor]
 """(latents, sigmas, texts) → velocity."""
 
 
-def guided(
+def guided_velocity(
     velocity: Velocity,
     combined: Callable[[Tensor, Tensor, float], Tensor],
     cfg: Cfg,

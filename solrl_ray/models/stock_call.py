@@ -14,7 +14,7 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
     those of the family.
     """
     family, shape = FAMILIES[model.family], model.shapes[0]
-    guided = family.guided(model.cfg) if family.guided and model.cfg.is_on else {}
+    guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
     return {
         "height": shape.height,
         "width": shape.width,

@@ -149,8 +149,7 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
         pool = pool_sampling(config)
         settings["previews"] = f"{pool.steps} steps in {pool.tier}; they rank and are never trained on"
     settings |= {
-        "pictures": f"{drawing.steps} steps, {drawing.solver}"
-        + (f", {_guidance(drawing.model)}" if drawing.model.cfg != config.model.cfg else ""),
+        "pictures": f"{drawing.steps} steps, {drawing.solver}, {_guidance(drawing.model)}",
         "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shapes}, "
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
@@ -163,8 +162,9 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
 
 
 def _guidance(model: Model) -> str:
-    with_it = f"with classifier-free guidance, {markdown(model.cfg.words)}"
-    return with_it if model.cfg.is_on else "without classifier-free guidance"
+    with_it = f"with classifier-free guidance, {markdown(model.cfg.describe())}"
+    embedded = f", guidance embedding {model.guidance:g}" if model.guidance != 1 else ""
+    return (with_it if model.cfg.is_on else "without classifier-free guidance") + embedded
 
 
 def _reward(reward: RewardConfig) -> str:

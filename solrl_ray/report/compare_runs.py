@@ -95,7 +95,7 @@ def _measured_differently(run: RunData, other: RunData) -> list[str]:
             "the held-out prompts": {p for e in each.evaluations if e.policy == "base" for p in e.rewards},
             "evaluation.samples": each.config.evaluation.samples,
             "evaluation.steps": each.config.evaluation.steps,
-            "guidance": (each.config.evaluated_model.guidance, each.config.evaluated_model.cfg),
+            "the guidance of evaluations": (each.config.evaluated_model.guidance, each.config.evaluated_model.cfg),
         }
         for each in (run, other)
     )

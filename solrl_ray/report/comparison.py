@@ -76,7 +76,7 @@ class Comparison:
                         gain_stderr=gain.stderr if gain else None,
                     )
                 )
-        guidance = config.evaluated_model.cfg.words
+        guidance = config.evaluated_model.describe_guidance()
         return cls(
             run=config.run.name,
             updates=updates,

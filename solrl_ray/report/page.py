@@ -125,8 +125,14 @@ def _line(config: Config) -> str:
         sampled = f"previews {pool.steps} steps in {pool.tier}{pruned}, {samples}"
     return (
         f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
-        f"{chosen} · {sampled} · run seed {config.run.seed}"
+        f"{chosen} · {sampled} · {_guidance(config)}run seed {config.run.seed}"
     )
+
+
+def _guidance(config: Config) -> str:
+    samples, evaluations = config.model.describe_guidance(), config.evaluated_model.describe_guidance()
+    other = f", of evaluations {evaluations or 'none'}" if evaluations != samples else ""
+    return f"guidance {samples or 'none'}{other} · " if samples or evaluations else ""
 
 
 def _best(data: RunData) -> str:

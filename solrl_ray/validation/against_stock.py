@@ -126,7 +126,7 @@ def forward(session: Session) -> list[Measure]:
     assert session.model
     assert session.stock
     config, found = session.drawing.model, session.stock
-    model = session.model.guided_as(config)
+    model = session.model.with_guidance(config)
     embedding, errors = session.batch(model, 1), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
@@ -151,7 +151,7 @@ def picture(session: Session) -> list[Measure]:
     """Our picture from the same noise on the same noise levels; and our decoder alone on the stock latents."""
     assert session.model
     assert session.stock
-    found, model = session.stock, session.model.guided_as(session.drawing.model)
+    found, model = session.stock, session.model.with_guidance(session.drawing.model)
     embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)

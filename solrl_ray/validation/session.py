@@ -115,7 +115,7 @@ class Session:
         """
         embedding, latents = self.batch(model, len(SEEDS)), self.noise(model, len(SEEDS)).to(self.device)
         started = time.perf_counter()
-        velocity = model.guided_as(model.config.unguided).velocity(latents, PROBE_SIGMA, embedding).cpu()
+        velocity = model.with_guidance(model.config.unguided).velocity(latents, PROBE_SIGMA, embedding).cpu()
         return velocity, time.perf_counter() - started
 
     def sample(

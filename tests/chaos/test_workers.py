@@ -108,7 +108,8 @@ class MortalExplorer(Explorer):
         return result
 
     def _dies_between_two_solver_steps(self) -> None:
-        model, root, steps = self._sampler._model, self._config.run.root, []
+        (sampler,) = self._sampler._samplers.values()
+        model, root, steps = sampler._model, self._config.run.root, []
         velocity = type(model).velocity
 
         def counted(*arguments: Any) -> Any:

@@ -79,8 +79,11 @@ def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
     shape = Plan.of(seed).shape
     assert (shape.on_collapse, shape.iterations) == ("rollback", 4)
     calm = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=colocated)
-    told = run(calm).told
-    assert [text.partition("the policy ")[2].partition(",")[0] for text in told if "goes back" in text] == back
+    told = [text for text in run(calm).told if "goes back" in text]
+    assert [text.partition("the policy ")[2].partition(",")[0] for text in told] == back
+    # Each makes the step smaller, counted by the records of those before.
+    rates = [float(text.partition(" with ")[2].split()[0]) for text in told]
+    assert rates == [0.5, 0.25][: len(back)]
     for call in range(20, 180, 8):
         ended = run(replace(calm, ends=(Fault("controller", call, "dies beside the disk"),)))
         assert ended.digests == undisturbed(shape), call

@@ -35,7 +35,8 @@ class DiesBetweenItsScores(Explorer):
     """Once, when the early scores of a unit of iteration 1 are there and who goes on is decided."""
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        mark, finish = Path(self._config.run.root) / "died", self._sampler._finish
+        (sampler,) = self._sampler._samplers.values()
+        mark, finish = Path(self._config.run.root) / "died", sampler._finish
 
         def dying(*arguments: Any) -> torch.Tensor:
             if unit.iteration == 1 and not mark.exists():
@@ -43,11 +44,11 @@ class DiesBetweenItsScores(Explorer):
                 os.kill(os.getpid(), signal.SIGKILL)
             return finish(*arguments)
 
-        self._sampler._finish = dying  # type: ignore[method-assign]
+        sampler._finish = dying  # type: ignore[method-assign]
         try:
             return super().explore(unit, prompt, embedding)
         finally:
-            self._sampler._finish = finish  # type: ignore[method-assign]
+            sampler._finish = finish  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

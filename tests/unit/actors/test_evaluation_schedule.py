@@ -30,7 +30,7 @@ class Run:
         this: Any = self
         self.schedule = EvaluationSchedule(config, (), this, this, this, this)
 
-    async def of(self, prompts: Any, guided_as: Any) -> dict[str, Any]:
+    async def of(self, prompts: Any, guidance_of: Any) -> dict[str, Any]:
         return {}
 
     async def policy(self, policy: str) -> tuple[str, float]:

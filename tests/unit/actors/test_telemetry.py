@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +170,48 @@ def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:
         await made.close()
 
     asyncio.run(test())
+
+
+class Exported(RayWorld):
+    """Ray's world, whose metrics are kept here."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, float] = {}
+        self.counters: Counter[str] = Counter()
+
+    def exporter(self, run: str) -> Any:
+        return self
+
+    def set(self, name: str, value: float, **tags: str) -> None:
+        self.gauges[name] = value
+
+    def add(self, name: str, value: float, **tags: str) -> None:
+        self.counters[name] += int(value)
+
+    def observe(self, name: str, value: float, **tags: str) -> None: ...
+
+
+def test_sums_of_a_resumed_run_are_those_of_this_process_alone(tmp_path: Path) -> None:
+    """Prometheus adds up what processes export: what an earlier one has counted is not counted again."""
+    world, costs = Exported(), {"requests": 10, "retries": 1, "prompt_tokens": 300, "completion_tokens": 5}
+    counts = {"reward_costs": costs, "duplicate_results": 2, "differing_results": 1}
+    iterations = [replace(made_runs.iteration(number), requeued_units=1, dropped=4, **counts) for number in range(3)]
+    base, _, last = (replace(each, **counts) for each in made_runs.evaluations())
+    made = Telemetry(made_runs.config(), RunFolder(tmp_path), world)
+
+    async def test() -> None:
+        await made.resume(iterations[:2], [base])
+        made.evaluation(replace(last, iteration=2), [])  # before the first iteration of this process
+        assert world.gauges["solrl_reward_requests"] == 10
+        made.iteration(iterations[2])
+        made.evaluation(last, [])
+
+    asyncio.run(test())
+    expected = {"reward_requests": 30, "reward_retries": 3, "reward_tokens": 915}
+    expected |= {"duplicate_results": 6, "differing_results": 3, "requeued_units": 1, "dropped": 4}
+    assert {name: world.gauges[f"solrl_{name}"] for name in expected} == expected
+    assert world.counters["solrl_candidates"] == iterations[2].candidates
+    assert len(made.iterations + made.evaluations) == 3 + 3
 
 
 def test_a_disk_that_takes_no_timeline_is_named_and_progress_is_told_meanwhile(tmp_path: Path) -> None:

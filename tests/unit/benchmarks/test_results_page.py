@@ -70,6 +70,19 @@ def test_a_table_says_what_is_not_measured_yet(tmp_path: Path) -> None:
     assert "Not all measured yet" in BLOCKS["keep"](tmp_path)
 
 
+def test_gains_of_two_rewards_stand_side_by_side_with_their_errors_over_seeds(tmp_path: Path) -> None:
+    seeds = {"42": {"clip": 0.1, "red": 3.0}, "43": {"clip": 0.3, "red": 5.0}}
+    gains = {"summed": seeds, "own statistics": {"42": {"clip": 0.5, "red": 1.0}}}
+    (tmp_path / "own_statistics.json").write_text(json.dumps({"iterations": 12, "gains": gains}))
+    header, _, *rows = BLOCKS["own-statistics"](tmp_path).splitlines()[:4]
+    assert header == "| held-out gain after 12 iterations | seeds | clip | red |"
+    # Standard error of two: half of their difference.
+    assert rows == [
+        "| summed | 2 | +0.2000 ± 0.1000 | +4.0000 ± 1.0000 |",
+        "| own statistics | 1 | +0.5000 | +1.0000 |",
+    ]
+
+
 def test_the_readme_quotes_the_headline() -> None:
     rows = [line.split(" | ") for line in BLOCKS["headline"](RESULTS).splitlines() if "FLUX.1-dev" in line]
     than_direct = {row[0].strip("| ").partition(",")[0]: row[-1].split()[0] for row in rows}

@@ -111,6 +111,12 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
     assert commands["flux1_dev"] == ("hf download black-forest-labs/FLUX.1-dev",)
     for (command,) in commands.values():
         assert f"        {command}" in lines
+    guided = {part.path.stem: part.guidance for part in PARTS["models"]}
+    assert guided["flux1_dev"].split("; ") == ["model.cfg", "model.guidance (embedded)"]
+    assert guided["sd35_large"] == "model.cfg"
+    assert "negative prompt" in guided["flux2_klein_base_4b"]
+    assert all(f"      guidance: {keys}" in lines for keys in guided.values())
+    assert not any(part.guidance for kind in PARTS.keys() - {"models", "runs"} for part in PARTS[kind])
     text = " ".join(" ".join(lines).split())
     assert "known to be bad, and starts only with `--set rollout.accept_quantized_training=true`" in text
     command = text.split("after them: solrl ", 1)[1].replace(" \\", "")

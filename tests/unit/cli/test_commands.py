@@ -82,7 +82,7 @@ def test_who_computes_a_large_model_on_cpus_is_told(
 def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from solrl_ray.cli.preflight import model_facts
+    from solrl_ray.cli.model_facts import model_facts
 
     assert solrl("plan", config_file, "--gpu", "h200") == 2
     assert "has nothing like" in capsys.readouterr().err

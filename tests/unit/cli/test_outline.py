@@ -7,7 +7,7 @@ from pathlib import Path
 import model_shapes
 import pytest
 
-from solrl_ray.cli import preflight
+from solrl_ray.cli import model_facts, preflight
 from solrl_ray.config.loading import load
 from solrl_ray.models import shapes
 from tests.support.command_line import refusal, solrl
@@ -39,7 +39,7 @@ def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
     config = load([CONFIGS / "demo.yaml"])
     found = preflight.check(preflight.Run(config, planned=True), "files")
     assert found.outlined
-    assert found.facts == preflight.model_facts(config)
+    assert found.facts == model_facts.model_facts(config)
     assert (len(found.train), len(found.heldout)) == (2048, 96)  # as the testbed was built
 
 

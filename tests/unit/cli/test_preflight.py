@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from solrl_ray import models
-from solrl_ray.cli import preflight
+from solrl_ray.cli import model_facts
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.policy import adapters
@@ -40,7 +40,7 @@ rewards: [{{kind: clipscore, path: clip}}]
 
 
 def test_facts_from_the_checkpoints_configuration_are_those_of_the_loaded_model(config: Config) -> None:
-    facts = preflight.model_facts(config)
+    facts = model_facts.model_facts(config)
     model = models.load(config.model, "cpu", components=["transformer"])
     assert facts.latent_shape == model.latent_shape
     assert facts.parameters == sum(parameter.numel() for parameter in model.transformer.parameters())
@@ -65,7 +65,7 @@ def test_packed_bytes_are_those_of_the_linears_that_are_both_adapted_and_quantis
     layers = quantize_(transformer, "nvfp4-emulated", config.model.quantization).layers
     packed = [nvfp4.quantize(nvfp4.pad_columns(weights[name])) for name in layers if name in weights]
     assert len(packed) == len(weights) == 5
-    assert preflight.model_facts(config).packed_bytes == sum(
+    assert model_facts.model_facts(config).packed_bytes == sum(
         tensor.packed.numel() + tensor.scales.numel() for tensor in packed
     )
 
@@ -77,15 +77,15 @@ def test_a_packed_weight_has_the_size_of_the_quantisers(rows: int, columns: int)
 
 
 def test_an_unquantised_tier_packs_nothing(config: Config, tmp_path: Path) -> None:
-    facts = preflight.model_facts(load([tmp_path / "config.yaml"], ["rollout.explore.precision=float32"]))
+    facts = model_facts.model_facts(load([tmp_path / "config.yaml"], ["rollout.explore.precision=float32"]))
     assert facts.packed_bytes == 0
 
 
 def test_of_many_prompts_the_longest_are_counted(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a", "a b c d e f g h i j " * 9, "a red ring " * 9, "a cat"]
     prompts = tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts))
-    exact = [note.partition(" prompts ")[0] for note in preflight._truncation(config, prompts)]
+    exact = [note.partition(" prompts ")[0] for note in model_facts.truncation(config, prompts)]
     assert set(exact) == {"2 of 4"}
-    monkeypatch.setattr(preflight, "TOKENIZED", 2)
-    sampled = [note.partition(" prompts ")[0] for note in preflight._truncation(config, prompts)]
+    monkeypatch.setattr(model_facts, "TOKENIZED", 2)
+    sampled = [note.partition(" prompts ")[0] for note in model_facts.truncation(config, prompts)]
     assert sampled == [f"at least (only the 2 longest were counted) {each}" for each in exact]

@@ -41,8 +41,8 @@ def run(tmp_path: Path) -> Path:
     return finished(tmp_path / "run")
 
 
-def finished(folder: Path, model: str | None = None) -> Path:
-    changes = {"model": {"path": model}} if model else {}
+def finished(folder: Path, model: str | None = None, **changes: dict[str, Any]) -> Path:
+    changes |= {"model": {"path": model}} if model else {}
     made_runs.write_run(folder, **changes)
     config = changed(made_runs.config(), **changes)
     factors = {"a.lora_A": torch.ones(32, 4), "a.lora_B": torch.zeros(4, 32)}
@@ -106,6 +106,17 @@ def test_the_best_policy_is_published_with_its_own_figures(tmp_path: Path, capsy
     assert "| trained | 0.700 ± 0.100 |" in card
     assert "2 iterations of" in card
     assert "| LoRA digest | lora-1 |" in card
+
+
+def test_the_card_says_the_guidance_of_pictures_and_of_samples(tmp_path: Path) -> None:
+    evaluation = {"guidance": 3.5, "cfg": {"scale": 4.5}}
+    run = finished(tmp_path / "run", model=None, evaluation=evaluation)
+    assert solrl("push", run, "me/small", "--dry-run") == 0
+    rows = dict(
+        re.findall(r"^\| (pictures|samples) \| (.*) \|$", (run / "hub" / "README.md").read_text(), re.MULTILINE)
+    )
+    assert "with classifier-free guidance, scale 4.5, guidance embedding 3.5" in rows["pictures"]
+    assert rows["samples"].endswith("without classifier-free guidance")
 
 
 def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

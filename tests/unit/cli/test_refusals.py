@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 import solrl_ray
+from solrl_ray.cli import guidance as guidance_checks
 from solrl_ray.cli import verbs
+from solrl_ray.config.guidance import Cfg
+from solrl_ray.config.loading import Sources
+from tests.support import learning
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.processes import python
 from tests.support.sentences import names
-from tests.support.tiny import build_flux2_klein
+from tests.support.tiny import build_flux2_klein, build_pipeline
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,44 @@ def test_a_prompt_that_names_no_shape_of_the_run_is_refused_by_its_line(
     file.write_text('{"text": "a", "resolution": 16}\n{"text": "b", "resolution": [16, 32]}\n')
     said = refusal(capsys, "plan", config_file, "--set", f"prompts.train={file}")
     assert names(said, "prompts.train", "--set train.jsonl 2 [16, 32] [16, 16]")
+
+
+def scheduler(pipeline: Path, **values: object) -> None:
+    file = pipeline / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_distilled_checkpoint_in_the_hubs_cache_is_known_by_its_id(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = tmp_path / "hub" / "models--black-forest-labs--FLUX.1-schnell" / "snapshots" / "741f7c3c"
+    build_pipeline(snapshot)
+    capsys.readouterr()
+    said = refusal(capsys, "plan", config_file, f"--set=model.path={snapshot}", "--set=evaluation.cfg.scale=4")
+    assert names(said, "evaluation.cfg.scale", f"4 --set 1 {snapshot}")
+
+
+def test_what_the_files_of_a_guided_checkpoint_tell_about_its_guidance_is_noted(tmp_path: Path) -> None:
+    flux, embedded = build_pipeline(tmp_path / "flux"), build_pipeline(tmp_path / "embedded", guidance_embeds=True)
+    schnell, klein = build_pipeline(tmp_path / "schnell"), build_flux2_klein(tmp_path / "klein")
+    scheduler(flux, shift=3.0, use_dynamic_shifting=True)
+    scheduler(schnell, shift=1.0, use_dynamic_shifting=False)
+    index = klein / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": False}))
+
+    def noted(path: Path, family: str = "flux", **guidance: object) -> list[str]:
+        config = learning.config(path)
+        model = config.model.model_copy(update={"family": family})
+        evaluation = config.evaluation.model_copy(update={"cfg": Cfg(scale=4.5), **guidance})
+        return guidance_checks.notes(config.model_copy(update={"model": model, "evaluation": evaluation}), Sources())
+
+    (unknown,), (like_schnell,), (on_top,) = noted(flux), noted(schnell), noted(embedded, guidance=3.5)
+    assert names(unknown, "evaluation.cfg.scale", f"4.5 {flux} distilled")
+    assert names(like_schnell, "evaluation.cfg.scale", f"4.5 {schnell} black-forest-labs/FLUX.1-schnell")
+    assert names(on_top, "evaluation.cfg.scale", f"4.5 {embedded} 3.5")
+    assert "schnell" not in unknown
+    assert noted(klein, "flux2_klein") == []
+    assert noted(flux, cfg=None) == []
 
 
 @pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from solrl_ray import models
+from solrl_ray.cli.model_facts import model_facts
 from solrl_ray.cli.outline import facts_of
-from solrl_ray.cli.preflight import model_facts
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.encoding import EncodingCosts
 from solrl_ray.config.loading import Sources, load

@@ -115,7 +115,8 @@ def test_the_fingerprint_tells_other_samples_apart() -> None:
     made = groups(0)
     other = [made[0], replace(made[1], rewards=(*made[1].rewards[:2], 0.123)), made[2]]
     assert fingerprint(made) == fingerprint(groups(0))
-    assert len({fingerprint(made), fingerprint(other), fingerprint(made[::-1])}) == 3
+    own = [replace(made[0], components=tuple((reward, 0.0) for reward in made[0].rewards)), *made[1:]]
+    assert len({fingerprint(each) for each in (made, other, own, made[::-1])}) == 4
 
 
 def test_each_sample_is_noised_by_its_own_addresses() -> None:

@@ -184,6 +184,29 @@ def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
     assert learner.finish(0).samples == 10
 
 
+@pytest.mark.parametrize(("std", "early"), [("global", False), ("group", True)])
+def test_ranks_with_different_samples_refuse_further_updates_if_gradients_were_made_early(
+    build: Build, monkeypatch: pytest.MonkeyPatch, std: str, early: bool
+) -> None:
+    learner, made = build(objective={"advantage": {"std": std}}), groups(0)
+
+    def differ(value: int) -> None:
+        raise RunError("the ranks were given different samples")
+
+    learner.begin(0, [len(group.indices) for group in made])
+    for group in made:
+        learner.add_groups([group], embeddings())
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "_check_ranks_agree", differ)
+        with pytest.raises(RunError, match="different samples"):
+            learner.finish(0)
+    if early:
+        with pytest.raises(RunError, match="half-way"):
+            learner.finish(0)
+    else:
+        assert learner.finish(0).samples == 10
+
+
 def test_metrics_say_what_was_learned_from(build: Build) -> None:
     metrics = build().update(0, groups(0), embeddings())
     rewards, positions = rewards_and_groups(groups(0))
@@ -343,15 +366,28 @@ def test_a_step_has_the_learning_rate_of_its_number(build: Build) -> None:
     for name in (name for name in moved if name.endswith("lora_B")):
         assert moved[name].abs().max() > 0
         torch.testing.assert_close(quarter[name], moved[name] / 4)
+    gone_back = build()
+    gone_back.load(replace(gone_back.state(), rollbacks=2))
+    halved_twice = run(gone_back, 1).factors("default")
+    assert gone_back.state().rollbacks == 2
+    for name in (name for name in moved if name.endswith("lora_B")):
+        torch.testing.assert_close(halved_twice[name], moved[name] / 4)
 
 
 @pytest.mark.parametrize(
-    "learner", [{"zero_stage": 1}, {"zero_stage": 2}, {"updates": 3}, {"schedule": RISE_AND_FALL}], ids=str
+    "settings",
+    [
+        {"learner": {"zero_stage": 1}},
+        {"learner": {"zero_stage": 2}},
+        {"learner": {"updates": 3}},
+        {"learner": {"schedule": RISE_AND_FALL}},
+        {"objective": {"kind": "awm", "timesteps": 3, "anchor": {"slope": 0.2, "cap": 0.9}}},  # with a third policy
+    ],
+    ids=str,
 )
 def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
-    build: Build, tmp_path: Path, learner: dict[str, int]
+    build: Build, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    settings = {"learner": learner}
     run(build(**settings), 4).state().save(tmp_path / "straight")
     run(build(**settings), 2).state().save(tmp_path / "half")
     resumed = build(**settings)

@@ -38,7 +38,7 @@ def model(tiny_pipeline: Path) -> DiffusionModel:
 
 
 def guided(model: DiffusionModel, **cfg: Any) -> DiffusionModel:
-    return model.guided_as(model.config.model_copy(update={"cfg": Cfg(**cfg)}))
+    return model.with_guidance(model.config.model_copy(update={"cfg": Cfg(**cfg)}))
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def test_an_evaluation_may_feed_another_number_to_the_guidance_embedding(tmp_pat
         models.load(tiny.model_config(path, guidance=number), "cpu", components={"transformer"}) for number in (1, 7)
     )
     config = learning.config(path, model=trained.config, evaluation={"guidance": 7})
-    evaluated = trained.guided_as(config.evaluated_model)
+    evaluated = trained.with_guidance(config.evaluated_model)
     texts = conditioning(trained)
     found = evaluated.velocity(LATENTS, SIGMAS, texts)
     assert torch.equal(found, expected.velocity(LATENTS, SIGMAS, texts))

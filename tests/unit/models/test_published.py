@@ -17,7 +17,7 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import nn
 
 from solrl_ray import cli, models
-from solrl_ray.cli import preflight
+from solrl_ray.cli import model_facts
 from solrl_ray.config.checks import check
 from solrl_ray.config.compiled_learner import activation_memory
 from solrl_ray.config.loading import load
@@ -190,7 +190,7 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
         (tmp_path / part).write_text(json.dumps(content))
     config = configuration(name, f"model.path={tmp_path}")
 
-    facts = preflight.model_facts(config)
+    facts = model_facts.model_facts(config)
     known = shipped(configuration(name).model)
     assert known is not None
     assert facts.text_parameters == sum(text.parameters for text in known.texts)

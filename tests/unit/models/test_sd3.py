@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ def test_latents_are_the_autoencoders(path: Path) -> None:
     assert model.image_tokens == (tiny.RESOLUTION // 4) ** 2
 
 
-def test_a_resolution_beyond_the_positions_of_the_transformer_is_refused(path: Path) -> None:
-    with pytest.raises(UserError, match=r"^model\.resolution is 36, but the positions of .* end at 32 px\.$"):
-        models.load(config(path, resolution=36), "cpu", components=())
+@pytest.mark.parametrize("resolution", [36, (16, 36), [(16, 32), (36, 16)]], ids=str)
+def test_a_shape_beyond_the_positions_of_the_transformer_is_refused(path: Path, resolution: Any) -> None:
+    with pytest.raises(UserError, match=r"^model\.resolution is .*36.*, but the positions of .* end at 32 px\.$"):
+        models.load(config(path, resolution=resolution), "cpu", components=())

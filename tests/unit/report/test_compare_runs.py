@@ -75,6 +75,16 @@ def test_runs_that_were_evaluated_with_other_prompts_or_rewards_are_told(
     assert said in " ".join(Page(page.read_text()).text.split())
 
 
+@pytest.mark.parametrize("guidance", [{"guidance": 3.5}, {"cfg": {"scale": 4.5}}])
+def test_runs_that_were_evaluated_with_other_guidance_are_told(guidance: dict[str, Any], tmp_path: Path) -> None:
+    plain, other = write_run(tmp_path / "plain"), write_run(tmp_path / "other", evaluation=guidance)
+    compared = compare([plain, other])
+    assert not compared[1].comparable
+    assert "guidance" in notes(compared)[0]
+    trained = write_run(tmp_path / "trained", model=guidance, evaluation={"guidance": 1.0, "cfg": {}})
+    assert notes(compare([plain, trained])) == []
+
+
 def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
     """Two GPU-hours instead of eight, though it takes twice the time."""
     many = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 3600.0, 0.6, 0.0)), gpus=8.0)

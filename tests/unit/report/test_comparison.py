@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,14 @@ from solrl_ray.report.grids import save_pictures
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.made_checkpoints import small_state as state
+from tests.support.made_configs import changed
 
 PROMPTS = [Prompt(id=key, text=text) for key, text in made_runs.CAPTIONS.items()]
 DARK = {"aa": (1.0, 3.0), "bb": (2.0, 2.0), "cc": (5.0, 7.0)}
 BRIGHT = {"aa": (2.0, 4.0), "bb": (3.0, 3.0), "cc": (6.0, 8.0)}
 
 
-def compared() -> Comparison:
+def compared(**changes: Any) -> Comparison:
     def columns(policy: str, first: dict[str, tuple[float, ...]], second: dict[str, tuple[float, ...]]):  # type: ignore[no-untyped-def]
         named = {"clipscore": first, "brightness": second}
         return {
@@ -39,7 +41,7 @@ def compared() -> Comparison:
         "base": columns("base", made_runs.BASE, DARK),
         "ema": columns("ema", made_runs.FINAL, BRIGHT),
     }
-    return Comparison.of(made_runs.config(), results, PROMPTS, updates=3)
+    return Comparison.of(changed(made_runs.config(), **changes), results, PROMPTS, updates=3)
 
 
 def test_means_and_errors_are_over_prompts_and_gains_are_paired() -> None:
@@ -61,6 +63,16 @@ def test_the_table_has_a_row_a_policy_and_a_column_a_reward() -> None:
     assert base.split("  ")[0].strip() == "base"
     assert "3.333 ± 1.333" in base
     assert "4.333 ± 1.333 (+1.000 ± 0.000)" in ema
+
+
+def test_the_guidance_of_the_samples_is_said_if_there_is_one() -> None:
+    trained = {"guidance": 3.5, "cfg": {"scale": 2.0}}
+    evaluated = {"cfg": {"scale": 4.5, "negative_prompt": "dull"}}
+    shown = compared(model=trained, evaluation=evaluated)
+    assert shown.settings["guidance"] == 'embedded 3.5, scale 4.5 against "dull"'
+    assert shown.settings["guidance"] in shown.line()
+    assert compared(model=trained, evaluation={"guidance": 1.0}).settings["guidance"] == "scale 2"
+    assert "guidance" not in compared().settings
 
 
 def test_the_page_shows_every_policy_at_the_same_seeds(tmp_path: Path) -> None:

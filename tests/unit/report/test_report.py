@@ -173,6 +173,14 @@ def test_names_are_escaped_and_gpus_and_the_rule_of_selection_are_said(tmp_path:
     assert "8 random of 24 seeds" in shown.text
 
 
+def test_guidance_is_said_of_samples_and_of_evaluations_if_theirs_is_another(tmp_path: Path) -> None:
+    cfg = {"scale": 4.5, "negative_prompt": "<dull>"}
+    trained = write_run(tmp_path / "trained", model={"cfg": cfg, "guidance": 3.5})
+    assert 'guidance embedded 3.5, scale 4.5 against "<dull>" · run seed' in page(trained).text
+    evaluated = write_run(tmp_path / "evaluated", evaluation={"cfg": cfg})
+    assert 'guidance none, of evaluations scale 4.5 against "<dull>" · run seed' in page(evaluated).text
+
+
 def test_inline_plots_have_own_ids_and_the_pages_colours_and_the_same_bytes_again(report: Path) -> None:
     text = report.read_text()
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))

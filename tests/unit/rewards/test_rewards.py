@@ -209,6 +209,20 @@ def test_a_mixture_is_the_weighted_sum() -> None:
     assert first.score_each(pictures(3), PROMPTS).T.tolist() == [[1, 2, 3], [1, 2, 3]]
 
 
+def test_the_costs_of_a_mixture_are_those_of_all_its_members_once() -> None:
+    class Costly(Fixed):
+        requests = 2
+
+        def take_costs(self) -> dict[str, int]:
+            taken, self.requests = self.requests, 0
+            return {"requests": taken} if taken else {}
+
+    members = [Costly([1.0], "a"), Costly([1.0], "b"), Fixed([1.0], "c")]
+    mixture = RewardMixture([Weighted(member, 1.0) for member in members])
+    assert mixture.take_costs() == {"requests": 4}
+    assert mixture.take_costs() == {}
+
+
 def test_a_mixture_names_the_member_that_failed() -> None:
     members = (Fixed([1.0, 1.0, 1.0], "good"), Fixed([float("nan")] * 3, "bad"))
     mixture = RewardMixture([Weighted(member, 1.0) for member in members])

@@ -199,6 +199,14 @@ def test_an_audit_changes_neither_selections_nor_regenerate_units() -> None:
     assert plain.all_wanted() == tuple(unit for unit in audited.all_wanted() if unit.stage != "audit")
 
 
+def test_an_audit_is_answered_by_regenerators_whatever_explorers_its_prompt_has() -> None:
+    plan = replace(AUDITED, kinds=("l40s", "l40s"))
+    state = IterationState(plan)
+    for unit in plan.pool_units():
+        state.record(result(unit, "explorer_l40s-0"))
+    assert state.record(audit_result(state)) == (Outcome.ACCEPTED, None)
+
+
 def test_an_audit_that_answers_nonsense_is_refused() -> None:
     state = explored(AUDITED)
     found = audit_result(state, rewards=(0.7, float("nan")))

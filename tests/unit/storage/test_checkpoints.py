@@ -165,6 +165,28 @@ def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, m
     assert order[6:] == ["state.json", *checkpoints.BESIDE]  # which are copied once more at the end
 
 
+def test_a_checkpoint_that_is_copied_again_looks_like_none_until_all_of_it_is_new(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said, old = begun(tmp_path, 1), list[str](), list[str]()
+    put, folder = MemoryFileSystem.put_file, "/bucket/small/checkpoints/iteration-000001"
+
+    def noted(self: MemoryFileSystem, source: str, target: str, **more: Any) -> Any:
+        if f"{folder}/state.json" in self.store and Path(source).parent == run.checkpoint(1):
+            old.append(Path(target).name)
+        return put(self, source, target, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
+    copies = uploader(run, "memory://bucket", said)
+    state(1).save(run.checkpoint(1))
+    for _ in range(2):
+        copies.submit(run.checkpoint(1))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    assert f"{folder}/state.json" in memory.store
+    assert old == []
+
+
 def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path) -> None:
     run, said = begun(tmp_path, 2), list[str]()
     (tmp_path / "elsewhere").write_text("a file is in the way")
