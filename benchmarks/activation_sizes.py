@@ -16,7 +16,7 @@ from typing import Any
 
 import model_shapes
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
+from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLWan
 from full_size import DECODERS, random_embeddings
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves
 from solrl_ray import models
 
 SAMPLES = 2
+LATENT_FRAMES = 3
+"""Of a video: the first two are decoded otherwise than all that follow."""
 
 
 class Alive(TorchDispatchMode):
@@ -96,7 +98,7 @@ def decoding(name: str) -> tuple[int, float]:
         factor = models.decoders.factor(decoder.config)
         cells = config.shapes.largest.height // factor, config.shapes.largest.width // factor
         channels = decoder.config.get("latent_channels") or decoder.config["z_dim"]
-        frames = (1,) if kind is AutoencoderKLQwenImage else ()
+        frames = {AutoencoderKLQwenImage: (1,), AutoencoderKLWan: (LATENT_FRAMES,)}.get(kind, ())
         z = torch.empty(1, channels, *frames, *cells, dtype=torch.bfloat16)
     with Alive(decoder) as alive:
         decoder.decode(z, return_dict=False)[0].float()

@@ -20,7 +20,11 @@ MODELS = {
     "sd3": "sd35_large.yaml",
     "sd3_medium": "sd35_medium.yaml",
     "sana": "sana_1600m.yaml",
+    "sana_video": "sana_video_2b.yaml",
     "qwen_image": "qwen_image.yaml",
+    "wan": "wan21_1_3b.yaml",
+    "wan_14b": "wan21_14b.yaml",
+    "wan22": "wan22_5b.yaml",
     "z_image": "z_image.yaml",
 }
 """Name in `full_size.py` → file in configs/models."""

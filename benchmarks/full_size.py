@@ -6,6 +6,8 @@
     python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 10 GB: Gemma-2-2B 5.2, transformer 3.2
     python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 58 GB: transformer 41, Qwen2.5-VL-7B 17
     python benchmarks/full_size.py z_image OUT     # Z-Image, 21 GB: transformer 12, Qwen3-4B 8
+    python benchmarks/full_size.py wan OUT         # Wan 2.1 T2V 1.3B, 14 GB: UMT5-XXL 11, transformer 2.8
+    python benchmarks/full_size.py wan22 OUT       # Wan 2.2 TI2V 5B, 23 GB; wan_14b: Wan 2.1 T2V 14B, 40 GB
     python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore, 1.7 GB
     python benchmarks/full_size.py pickscore OUT   # CLIP ViT-H/14, the network of PickScore and HPSv2, 3.9 GB
 
@@ -42,12 +44,19 @@ from architectures import (
     QWEN_IMAGE,
     QWEN_IMAGE_VAE,
     SANA,
+    SANA_VIDEO,
     SD3,
     SD3_MEDIUM,
     T5_XXL,
     TINY,
+    UMT5_XXL,
     VISION_H,
     VISION_L,
+    WAN22_5B,
+    WAN22_VAE,
+    WAN_1_3B,
+    WAN_14B,
+    WAN_VAE,
     Z_IMAGE,
     kl_autoencoder,
 )
@@ -55,6 +64,7 @@ from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -62,8 +72,12 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SanaPipeline,
     SanaTransformer2DModel,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    WanPipeline,
+    WanTransformer3DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -84,6 +98,7 @@ from transformers import (
     Qwen3ForCausalLM,
     T5EncoderModel,
     T5TokenizerFast,
+    UMT5EncoderModel,
 )
 
 from solrl_ray import models
@@ -96,8 +111,9 @@ CLIP_LENGTH = 77
 T5_LENGTH = 512
 GEMMA_LENGTH = 300
 QWEN_LENGTH = 2048
-CLIP_TOKENS, T5_TOKENS, GEMMA_TOKENS, QWEN_TOKENS = 49408, 32100, 256000, 151643
+CLIP_TOKENS, T5_TOKENS, UMT5_TOKENS, GEMMA_TOKENS, QWEN_TOKENS = 49408, 32100, 256300, 256000, 151643
 """Tokens of the published tokenizers, Qwen's without those that are added for chats."""
+T5 = (T5EncoderModel, T5_XXL, T5_TOKENS)
 DEPTHS = ("num_layers", "num_single_layers", "n_layers")
 """Keys of a transformer's settings."""
 CHAT = (
@@ -175,11 +191,12 @@ def clip_text(kind: Any, settings: Mapping[str, Any], size: Size, dtype: torch.d
     return size.network(kind, clip_settings(settings, tokenizer), dtype), tokenizer
 
 
-def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
+def t5_text(size: Size, dtype: torch.dtype, of: tuple[Any, dict[str, Any], int] = T5) -> tuple[Any, Any]:
+    kind, settings, tokens = of
     pieces = [(piece, score) for piece, score in tokenizer_model("tokenizer_2")["vocab"]]
-    pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(T5_TOKENS))]
+    pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(tokens))]
     tokenizer = T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
-    return size.network(T5EncoderModel, T5_XXL, dtype), tokenizer
+    return size.network(kind, settings, dtype), tokenizer
 
 
 def gemma_text(size: Size) -> tuple[Any, Any]:
@@ -223,6 +240,10 @@ def sd3_texts(size: Size) -> list[tuple[Any, Any]]:
     return [*(clip_text(kind, of, size, dtype) for of in (CLIP_L, CLIP_BIG_G)), t5_text(size, dtype)]
 
 
+def wan_texts(size: Size) -> list[tuple[Any, Any]]:
+    return [t5_text(size, torch.bfloat16, (UMT5EncoderModel, UMT5_XXL, UMT5_TOKENS))]
+
+
 def qwen_image_texts(size: Size) -> list[tuple[Any, Any]]:
     tokenizer = qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS))
     return [(size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B), tokenizer)]
@@ -237,11 +258,16 @@ TRANSFORMERS = {
     "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
     "sd3_medium": (SD3Transformer2DModel, SD3_MEDIUM, kl_autoencoder(1.5305, 0.0609)),
     "sana": (SanaTransformer2DModel, SANA, DC_AE),
+    "sana_video": (SanaVideoTransformer3DModel, SANA_VIDEO, WAN_VAE),
     "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
+    "wan": (WanTransformer3DModel, WAN_1_3B, WAN_VAE),
+    "wan_14b": (WanTransformer3DModel, WAN_14B, WAN_VAE),
+    "wan22": (WanTransformer3DModel, WAN22_5B, WAN22_VAE),
     "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
 DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage}
+DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), AutoencoderKLWan)
 """Model → class of its autoencoder; others have `AutoencoderKL`."""
 QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
@@ -249,7 +275,11 @@ REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]
     "sd3": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sd3_medium": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sana": (SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
+    "sana_video": (SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
     "qwen_image": (QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
+    "wan": (WanPipeline, {"shift": 3.0}, wan_texts),
+    "wan_14b": (WanPipeline, {"shift": 3.0}, wan_texts),
+    "wan22": (partial(WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),
     "z_image": (ZImagePipeline, {"shift": 6.0}, z_image_texts),
 }
 """Model → class of its pipeline, settings of its scheduler, its text encoders with their tokenizers."""
@@ -272,6 +302,7 @@ def pipeline(name: str, size: Size) -> Any:
 
 PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
 WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
+WIDTHS |= {"sana_video": 2304, "wan": 4096}
 """Family → channels of a text token."""
 
 
@@ -296,7 +327,7 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
     tokens, width = config.max_sequence_length, WIDTHS[config.family]
     tokens += CLIP_LENGTH if config.family == "sd3" else 0
     pooled = {"flux": 768, "sd3": 2048}.get(config.family)
-    mask = "prompt_attention_mask" if config.family == "sana" else "prompt_embeds_mask"
+    mask = "prompt_attention_mask" if config.family in ("sana", "sana_video") else "prompt_embeds_mask"
     made = []
     for i in range(count):
         tensors = {"prompt_embeds": torch.randn(tokens, width, generator=generator)}

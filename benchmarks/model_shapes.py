@@ -22,6 +22,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3ForCausalLM,
     T5EncoderModel,
+    UMT5EncoderModel,
 )
 
 from solrl_ray import models
@@ -42,8 +43,10 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
     "qwen_image_edit": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
+    "sana_video_2b": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
     "sd35_medium": [*SD3, T5],
+    **{name: [(UMT5EncoderModel, published.UMT5_XXL)] for name in ("wan21_1_3b", "wan21_14b", "wan22_5b")},
     "z_image": [QWEN_3],
 }
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""

@@ -43,15 +43,32 @@ class SampleShape:
 
     height: int
     width: int
+    frames: int = 0
+    """Of a video; 0: a picture."""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Of a tensor, after the channels: height and width, before them the frames of a video."""
+        return (self.frames, self.height, self.width) if self.frames else (self.height, self.width)
 
     @property
     def pixels(self) -> int:
-        """Of the whole picture."""
+        """Of the whole picture, or of one frame."""
         return self.height * self.width
 
+    @property
+    def volume(self) -> int:
+        """Pixels of all frames."""
+        return self.pixels * (self.frames or 1)
+
+    def is_size_of(self, other: SampleShape) -> bool:
+        """Whether a picture of this shape is as large as a frame of the other."""
+        return (self.height, self.width) == (other.height, other.width)
+
     def __str__(self) -> str:
-        """``512 px``, or ``512 x 768 px``: height first."""
-        return f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
+        """``512 px``, ``512 x 768 px`` (height first), or ``480 x 832 px, 49 frames``."""
+        size = f"{self.height} px" if self.height == self.width else f"{self.height} x {self.width} px"
+        return f"{size}, {self.frames} frames" if self.frames else size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def with_regenerators_alone(config: Config) -> Config:
 
 
 def _images(evaluated: Evaluated) -> torch.Tensor:
-    """The pictures of a unit, float32 [n, 3, H, W]; the unit must have been asked for them."""
+    """The pictures of a unit, float32 [n, 3, H, W], or videos [n, 3, T, H, W]; it must have been asked for them."""
     assert evaluated.images is not None
     return evaluated.images
 
@@ -184,7 +184,7 @@ def write(config: Config, request: Request, state: LearnerState, found: Mapping[
     results = {}
     for policy, scored in found.items():
         pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
-        save_pictures(request.out / policy, pictures)
+        save_pictures(request.out / policy, pictures, config.model.fps)
         save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.shapes[0])
         results[policy] = {
             name: evaluation_metrics(

@@ -175,7 +175,7 @@ class Evaluator:
 
         def write() -> None:
             make_folder(folder)  # with its name synced
-            save_pictures(folder, pictures)
+            save_pictures(folder, pictures, self._config.model.fps)
             save_references(self._folder.references, pictured, self._config.model.shapes[0])
 
         seconds = self._config.fleet.deadlines.checkpoint

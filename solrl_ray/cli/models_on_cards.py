@@ -40,9 +40,9 @@ class Verdict:
 
 
 def published() -> list[str]:
-    """The names of the shipped models without the testbed."""
-    files = sorted((named.folder() / "models").glob("*.yaml"))
-    return [file.stem for file in files if not read_file(file)["model"]["path"].startswith(BUILTIN)]
+    """The names of the shipped models of pictures, without the testbed. Videos are trained with smaller pools."""
+    sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
+    return [name for name, model in sections.items() if not model["path"].startswith(BUILTIN) and "frames" not in model]
 
 
 def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:

@@ -42,7 +42,9 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
             )
         return None
     for position, reward in enumerate(config.rewards):
-        reward_kinds.check(reward, _keys(sources, f"rewards.{position}"))
+        keys = _keys(sources, f"rewards.{position}")
+        reward_kinds.check(reward, keys)
+        reward_kinds.check_frames(reward, keys, config.model.shapes[0].frames)
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
@@ -91,9 +93,11 @@ def without_gpus(config: Config, facts: ModelFacts) -> str:
 def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -> ModelFacts:
     """Sizes of a model and its adapter, with explorers of `tier`.
 
-    Raises `UserError` if an entry of ``model.lora.targets`` matches nothing, or the tier would quantise nothing.
+    Raises `UserError` if an entry of ``model.lora.targets`` matches nothing, the tier would quantise nothing, or a
+    preview decodes frames that videos lack.
     """
     model, linears = config.model, shapes.linears
+    _check_preview(config, sources)
     adapted = {path for path in linears if ends_in(path, model.lora.targets)}
     for target in model.lora.targets:
         if not any(ends_in(path, [target]) for path in adapted):
@@ -116,7 +120,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         block_flops=2 * shapes.parameters // max(1, shapes.blocks) * tokens,
         forward_bytes=forward,
         decoding_bytes=decoding,
-        decoder_parameters=sizes.decoder.parameters,
+        decoder_parameters=sizes.decoder_of(shapes.factor).parameters,
         parameters=shapes.parameters,
         buffers=shapes.buffers,
         lora_modules=len(adapted),
@@ -131,6 +135,20 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         text_flops=sizes.text_flops(model, shapes.texts),
         embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
     )
+
+
+def _check_preview(config: Config, sources: Sources) -> None:
+    """Raise `UserError` for latent frames that the videos do not have."""
+    chosen, frames = (
+        config.rollout.preview.latent_frames,
+        FAMILIES[config.model.family].sizes.latent_frames(config.model.shapes[0]),
+    )
+    if chosen and chosen[-1] >= frames:
+        key = "rollout.preview.latent_frames"
+        raise UserError(
+            f"{key} ({sources.of(key)}) is {chosen}, but {config.model.frames} frames (model.frames) are {frames} "
+            f"latent frames, 0 to {frames - 1}."
+        )
 
 
 def _weights(linear: Linear) -> int:

@@ -238,7 +238,8 @@ def functions(run: Run) -> None:
     for trial, scores in zip(trials, given or (), strict=False):
         shown = " and ".join(f"{score:.4g}" for score in scores)
         same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        print(f"tried {trial.spec}: {shown} for two pictures of noise{same}", flush=True)
+        what = "videos" if trial.shapes[0].frames else "pictures"
+        print(f"tried {trial.spec}: {shown} for two {what} of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
     if given is None:

@@ -239,7 +239,7 @@ def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
 def _sampling(model: Model, facts: ModelFacts, micro_batch: int) -> int:
     """A micro-batch's forward, of twice its size with `cfg`, and its decoding, whose memory PyTorch keeps beside it."""
     at_once = min(model.decoding.micro_batch or micro_batch, micro_batch)
-    images = 2 * 3 * model.shapes.largest.pixels * FLOAT32_BYTES  # each, and once more as they are put together
+    images = 2 * 3 * model.shapes.largest.volume * FLOAT32_BYTES  # each, and once more as they are put together
     forward = facts.forward_bytes * model.cfg.velocities
     held = micro_batch * (forward + images) + at_once * facts.decoding_bytes
     return round(RESERVED * held)

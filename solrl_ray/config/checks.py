@@ -148,6 +148,20 @@ def _strategy(config: Config) -> Iterator[Problem]:
             yield Problem("rollout.accept_quantized_training", right)
 
 
+def _videos(config: Config) -> Iterator[Problem]:
+    chosen, key = config.rollout.preview.latent_frames, "rollout.preview.latent_frames"
+    if config.model.frames and config.evaluation.reference:
+        yield Problem("evaluation.reference", "empty with model.frames: it draws pictures, not videos")
+    if chosen is None:
+        return
+    if not config.model.frames:
+        yield Problem(key, "null without model.frames, which videos have")
+    if is_one_stage(config):
+        yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
+    if not chosen or chosen != sorted(set(chosen)):
+        yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
+
+
 def staleness_problems(config: Config) -> Iterator[Problem]:
     """Why a run may not explore ahead, if it should."""
     if not config.rollout.max_staleness:
@@ -385,6 +399,7 @@ _RULES = (
     _selection,
     _strategy,
     staleness_problems,
+    _videos,
     _sampler,
     _objective,
     _audit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from solrl_ray.config.section import Positive, Section
+from solrl_ray.config.section import Natural, Positive, Section
 
 PRUNED_MICRO_BATCH = 12
 """`explore.micro_batch` of pruned previews if nobody gave it: the 36 of 96 that go on fill three."""
@@ -32,6 +32,11 @@ class PreviewConfig(Section):
     """
     prune: Prune | None = None
     """null: every preview is finished."""
+    latent_frames: list[Natural] | None = None
+    """Of videos: the latent frames, rising, that are decoded for a preview's score; null: all. ``[0, 1, 2]`` decodes
+    the beginning, exactly as of the whole video. Frames with gaps are decoded as if they followed one another:
+    approximately, but from all of the video.
+    """
 
 
 def with_micro_batch(rollout: Any) -> Any:

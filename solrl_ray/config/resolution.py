@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
@@ -37,16 +38,21 @@ class Shapes(tuple[SampleShape, ...]):
         return min(self, key=lambda shape: shape.pixels)
 
     @property
-    def pixels(self) -> float:
-        """Of a sample, as a mean."""
-        return sum(shape.pixels for shape in self) / len(self)
+    def volume(self) -> float:
+        """Pixels of a sample with all its frames, as a mean."""
+        return sum(shape.volume for shape in self) / len(self)
+
+    def with_frames(self, frames: int) -> Shapes:
+        """These as videos of `frames` frames; 0: pictures."""
+        return Shapes(replace(shape, frames=frames) for shape in self)
 
     def __str__(self) -> str:
         """``512 px``, or ``512 x 512 or 512 x 768 px (height x width)``."""
         if len(self) == 1:
             return str(self[0])
         pairs = [f"{shape.height} x {shape.width}" for shape in self]
-        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width)"
+        frames = f", {self[0].frames} frames" if self[0].frames else ""
+        return f"{', '.join(pairs[:-1])} or {pairs[-1]} px (height x width){frames}"
 
 
 def as_shapes(value: Any) -> Shapes:

@@ -10,7 +10,7 @@ from solrl_ray.config.problems import listed, nearest
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
-COMMON = {"kind", "code", "weight", "normalize", "reproducible"}
+COMMON = {"kind", "code", "weight", "normalize", "reproducible", "frames"}
 """Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
 
 
@@ -26,6 +26,8 @@ class RewardKind:
     """The package's extra with its library."""
     reproducible: bool = True
     """Whether it gives a picture the same score each time, unless its entry says otherwise."""
+    videos: bool = False
+    """Whether it scores whole videos; else pictures, and of videos chosen frames."""
     gpu_bytes: int = 0
     """Bytes of the published checkpoint as loaded: in float32, of a vision-language model in bfloat16. 0 for what
     computes on the CPU or elsewhere.
@@ -35,7 +37,7 @@ class RewardKind:
 
 
 _PATH, _BOTH = frozenset({"path"}), frozenset({"path", "base"})
-_REMOTE, _JUDGE = frozenset({"remote"}), frozenset({"judge"})
+_REMOTE, _JUDGE, _ENOUGH = frozenset({"remote"}), frozenset({"judge"}), frozenset({"enough"})
 REGISTERED = {
     "aesthetic": RewardKind(source="aesthetic:Aesthetic", options=_BOTH, required=_BOTH, gpu_bytes=1_220_000_000),
     "clip_edit": RewardKind(
@@ -53,6 +55,7 @@ REGISTERED = {
     "hpsv3": RewardKind(source="hpsv3:HPSv3", options=_BOTH, required=_BOTH, gpu_bytes=15_500_000_000, ms=28),
     "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
     "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE, reproducible=False),
+    "motion": RewardKind(source="motion:Motion", options=_ENOUGH, required=_ENOUGH, videos=True),
     "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
     "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, required=_PATH, gpu_bytes=3_940_000_000),
     "remote": RewardKind(source="remote:RemoteReward", options=_REMOTE, required=_REMOTE),
@@ -99,6 +102,32 @@ def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
     if lacking := sorted(kind.required - set(given)):
         what = f"the {'keys' if len(lacking) > 1 else 'key'} {listed(lacking)}"
         raise UserError(f"{keys('kind')} is {config.kind!r}, but its entry lacks {what}; see docs/guides/rewards.md.")
+
+
+def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) -> None:
+    """Raise `UserError` if an entry does not fit the run's samples: videos of `frames` frames, or pictures (0). Own
+    functions are asked when they are tried.
+    """
+    kind, chosen = kind_of(config), config.frames
+    if not frames:
+        if kind.videos:
+            raise UserError(f"{keys('kind')} is {config.kind!r}, which scores videos, but model.frames is not given.")
+        if chosen:
+            raise UserError(
+                f"{keys('frames')} is given, but model.frames is not: the samples are pictures; leave it out."
+            )
+        return
+    if kind.videos and chosen:
+        raise UserError(f"{keys('frames')} is given, but {config.kind} scores whole videos; leave it out.")
+    if not kind.videos and not chosen and kind is not FUNCTION:
+        raise UserError(
+            f"{keys('frames')} is missing: {config.kind} scores pictures, so say which frames of a video, such as "
+            "{count: 4} for the mean of four or {count: 2, combine: worst} for the worse of the first and the last."
+        )
+    if chosen and chosen.count > frames:
+        raise UserError(f"{keys('frames.count')} is {chosen.count}, but model.frames is {frames}; at most so many.")
+    if chosen and chosen.combine == "together" and config.kind != "judge":
+        raise UserError(f"{keys('frames.combine')} is 'together', which only judge can; take 'mean' or 'worst'.")
 
 
 def _unknown(kind: str, key: str) -> str:

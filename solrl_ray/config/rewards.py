@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.frames import Frames
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Seconds, Section
 
 
@@ -82,7 +83,7 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``hpsv3``, ``imagereward``,
-    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``remote``, ``judge``) or your own function,
+    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``motion``, ``remote``, ``judge``) or your own function,
     ``module:function`` or ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
@@ -99,6 +100,12 @@ class RewardConfig(Section):
     """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
     reference_weight: AtLeastZero = 0.2
     """For ``clip_edit``: weight of the cosine with the reference picture; that of the cosine with the prompt is 1."""
+    frames: Frames | None = None
+    """Of videos; null for a reward that takes whole videos: ``motion``, and own functions whose first parameter is
+    ``video`` or ``videos``.
+    """
+    enough: AboveZero | None = None
+    """For ``motion``: the change from frame to frame, of a range of 1, that scores 1; more scores no more."""
     remote: Remote | None = None
     """The server, for kind ``remote``."""
     judge: Judge | None = None

@@ -125,6 +125,10 @@ class Model(Section):
     """Pixels of the images: the side of a square, ``[height, width]``, or a list of such pairs, of which each prompt
     has one: that which its file names, else an addressed draw.
     """
+    frames: Annotated[int, Field(ge=2)] | None = None
+    """Frames of a video, for families that make videos; null: pictures. Wan's are 1 + a multiple of 4."""
+    fps: Positive = 16
+    """Frames a second with which clips are played; 16 of Wan 2.1, 24 of Wan 2.2 TI2V."""
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     references: Natural = 0
@@ -148,7 +152,7 @@ class Model(Section):
     @property
     def shapes(self) -> Shapes:
         """Of samples; all of a prompt have the same one."""
-        return as_shapes(self.resolution)
+        return as_shapes(self.resolution).with_frames(self.frames or 0)
 
     @property
     def unguided(self) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 from solrl_ray.config.fitting import HOST_LINK, Card
 from solrl_ray.config.resolution import OneShape, as_shape
 from solrl_ray.config.schema import Precision
-from solrl_ray.config.section import AboveZero, Section, Share
+from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
 MOVES = ("decode_and_reward", "publication", "load", "merge")
@@ -67,6 +68,8 @@ class ModelCosts(Section):
     parameters: AboveZero
     """Parameters of the transformer."""
     resolution: OneShape
+    frames: Positive | None = None
+    """Of the videos that were measured; None: pictures."""
     steps: dict[str, Figure]
     """Tier → one solver step."""
     scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)
@@ -93,7 +96,7 @@ class ModelCosts(Section):
     @property
     def shape(self) -> SampleShape:
         """Of the samples that were measured."""
-        return as_shape(self.resolution)
+        return replace(as_shape(self.resolution), frames=self.frames or 0)
 
     def each(self, change: Callable[[str, Figure], Figure]) -> ModelCosts:
         """With every figure changed; `change` is given the name of its field, and the figure."""

@@ -217,7 +217,7 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
-        (facts.parameters / listed.parameters, model.shapes.pixels / listed.shape.pixels, listed)
+        (facts.parameters / listed.parameters, model.shapes.volume / listed.shape.volume, listed)
         for listed in prices.models
         if listed.family == model.family
     ]

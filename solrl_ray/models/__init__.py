@@ -31,6 +31,8 @@ class Family:
     """What switches off classifier-free guidance and changes to the prompt in a call of the stock pipeline."""
     convolutions: tuple[str, ...] = ()
     """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+    frames: str = "num_frames"
+    """The argument of the stock call for frames of a video."""
     cfg_arguments: Callable[[Cfg], dict[str, Any]] | None = None
     """What switches guidance on in such a call; None: the family has none."""
     embeds_guidance: bool = False
@@ -80,7 +82,16 @@ FAMILIES = {
         "qwen_image_edit:QwenImageEdit", sizes.QWEN_IMAGE_EDIT, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale
     ),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
+    "sana_video": Family(
+        "sana_video:SanaVideo",
+        sizes.SANA_VIDEO,
+        lambda _: SANA_ARGUMENTS,
+        SANA_CONVOLUTIONS,
+        frames="frames",
+        cfg_arguments=_scale,
+    ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
+    "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, cfg_arguments=_of_z_image),
 }
 """By ``model.family``."""

@@ -201,7 +201,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1].
+        """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1], of videos [B, 3, T, H, W].
 
         The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. A loaded preview decoder is
         used.

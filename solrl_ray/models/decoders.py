@@ -51,6 +51,8 @@ def set_tiling(decoder: Any, decoding: Decoding) -> Any:
 
 def factor(settings: Mapping[str, Any]) -> int:
     """Pixels per latent cell and side, as in the stock pipelines: each level after the first halves."""
+    if settings.get("scale_factor_spatial"):  # of Wan, whose newer autoencoder also splits pixels into patches
+        return int(settings["scale_factor_spatial"])
     if "temperal_downsample" in settings:  # diffusers' spelling; a video autoencoder has a value for each halving
         return int(2 ** len(settings["temperal_downsample"]))
     levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]

@@ -16,7 +16,7 @@ from solrl_ray.config.schema import Model
 from solrl_ray.quantization.planning import Linear
 
 FOLDER = Path(__file__).with_name("shapes")
-TEXT_WIDTHS = ("caption_channels", "cap_feat_dim", "joint_attention_dim")
+TEXT_WIDTHS = ("caption_channels", "cap_feat_dim", "joint_attention_dim", "text_dim")
 """Keys of a transformer's ``config.json`` for the width of a text's tokens; it has one of them."""
 SETTINGS = (
     *("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
@@ -30,6 +30,9 @@ class DecoderSizes:
 KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
 DC_AE = DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666)
 QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
+# Videos: of a pixel of the frame, while one latent frame is decoded.
+WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=10_176)
+WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,10 @@ class FamilySizes:
     """Key of ``config.json`` with the limit of positions: image tokens a side, or a list of the limits of text, rows
     and columns. Empty: no limit.
     """
+    schedule: str = ""
+    """The only `model.schedule.kind` that the stock pipeline can be told; empty: all."""
+    frame_stride: int = 0
+    """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     kept_values: tuple[float, float]
     """Values that a block's forward keeps for its backward pass, per channel of an image or text token: of compiled
     blocks, of eager ones. Measured; for estimates of memory.
@@ -66,6 +73,8 @@ class FamilySizes:
     """Of the autoencoder, for estimates of memory."""
     references: tuple[int, int] = (0, 0)
     """Fewest and most reference pictures of a prompt."""
+    other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
+    """By VAE downscale factor, of checkpoints with another one."""
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
         """Raise `UserError` for sizes that a checkpoint does not support.
@@ -81,6 +90,12 @@ class FamilySizes:
                 f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
                 f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
             )
+        self._check_frames(config)
+        if self.schedule not in ("", config.schedule.kind):
+            raise UserError(
+                f"model.schedule.kind is {config.schedule.kind!r}, but the pipeline of model.family {config.family!r} "
+                f"has the noise levels of {self.schedule!r}."
+            )
         if config.max_sequence_length > self.longest:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
@@ -94,6 +109,24 @@ class FamilySizes:
             raise UserError(
                 f"model.references is {config.references}, but model.family {config.family!r} "
                 f"{right if most else 'takes no reference pictures: leave it out'}."
+            )
+
+    def _check_frames(self, config: Model) -> None:
+        stride, frames = self.frame_stride, config.frames
+        if not stride and frames:
+            raise UserError(
+                f"model.frames is {frames}, but model.family {config.family!r} makes pictures; leave it out."
+            )
+        if stride and not frames:
+            raise UserError(
+                f"model.frames is missing: model.family {config.family!r} makes videos of 1 + a multiple of {stride} "
+                f"frames, such as {12 * stride + 1}."
+            )
+        if frames and (frames - 1) % stride:
+            lower = (frames - 1) // stride * stride + 1
+            right = f"{lower} or {lower + stride}" if lower > 1 else str(lower + stride)
+            raise UserError(
+                f"model.frames is {frames}, but {config.path} makes 1 + a multiple of {stride}, such as {right}."
             )
 
     def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
@@ -114,14 +147,22 @@ class FamilySizes:
                 f"but the positions of {config.path} end at {longest}."
             )
 
+    def decoder_of(self, factor: int) -> DecoderSizes:
+        """Sizes of an autoencoder with this downscale factor."""
+        return self.other_decoders.get(factor, self.decoder)
+
+    def latent_frames(self, shape: SampleShape) -> int:
+        """Latent frames of one sample; 1 of a picture."""
+        return 1 + (shape.frames - 1) // self.frame_stride if shape.frames else 1
+
     def image_grid(self, shape: SampleShape, factor: int) -> tuple[int, int]:
-        """Rows and columns of one sample's image tokens."""
+        """Rows and columns of one sample's image tokens, of a video of each latent frame's."""
         step = factor * self.patch
         return shape.height // step, shape.width // step
 
     def image_tokens(self, shape: SampleShape, factor: int) -> int:
-        """Image tokens of one sample."""
-        return math.prod(self.image_grid(shape, factor))
+        """Image tokens of one sample, of all its frames."""
+        return self.latent_frames(shape) * math.prod(self.image_grid(shape, factor))
 
     def text_tokens(self, config: Model) -> int:
         """Text tokens in the sequence that the blocks transform beside the image's."""
@@ -137,7 +178,8 @@ class FamilySizes:
         channels = int(transformer["in_channels"])
         if self.packed:
             return self.image_tokens(shape, factor), channels
-        return channels, shape.height // factor, shape.width // factor
+        frames = (self.latent_frames(shape),) if self.frame_stride else ()
+        return channels, *frames, shape.height // factor, shape.width // factor
 
     def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
         """Floating-point operations of encoding a text."""
@@ -170,7 +212,8 @@ class FamilySizes:
         the largest image's decoding.
         """
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
-        return forward, self.decoder.bytes_a_pixel * config.shapes.largest.pixels * DTYPE_BYTES[config.dtype] // 2
+        decoding = self.decoder_of(factor).bytes_a_pixel * config.shapes.largest.pixels
+        return forward, decoding * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """The largest sample's tokens between blocks."""
@@ -211,6 +254,28 @@ SD3 = FamilySizes(
     kept_values=(14.4, 22.5),
     forward_values=12.7,
     decoder=KL,
+)
+WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B, which has the widest feed-forward
+    patch=2,
+    longest=512,
+    packed=False,
+    text_in_blocks=False,
+    schedule="shift",
+    frame_stride=4,
+    kept_values=(21.7, 33.9),
+    forward_values=16.0,
+    decoder=WAN_VAE,
+    other_decoders={16: WAN22_VAE},
+)
+SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
+    patch=2,
+    longest=300,
+    packed=False,
+    text_in_blocks=False,
+    frame_stride=4,
+    kept_values=(29.6, 37.5),
+    forward_values=17.1,
+    decoder=WAN_VAE,
 )
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     patch=2,

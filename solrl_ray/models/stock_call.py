@@ -18,6 +18,7 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
     return {
         "height": shape.height,
         "width": shape.width,
+        **({family.frames: model.frames} if model.frames else {}),
         "num_inference_steps": steps,
         "max_sequence_length": model.max_sequence_length,
         **family.stock_arguments(model),

@@ -124,6 +124,22 @@ _Z_IMAGE = {
         """,
     ).items()
 }
+_WAN = _table(
+    "blocks.#",
+    "blocks.#",
+    """
+    self_attn.q   attn1.to_q
+    self_attn.k   attn1.to_k
+    self_attn.v   attn1.to_v
+    self_attn.o   attn1.to_out.0
+    cross_attn.q  attn2.to_q
+    cross_attn.k  attn2.to_k
+    cross_attn.v  attn2.to_v
+    cross_attn.o  attn2.to_out.0
+    ffn.0         ffn.net.0.proj
+    ffn.2         ffn.net.2
+    """,
+)
 _QWEN_IMAGE = _table(
     "transformer_blocks.#",
     "transformer_blocks.#",
@@ -173,6 +189,9 @@ TOOL_NAMES: Mapping[str, ToolNames] = {
     ),
     "SD3Transformer2DModel": ToolNames(
         _SD3, {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)}
+    ),
+    "WanTransformer3DModel": ToolNames(
+        _WAN, {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)}
     ),
     "ZImageTransformer2DModel": ToolNames(
         _Z_IMAGE, {"comfyui": Style(NATIVE, published=False), "kohya": Style(KOHYA, published=False)}

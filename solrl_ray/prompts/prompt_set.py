@@ -196,7 +196,7 @@ def _named_shape(value: Any, place: str, shapes: Collection[SampleShape]) -> Sam
         shape = as_shape(value)
     except ValueError as error:
         raise UserError(f"{place} has the 'resolution' {value!r:.80}; {error}.") from None
-    if shapes and shape not in shapes:
+    if shapes and not any(shape.is_size_of(each) for each in shapes):
         known = ", ".join(f"[{each.height}, {each.width}]" for each in shapes)
         raise UserError(f"{place} has the 'resolution' {value!r}; it must be one of model.resolution: {known}.")
     return shape

@@ -71,7 +71,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
     base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
-        metadata=_metadata(named, target.licence, edits=bool(config.model.references)),
+        metadata=_metadata(named, target.licence, _task(config)),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
@@ -129,9 +129,15 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     return file.read_bytes()
 
 
-def _metadata(base: str | None, licence: Mapping[str, str], *, edits: bool) -> str:
+def _task(config: Config) -> str:
+    """The hub's name for what the model does."""
+    if config.model.frames:
+        return "text-to-video"
+    return "image-to-image" if config.model.references else "text-to-image"
+
+
+def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:
     """The card's header, YAML, which the hub shows and searches."""
-    task = "image-to-image" if edits else "text-to-image"
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",

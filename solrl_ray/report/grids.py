@@ -13,6 +13,7 @@ from solrl_ray.common.files import replace_file
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.references import pictures as seen_pictures
 from solrl_ray.records import Prompt, SampleShape
+from solrl_ray.report import clips
 
 if TYPE_CHECKING:  # takes seconds; finding pictures does not need it
     import torch
@@ -25,15 +26,20 @@ LARGEST = 256
 """Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
 ENLARGED = 96
 """Pictures are enlarged by a whole number to at least this width, pixels."""
+VIDEO = 4
+"""Dimensions of a video [3, T, H, W]."""
 GAP = 2
 """Space between the pictures of a contact sheet and around it, pixels."""
 
 
 def to_picture(image: torch.Tensor) -> Image.Image:
-    """float32 [3, H, W] in [0, 1] → eight bits a channel; values outside the range are clipped.
+    """float32 [3, H, W] in [0, 1] → eight bits a channel; values outside the range are clipped. Of a video [3, T, H, W]
+    a strip of frames.
 
     Raises ValueError for another shape or a value that is not finite.
     """
+    if image.ndim == VIDEO:
+        image = clips.strip(image)
     if image.ndim != 3 or image.shape[0] != 3:
         raise ValueError(f"A picture must have shape [3, H, W], got {list(image.shape)}.")
     if not bool(image.isfinite().all()):
@@ -48,11 +54,16 @@ def encode_png(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> None:
-    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each atomically."""
+def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor], fps: int = 16) -> None:
+    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each atomically. Of a video
+    [3, T, H, W] it is a strip of frames, and ``.webp`` is the clip.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for (prompt_id, sample), image in sorted(pictures.items()):
-        replace_file(folder / f"{prompt_id}-{sample}.png", encode_png(to_picture(image)))
+        file = folder / f"{prompt_id}-{sample}.png"
+        if image.ndim == VIDEO:
+            replace_file(file.with_suffix(clips.SUFFIX), clips.encode_clip(image, fps))
+        replace_file(file, encode_png(to_picture(image)))
 
 
 def save_references(folder: Path, prompts: Sequence[Prompt], shape: SampleShape) -> None:
@@ -84,7 +95,7 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Lays out pictures, float32 [3, h, w] in [0, 1], in rows, which may differ in length.
+    """Lays out pictures, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
 
     Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing; all by the same
     factor. Those of different shapes have white beside them.

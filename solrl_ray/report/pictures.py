@@ -12,6 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from solrl_ray.errors import UserError
+from solrl_ray.report.clips import SUFFIX, clip_of
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.rendering import digits
@@ -28,6 +29,8 @@ class Picture:
     """Where it is."""
     alt: str
     score: str
+    strip: str = ""
+    """Where frames of a video are; `uri` is its clip then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Gallery:
                     value = digits(known[policy][n]) if n < len(known.get(policy, ())) else "–"
                     alt = f"{policy}, sample {n}, {score} {value}"
                     path = found.get((prompt, n))
-                    row.append(None if path is None else Picture((embed or data_uri)(path), alt, value))
+                    row.append(None if path is None else _picture(path, alt, value, embed or data_uri))
                 if any(row):
                     rows[policy] = row
             if rows:
@@ -103,6 +106,11 @@ class Gallery:
         return all(picture.uri.startswith("data:image/png") for picture in shown)
 
 
+def _picture(path: Path, alt: str, score: str, embed: Callable[[Path], str]) -> Picture:
+    clip = clip_of(path)
+    return Picture(embed(clip), alt, score, embed(path)) if clip else Picture(embed(path), alt, score)
+
+
 def data_uri(path: Path) -> str:
     """A picture as ``data:`` URI, see `reduced`."""
     content, kind = reduced(path)
@@ -110,11 +118,14 @@ def data_uri(path: Path) -> str:
 
 
 def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
-    """A picture's file and its kind: small PNG files unchanged, larger pictures as JPEG of at most `longest` pixels.
+    """A picture's file and its kind: clips and small PNG files unchanged, larger pictures as JPEG of at most `longest`
+    pixels.
 
     Raises UserError if it cannot be read.
     """
     try:
+        if path.suffix == SUFFIX:
+            return path.read_bytes(), "webp"
         with Image.open(path) as file:
             if max(file.size) <= LOSSLESS and file.format == "PNG":
                 return path.read_bytes(), "png"

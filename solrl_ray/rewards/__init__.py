@@ -13,11 +13,12 @@ from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.records import SampleShape
-from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
+from solrl_ray.rewards.frames import Framewise
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
-__all__ = ["Reward", "RewardMixture", "check", "import_callable", "load"]
+__all__ = ["Reward", "RewardMixture", "check", "import_callable", "load", "load_one"]
 
 
 def check(
@@ -27,7 +28,7 @@ def check(
     *,
     tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
-    """Check that every reward can be loaded and takes images of these shapes. Loads no weights.
+    """Check that every reward can be loaded and takes samples of these shapes. Loads no weights.
 
     Args:
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
@@ -39,8 +40,10 @@ def check(
     for i, config in enumerate(configs):
         keys = _named(i, named)
         try:
+            found = registered(config, keys)
+            reward_kinds.check_frames(config, keys, shapes[0].frames)
             for shape in shapes:
-                registered(config, keys).check(config, keys, shape)
+                found.check(config, keys, shape)
         except NotYetThere as error:
             if tell is None:
                 raise
@@ -75,10 +78,20 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         ) from error
 
 
+def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
+    """Load one reward; of pictures, if it has `frames`, as one of videos."""
+    reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    if config.frames is None or config.frames.combine == "together":
+        return reward
+    if reward.ndims == (VIDEOS,):
+        raise UserError(f"{keys('kind')} is {config.kind!r}, which scores whole videos; leave out its frames.")
+    return Framewise(reward, config.frames)
+
+
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
     with progress_note(f"loading the reward {config.kind}"):
-        reward = registered(config, keys).load(config, device, keys=keys, name=name)
+        reward = load_one(config, device, keys=keys, name=name)
     scale = config.normalize.model_dump() if config.normalize is not None else {}
     return Weighted(reward, config.weight, **scale)
 

@@ -1,4 +1,4 @@
-"""The interface of a reward: images and their prompts in, one finite number an image out.
+"""The interface of a reward: images or videos and their prompts in, one finite number for each out.
 
 A reward that also wants the prompt's reference pictures has a parameter of that name.
 """
@@ -22,8 +22,15 @@ Keys = Callable[[str], str]
 """A field of a reward's configuration → its name in a message: ``path`` → ``rewards[0].path``."""
 
 
+IMAGES, VIDEOS = 4, 5
+"""Dimensions of images [B, 3, H, W], and of videos [B, 3, T, H, W]."""
+
+
 class Reward(ABC):
     """Subclasses write `compute`; callers use `score`, which checks the result."""
+
+    ndims: tuple[int, ...] = (IMAGES,)
+    """What it scores: `IMAGES`, `VIDEOS` or both."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,10 +58,10 @@ class Reward(ABC):
 
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        """Score images.
+        """Score images, or videos.
 
         Args:
-            images: float [B, 3, H, W] in [0, 1].
+            images: float [B, 3, H, W] or [B, 3, T, H, W] in [0, 1], as `ndims` says.
             prompts: B texts, one an image.
             references: float32 [B, n, 3, H, W] in [0, 1], the pictures of each prompt; None: they have none.
 
@@ -66,8 +73,9 @@ class Reward(ABC):
             RewardNonsense: images of another range, or a value that is not finite.
             ValueError: images and prompts that do not fit.
         """
-        if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
-            raise ValueError(f"images {tuple(images.shape)} and {len(prompts)} prompts are not [B, 3, H, W] and B")
+        if images.ndim not in self.ndims or images.shape[1] != 3 or len(prompts) != len(images):
+            right = " or ".join("[B, 3, T, H, W]" if each == VIDEOS else "[B, 3, H, W]" for each in self.ndims)
+            raise ValueError(f"images {tuple(images.shape)} and {len(prompts)} prompts are not {right} and B")
         _check_range(self.name, images)
         values = self.compute(images, prompts, **seen(self._computes_with, references))
         if values.shape != (len(images),):

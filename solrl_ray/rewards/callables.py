@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 import signal
@@ -22,9 +23,12 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address, SampleShape
-from solrl_ray.rewards.base import CheckpointReward, Keys, seen, wanted_by
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, seen, wanted_by
 
 logger = logging.getLogger(__name__)
+
+VIDEO_PARAMETERS = ("video", "videos")
+"""Names of a function's first parameter that ask for videos."""
 
 
 def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callable[..., Any]:
@@ -90,7 +94,9 @@ def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, c
 
 class CallableReward(CheckpointReward):
     """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], a copy of its own, B texts; B numbers back, as a
-    tensor, an array or a list. With a parameter named as in `base.SEEN` it gets copies of the references."""
+    tensor, an array or a list. ``f(video, prompts)`` or ``f(videos, prompts)``: videos [B, 3, T, H, W] instead. With a
+    parameter named as in `base.SEEN` it gets copies of the references.
+    """
 
     def __init__(
         self,
@@ -104,6 +110,8 @@ class CallableReward(CheckpointReward):
         self._wanted = wanted_by(function)
         self._device = device
         self._code = code
+        if first_parameter(function) in VIDEO_PARAMETERS:
+            self.ndims = (VIDEOS,)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
@@ -143,6 +151,14 @@ class CallableReward(CheckpointReward):
                 f"Reward {self.name} returned {what}; right would be one number an image, as a tensor or a list."
             )
         return values
+
+
+def first_parameter(function: Callable[..., Any]) -> str:
+    """Its name; empty if Python cannot tell it."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # of functions that are not written in Python
+        return ""
 
 
 def _handlers() -> dict[signal.Signals, Any]:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import Judge as JudgeConfig
 from solrl_ray.config.rewards import Question, RewardConfig
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import SampleShape
-from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
     Endpoint,
@@ -56,15 +57,18 @@ class NoScore(ValueError):
 
 
 class Judge(CheckpointReward):
-    """One request a picture, `concurrency` at a time, with the prompt's references before it if the question has them;
-    the answer's number, or its probability of "yes", is the score, between 0 and 1.
+    """One request a picture, or a video's chosen frames together, `concurrency` at a time, with the prompt's references
+    before it if the question has them; the answer's number, or its probability of "yes", is the score, between 0 and 1.
 
     An answer without a score is requested again, like a missing one.
     """
 
-    def __init__(self, name: str, config: JudgeConfig, token: str) -> None:
+    ndims = (IMAGES, VIDEOS)
+
+    def __init__(self, name: str, config: JudgeConfig, token: str, frames: int = 0) -> None:
+        """`frames`: of a video, shown in one request."""
         super().__init__(name)
-        self._config = config
+        self._config, self._frames = config, frames
         url = config.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
         self._format = _format(config.question)
@@ -88,13 +92,16 @@ class Judge(CheckpointReward):
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Judge:
-        return cls(name, *_settings(config, keys))
+        return cls(name, *_settings(config, keys), config.frames.count if config.frames else 0)
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        pictures = eight_bits(images).to("cpu", torch.uint8)
+        if images.ndim == IMAGES:
+            images = images.unsqueeze(2)
+        else:
+            images = images[:, :, evenly_spaced(images.shape[2], self._frames)]
         shown = references_shown(references, len(images)) if self._config.question.references else [[]] * len(images)
-        asked = zip(pictures, prompts, shown, strict=True)
-        bodies = [self._body([*seen, png(picture)], prompt) for picture, prompt, seen in asked]
+        asked = zip(eight_bits(images).to("cpu", torch.uint8).transpose(1, 2), prompts, shown, strict=True)
+        bodies = [self._body([*seen, *map(png, pictures)], prompt) for pictures, prompt, seen in asked]
         pool = ThreadPoolExecutor(self._config.concurrency, "judge")
         try:
             return torch.tensor(list(pool.map(self._score, bodies)), dtype=torch.float32)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.base import IMAGES, VIDEOS, Reward
 
 
 class Weighted(NamedTuple):
@@ -29,6 +29,8 @@ class RewardMixture(Reward):
     order of arrival, the worker, a retry. It must be a function of the image and its prompt alone. So the numbers are
     measured once, on images of the base model, and configured.
     """
+
+    ndims = (IMAGES, VIDEOS)
 
     def __init__(self, rewards: Sequence[Weighted]) -> None:
         super().__init__("mixture of " + ", ".join(each.reward.name for each in rewards))
@@ -66,6 +68,8 @@ class Columns(Reward):
 
     So each image is sampled once for all rewards.
     """
+
+    ndims = (IMAGES, VIDEOS)
 
     def __init__(self, mixture: RewardMixture) -> None:
         super().__init__(mixture.name)

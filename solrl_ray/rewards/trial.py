@@ -16,14 +16,15 @@ import torch
 
 import solrl_ray
 from solrl_ray.config.own_functions import Trial
-from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of
 from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address, SampleShape
-from solrl_ray.rewards.callables import CallableReward, real_pictures
+from solrl_ray.rewards import load_one
+from solrl_ray.rewards.base import IMAGES, VIDEOS, Reward
+from solrl_ray.rewards.callables import real_pictures
 
 __all__ = ["Trial", "here", "prompts_of"]
 
@@ -43,7 +44,9 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
 
 
 def _tried_on(trial: Trial) -> str:
-    return "pictures" if isinstance(trial.config, RewardConfig) else "prompts"
+    if isinstance(trial.config, EvaluationConfig):
+        return "prompts"
+    return "videos" if trial.shapes[0].frames else "pictures"
 
 
 def _score(trial: Trial, device: str) -> list[float]:
@@ -56,10 +59,11 @@ def _score(trial: Trial, device: str) -> list[float]:
     def keys(_: str) -> str:
         return trial.key
 
-    reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
+    reward = load_one(trial.config, device, keys=keys, name=trial.config.kind)
+    _check_samples(trial, reward)
     scores = list[list[float]]()
     for shape in trial.shapes:
-        images = torch.rand(2, 3, shape.height, shape.width, generator=torch.Generator().manual_seed(0))
+        images = torch.rand(2, 3, *shape.dims, generator=torch.Generator().manual_seed(0))
         scores.append(reward.score(images, trial.prompts, _references(trial, shape, device)).tolist())
     return scores[0]
 
@@ -70,6 +74,17 @@ def _references(trial: Trial, shape: SampleShape, device: str) -> torch.Tensor |
         return None
     seen = [[prepared(file, trial.key, shape.height, shape.width) for file in files] for files in trial.files]
     return torch.from_numpy(np.array(seen)).to(device).float() / 255
+
+
+def _check_samples(trial: Trial, reward: Reward) -> None:
+    """Raise `UserError` for a reward of pictures where the samples are videos, and the other way round."""
+    if trial.shapes[0].frames and VIDEOS not in reward.ndims:
+        raise UserError(
+            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shapes[0].frames}; say "
+            "which frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
+        )
+    if not trial.shapes[0].frames and IMAGES not in reward.ndims:
+        raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")
 
 
 def _users_traceback(error: BaseException | None) -> str:

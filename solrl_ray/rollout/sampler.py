@@ -52,7 +52,7 @@ class Sampled:
     latents: Tensor
     """Clean latents x0, float32 [n, *latent_shape], on the sampling device."""
     images: Tensor
-    """float32 [n, 3, H, W] in [0, 1], on the sampling device."""
+    """float32 [n, 3, H, W], of videos [n, 3, T, H, W], in [0, 1], on the sampling device."""
     rewards: Tensor
     """float32 [n], on the CPU."""
     components: Tensor
@@ -143,6 +143,7 @@ class Sampler:
         self._weights = reward_weights(config)
         self._micro_batch = micro_batch
         self._record = record
+        self._previewed_frames = config.rollout.preview.latent_frames
         self._regenerate_steps = config.rollout.regenerate.steps
         if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
@@ -185,12 +186,13 @@ class Sampler:
         batch, scored = self._batch(unit, prompt, embedding), self._scorer(prompt, embedding)
         count = len(unit.indices)
         if unit.prune is None:
-            parts = [self._one(part, scored, batch)[2] for part in self._micro_batches(unit)]
+            ends = (self._advance(part, self._noise(part), batch)[0] for part in self._micro_batches(unit))
+            parts = [scored(self._decode_preview(end.latents)) for end in ends]
             return self._previewed(torch.cat(parts)[:count], torch.empty(0))
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        early = torch.cat([scored(self._model.decode(_estimate(state))) for state in begun])[:count]
+        early = torch.cat([scored(self._decode_preview(_estimate(state))) for state in begun])[:count]
         deciding = early[:, 0]
         if self._weights:
             deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()
@@ -213,7 +215,7 @@ class Sampler:
         for part in self._micro_batches(replace(unit, indices=tuple(place))):
             rows = torch.tensor([place[index] for index in part.indices], device=state.latents.device)
             end, _ = self._advance(part, state.rows(rows), batch, first=unit.prune.after)
-            scores.append(scored(self._model.decode(end.latents)))
+            scores.append(scored(self._decode_preview(end.latents)))
         return torch.cat(scores)[: len(kept)]
 
     def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
@@ -241,6 +243,12 @@ class Sampler:
     def _noise(self, part: WorkUnit) -> State:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
         return State(noise.to(self._model.device))
+
+    def _decode_preview(self, latents: Tensor) -> Tensor:
+        """Images of previews; of videos, some of their latent frames."""
+        if self._previewed_frames is not None:
+            latents = latents[:, :, self._previewed_frames]
+        return self._model.decode(latents)
 
     def _scorer(self, prompt: Prompt, embedding: PromptEmbedding) -> Scorer:
         """Gives a prompt's images their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what

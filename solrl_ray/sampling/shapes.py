@@ -16,9 +16,11 @@ def shape_of(prompt: Prompt, shapes: Sequence[SampleShape], run_seed: int) -> Sa
 
     Raises ValueError if the file names a shape that is none of `shapes`.
     """
-    if prompt.shape is not None and prompt.shape not in shapes:
-        raise ValueError(f"prompt {prompt.id} names the shape {prompt.shape}, which is none of model.resolution")
-    if prompt.shape is not None or len(shapes) == 1:
-        return prompt.shape or shapes[0]
+    if (named := prompt.shape) is not None:
+        if found := next((shape for shape in shapes if named.is_size_of(shape)), None):
+            return found
+        raise ValueError(f"prompt {prompt.id} names the shape {named}, which is none of model.resolution")
+    if len(shapes) == 1:
+        return shapes[0]
     address = Address(run_seed=run_seed, purpose="sample-shape", prompt_id=prompt.id)
     return shapes[int(uniform(address, (1,))[0] * len(shapes))]

@@ -85,7 +85,8 @@ def stock_picture(session: Session) -> list[Measure]:
     given = {"image": seen} if seen else {}
     called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **given, **drawing.call)
     grid = pipeline.scheduler.sigmas.double().tolist()
-    found = session.stock = StockRun(grid, passed, called.images.float().cpu())
+    picture = called.frames.transpose(1, 2) if config.frames else called.images
+    found = session.stock = StockRun(grid, passed, picture.float().cpu())
     session.pictures["stock"] = [found.picture[0]]
     levels = sigmas(config.schedule, session.steps, bare.image_tokens).tolist()
     apart = max(abs(a - b) for a, b in zip(levels, grid, strict=True))

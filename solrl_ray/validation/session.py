@@ -19,7 +19,7 @@ from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.base import IMAGES, VIDEOS, Reward
 from solrl_ray.rollout.sampler import Sampled, Sampler, group_of
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.steps import free
@@ -32,10 +32,12 @@ PROBE_SIGMA = 0.5
 
 
 class Brightness(Reward):
-    """The mean of a picture's pixels, so that no reward's checkpoint is needed."""
+    """The mean of a picture's or video's pixels, so that no reward's checkpoint is needed."""
+
+    ndims = (IMAGES, VIDEOS)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return images.float().mean(dim=(1, 2, 3))
+        return images.float().flatten(1).mean(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class StockRun:
     passed: list[tuple[Tensor, Tensor, Tensor]]
     """State, velocity and following state of each step, [1, *latent_shape]; the last one is clean."""
     picture: Tensor
-    """[1, 3, H, W] in [0, 1]."""
+    """[1, 3, H, W], of a video [1, 3, T, H, W], in [0, 1]."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Session:
     factors: dict[str, Tensor] = field(default_factory=dict)
     """LoRA factors to publish."""
     pictures: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Row of the report → pictures [3, H, W] of the first prompt, on the CPU."""
+    """Row of the report → pictures [3, H, W] or videos [3, T, H, W] of the first prompt, on the CPU."""
 
     @property
     def drawing(self) -> Drawing:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from solrl_ray.config.schema import Model
 from solrl_ray.models import FAMILIES
-from tests.support import tiny, tiny_qwen
+from tests.support import tiny, tiny_qwen, tiny_wan
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "flux": tiny.build_pipeline,
@@ -16,20 +16,25 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen_image": tiny_qwen.build_qwen_image,
     "qwen_image_edit": tiny_qwen.build_qwen_image_edit,
     "sana": tiny.build_sana,
+    "sana_video": tiny_wan.build_sana_video,
     "sd3": tiny.build_sd3,
+    "wan": tiny_wan.build_wan,
     "z_image": tiny_qwen.build_z_image,
 }
 """Family → what writes its checkpoint into a folder, and returns the folder."""
 
+OWN: dict[str, dict[str, object]] = {"wan": tiny_wan.OWN, "sana_video": {"frames": tiny_wan.FRAMES}}
+"""Family → what else the `model` section of a configuration says for it."""
+
 
 def resolution(family: str) -> int:
-    """Side of its pictures, pixels. SANA's autoencoder makes them twice as large, and references are at least 32."""
-    return 32 if family in ("sana", "qwen_image_edit") else tiny.RESOLUTION
+    """Side of its pictures, pixels. SANA's pipelines take multiples of 32, and references are at least 32."""
+    return 32 if family.startswith("sana") or family == "qwen_image_edit" else tiny.RESOLUTION
 
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
-    sizes = {"resolution": resolution(family), "references": FAMILIES[family].sizes.references[0]}
+    own = {"family": family, "resolution": resolution(family), "references": FAMILIES[family].sizes.references[0]}
     if family == "qwen_image_edit":
-        sizes["max_sequence_length"] = 256  # 205 of the picture
-    return tiny.model_config(checkpoint, **{"family": family} | sizes | changes)
+        own["max_sequence_length"] = 256  # 205 of the picture
+    return tiny.model_config(checkpoint, **own | OWN.get(family, {}) | changes)

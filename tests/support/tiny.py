@@ -201,24 +201,28 @@ def build_sd3(folder: Path, *, t5: bool = True, dual_attention: bool = True, see
     return folder
 
 
-def build_sana(folder: Path, *, blocks: int = 2, seed: int = 3) -> Path:
-    """Write a SANA-class pipeline in float32, whose stock call takes multiples of 32 pixels, and return its folder."""
+def gemma() -> tuple[Gemma2Model, GemmaTokenizer]:
+    """A text encoder 32 wide, with weights from the global generator, and its tokenizer."""
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *string.ascii_lowercase, *string.digits]
     tokenizer = GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=64)
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+    )
+    return Gemma2Model(config), tokenizer
+
+
+def build_sana(folder: Path, *, blocks: int = 2, seed: int = 3) -> Path:
+    """Write a SANA-class pipeline in float32, whose stock call takes multiples of 32 pixels, and return its folder."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        text_encoder = Gemma2Model(
-            Gemma2Config(
-                vocab_size=len(tokenizer),
-                hidden_size=32,
-                intermediate_size=32,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=16,
-                pad_token_id=0,
-            )
-        )
+        text_encoder, tokenizer = gemma()
         transformer = SanaTransformer2DModel(
             in_channels=4,
             out_channels=4,

@@ -113,7 +113,7 @@ def test_the_product_reads_a_tiny_checkpoint_encodes_and_decodes(name: str, tmp_
     assert torch.isfinite(velocity).all()
     assert velocity.std() > 0
     images = model.decode(noise)
-    assert images.shape == (1, 3, 64, 64)
+    assert images.shape == (1, 3, *config.shapes[0].dims)
     assert torch.isfinite(images).all()
 
 

@@ -24,7 +24,7 @@ def test_a_number_is_a_square_and_a_pair_is_height_and_width(given: str, shape: 
 def test_a_list_of_pairs_is_several_shapes_and_survives_a_run_folder(tmp_path: Path) -> None:
     model = load([DEMO], ["model.resolution=[[64, 32], [32, 32]]"]).model
     tall, square = SampleShape(64, 32), SampleShape(32, 32)
-    assert (model.shapes.largest, model.shapes.smallest, model.shapes.pixels) == (tall, square, 1536)
+    assert (model.shapes.largest, model.shapes.smallest, model.shapes.volume) == (tall, square, 1536)
     assert model.shapes == (tall, square)
     (tmp_path / "config.yaml").write_text(to_yaml(load([DEMO], ["model.resolution=[[64, 32], [32, 32]]"])))
     assert load([tmp_path / "config.yaml"]).model == model

@@ -147,7 +147,8 @@ def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones
 
 @AUTOGRAD
 @pytest.mark.parametrize(
-    ("family", "kept"), [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0), ("qwen_image", 0.5), ("z_image", 0.0)]
+    ("family", "kept"),
+    [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0), ("qwen_image", 0.5), ("wan", 0.5), ("z_image", 0.0)],
 )
 def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
     family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend

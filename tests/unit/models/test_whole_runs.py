@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import one_process
 import pytest
 
+from solrl_ray.config.frames import Frames
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
 from solrl_ray.report.data import read_run
 from tests.support.editing import with_prompts
 from tests.support.families import BUILDERS, model_config
@@ -55,6 +58,18 @@ def test_no_strategy_or_method_is_left_out() -> None:
     assert {path.stem for path in (CONFIGS / "methods").glob("*.yaml")} - others == set(METHODS)
 
 
+def of_family(made: Config, family: str, checkpoint: Path, **changes: Any) -> Config:
+    """A configuration with a family's tiny checkpoint; if it makes videos, the rewards score two frames."""
+    schedule = {} if family == "wan" else {"schedule": made.model.schedule}  # which has one of its own
+    model = model_config(family, checkpoint, **schedule, **changes)
+    made = made.model_copy(update={"model": model})
+    if not model.frames:
+        return made
+    rewards = [reward.model_copy(update={"frames": Frames(count=2)}) for reward in made.rewards]
+    evaluation = made.evaluation.model_copy(update={"reference": ""})  # the testbed's draws pictures
+    return made.model_copy(update={"rewards": rewards, "evaluation": evaluation})
+
+
 @pytest.mark.parametrize("family", BUILDERS)
 def test_every_family_trains_and_is_evaluated_with_guidance(
     family: str, folder_of: Callable[[str], Path], tmp_path: Path
@@ -62,9 +77,9 @@ def test_every_family_trains_and_is_evaluated_with_guidance(
     """On-policy with guided velocities: the trained one must be that of the samples. Evaluations have another."""
     parts = [CONFIGS / "demo.yaml", CONFIGS / "methods/flow_grpo.yaml"]
     made = load(parts, [*SIZES, f"run={{root: '{tmp_path}', name: guided, iterations: 2}}"])
-    model = model_config(family, folder_of(family), schedule=made.model.schedule, cfg=Cfg(scale=3.0))
     evaluation = made.evaluation.model_copy(update={"cfg": Cfg(scale=5.0, interval=(0.1, 0.9))})
-    config = with_prompts(made.model_copy(update={"model": model, "evaluation": evaluation}), tmp_path)
+    made = made.model_copy(update={"evaluation": evaluation})
+    config = with_prompts(of_family(made, family, folder_of(family), cfg=Cfg(scale=3.0)), tmp_path)
     one_process.train(one_process.checked(config))
     done = read_run(folder(config)).iterations
     assert [record.first_ratio_deviation for record in done] == [0.0, 0.0]
@@ -81,8 +96,7 @@ def test_every_family_strategy_and_method_trains(
     parts = [CONFIGS / "demo.yaml", CONFIGS / f"strategies/{strategy}.yaml", CONFIGS / f"methods/{method}.yaml"]
     own = (*STRATEGIES[strategy], *METHODS[method], f"run={{root: '{tmp_path}', name: run, iterations: 2}}")
     made = load(parts, [*SIZES, *own])
-    model = model_config(family, folder_of(family), schedule=made.model.schedule)
-    config = with_prompts(made.model_copy(update={"model": model}), tmp_path)
+    config = with_prompts(of_family(made, family, folder_of(family)), tmp_path)
     one_process.train(one_process.checked(config))
     done = read_run(folder(config)).iterations
     assert len(done) == 2

@@ -20,6 +20,8 @@ from diffusers import (
     SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    WanPipeline,
+    WanTransformer3DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -66,6 +68,11 @@ MODELS = {
         lambda: SD3Transformer2DModel(num_layers=3, dual_attention_layers=(0,), caption_projection_dim=32, **HEADS),
         StableDiffusion3Pipeline,
         r"transformer_blocks\..*(?<!norm1_context\.linear)",
+    ),
+    "wan": Model(
+        lambda: WanTransformer3DModel(num_layers=2, text_dim=24, freq_dim=16, ffn_dim=48, **HEADS),
+        WanPipeline,
+        r"blocks\..*",
     ),
     "z_image": Model(
         lambda: ZImageTransformer2DModel(

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from solrl_ray.errors import UserError
 from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures
-from solrl_ray.report.pictures import data_uri
+from solrl_ray.report.pictures import Gallery, data_uri
 
 
 def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
@@ -81,3 +81,32 @@ def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:
     Image.fromarray(noise).save(tmp_path / "large.png")
     assert data_uri(tmp_path / "large.png").startswith("data:image/jpeg;base64,")
     assert len(data_uri(tmp_path / "large.png")) < 200_000
+
+
+def test_a_video_is_a_clip_that_plays_and_a_strip_of_its_frames(tmp_path: Path) -> None:
+    grey = torch.linspace(0, 1, 9)[None, :, None, None].expand(3, 9, 8, 6)
+    save_pictures(tmp_path, {("9f", 0): grey}, fps=8)
+    ((key, path),) = picture_paths(tmp_path).items()
+    assert key == ("9f", 0)
+    with Image.open(path) as strip:
+        assert strip.size == (5 * 6, 8)
+        assert [strip.getpixel((x, 0))[0] for x in (0, 6, 12, 18, 24)] == [0, 64, 128, 191, 255]
+    with Image.open(path.with_suffix(".webp")) as clip:
+        assert (len(list(ImageSequence.Iterator(clip))), clip.size, clip.info["loop"]) == (9, (6, 8), 0)
+        clip.seek(1)
+        clip.load()
+        assert clip.info["duration"] == 125
+    (card,) = Gallery.of({"9f": "a text"}, {"base": {key: path}}, {"base": {"9f": [0.5]}}).cards
+    (shown,) = card.rows["base"]
+    assert shown is not None
+    assert shown.uri.startswith("data:image/webp;base64,")
+    assert shown.strip == data_uri(path)
+
+
+def test_a_long_large_video_becomes_a_small_clip_of_the_same_length(tmp_path: Path) -> None:
+    save_pictures(tmp_path, {("9f", 0): torch.rand(3, 67, 40, 512)}, fps=16)
+    with Image.open(tmp_path / "9f-0.webp") as clip:
+        assert (len(list(ImageSequence.Iterator(clip))), clip.size) == (23, (256, 20))  # every third
+        clip.seek(1)
+        clip.load()
+        assert clip.info["duration"] == round(3000 / 16)

@@ -34,12 +34,14 @@ STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview n
 STEPS += ["preview nvfp4-emulated", "update", "revision", "climb"]
 TARGETS = {
     "flux": ["to_q", "to_k"],
+    "sana_video": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],
     "sana": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "flux2_klein": ["to_q", "to_k", "to_qkv_mlp_proj"],
     "flux_kontext": ["to_q", "to_k"],
     "qwen_image_edit": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
+    "wan": ["to_q", "to_k", "ffn.net.2"],
     "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }
 """Family → LoRA targets."""

@@ -1,0 +1,92 @@
+"""Wan's text-to-video models, through the parts of a diffusers `WanPipeline` checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from torch import Tensor
+
+from solrl_ray.config.schema import Model, QuantizationScope
+from solrl_ray.errors import UserError
+from solrl_ray.models import sizes
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.shapes import LinearShape
+from solrl_ray.quantization.planning import plan
+
+TIMESTEPS = 1000
+"""Of the diffusion time that the transformer was trained with."""
+TIME_EMBEDDER = "condition_embedder.time_embedder.linear_1"
+
+
+class Wan(DiffusionModel):
+    """Latents [B, channels, T, H/8, W/8] of Wan 2.1, H/16 and W/16 of Wan 2.2 TI2V; T = 1 + (frames - 1) / 4.
+
+    Text: the last hidden layer of UMT5, with zeros for padding and no mask. The timestep is 1000 sigma, in float32. For
+    a checkpoint with ``expand_timesteps`` the pipeline gives each token the timestep; without a first frame it is the
+    same for all, so the transformer gets it once. The autoencoder is causal and decodes one latent frame after another:
+    the first makes one frame, each later one four.
+    """
+
+    PIPELINE = WanPipeline
+    TRANSFORMER = WanTransformer3DModel
+    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLWan": AutoencoderKLWan}
+    ENCODERS = ("text_encoder",)
+    SIZES = sizes.WAN
+
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, max_sequence_length, width]."""
+        sequence, _ = pipeline.encode_prompt(
+            texts,
+            do_classifier_free_guidance=False,
+            device=self.device,
+            max_sequence_length=self.config.max_sequence_length,
+        )
+        return {"prompt_embeds": sequence}
+
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        velocity: Tensor = self.transformer(
+            latents,
+            timestep=sigmas * TIMESTEPS,
+            encoder_hidden_states=embedding["prompt_embeds"],
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
+        mean, std = (
+            latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std")
+        )
+        return latents * std + mean
+
+    @classmethod
+    def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
+        checkpoint = super()._open(config, key)
+        if checkpoint.has("transformer_2"):
+            raise UserError(
+                f"{key} is {config.path!r}, which has two transformers, one for high and one for low noise levels; "
+                f"model.family {config.family!r} trains checkpoints with one, such as Wan-AI/Wan2.2-TI2V-5B-Diffusers."
+            )
+        _check_scope(config.quantization, checkpoint.settings("transformer"))
+        return checkpoint
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        # As the pipeline prepares a text.
+        return super()._token_counts(tokenizer, [prompt_clean(text) for text in texts])
+
+
+def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the time embedder is quantised: the stock forward reads the dtype of its parameters, and
+    quantised layers have none.
+    """
+    width = int(transformer["num_attention_heads"]) * int(transformer["attention_head_dim"])
+    linears = {TIME_EMBEDDER: LinearShape(int(transformer.get("freq_dim", 256)), width)}
+    if plan(linears, "nvfp4-emulated", scope).tiers:
+        raise UserError(
+            f"model.quantization.skip is {scope.skip}, but must have 'condition_embedder': the time embedder of Wan's "
+            "transformer cannot be quantised."
+        )

@@ -1,0 +1,49 @@
+"""How much a video moves, so that still pictures do not win where other rewards score single frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.records import SampleShape
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
+
+SIDE = 32
+"""Frames are averaged to this longest side before they are compared, pixels: grain of single pixels is no motion."""
+
+
+class Motion(CheckpointReward):
+    """min(1, d / enough), whatever the prompt: d is the mean absolute difference of consecutive frames, each averaged
+    to 32 pixels and less its mean colour, so that a fade is no motion.
+    """
+
+    ndims = (VIDEOS,)
+
+    def __init__(self, name: str, enough: float) -> None:
+        super().__init__(name)
+        self._enough = enough
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+        """Nothing can be missing."""
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Motion:
+        assert config.enough is not None
+        return cls(name, config.enough)
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        height, width = images.shape[3:]
+        scale = min(1.0, SIDE / max(height, width))
+        size = max(1, round(height * scale)), max(1, round(width * scale))
+        frames = images.float().transpose(1, 2).flatten(0, 1)
+        coarse = functional.interpolate(frames, size, mode="area").unflatten(0, (len(images), -1))
+        coarse = coarse - coarse.mean(dim=(3, 4), keepdim=True)
+        change = (
+            coarse.diff(dim=1).abs().mean(dim=(1, 2, 3, 4)) if images.shape[2] > 1 else coarse.new_zeros(len(images))
+        )
+        return (change / self._enough).clamp(max=1)

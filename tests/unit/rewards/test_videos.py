@@ -1,0 +1,163 @@
+"""Rewards of videos: chosen frames for rewards of pictures, motion, own functions and judges of whole videos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from solrl_ray import rewards
+from solrl_ray.config.frames import evenly_spaced
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.errors import UserError
+from solrl_ray.records import SampleShape
+from solrl_ray.rewards import trial
+from tests.support.chat_server import Asked, serving
+from tests.support.sentences import names
+
+PROMPTS = ["a red square", "two blue circles"]
+SOURCE = """
+def brightness(images, prompts):
+    assert images.ndim == 4
+    return images.mean(dim=(1, 2, 3))
+
+def last_minus_first(videos, prompts):
+    assert videos.ndim == 5
+    return (videos[:, :, -1] - videos[:, :, 0]).mean(dim=(1, 2, 3))
+
+def length(video, prompts):
+    return [video.shape[2]] * len(prompts)
+"""
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> Callable[[str], str]:
+    file = tmp_path / "own.py"
+    file.write_text(SOURCE)
+    return lambda name: f"{file}:{name}"
+
+
+def videos(levels: list[list[float]]) -> Tensor:
+    """Grey videos: a row a video, a number a frame."""
+    return torch.tensor(levels)[:, None, :, None, None].expand(-1, 3, -1, 4, 6).contiguous()
+
+
+def scored(shown: Tensor, **entry: Any) -> list[float]:
+    found: list[float] = rewards.load([RewardConfig(**entry)], "cpu").score(shown, PROMPTS[: len(shown)]).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("frames", "count", "expected"),
+    [(9, 1, [4]), (9, 2, [0, 8]), (9, 3, [0, 4, 8]), (5, 4, [0, 1, 3, 4]), (3, 8, [0, 1, 2]), (1, 4, [0])],
+)
+def test_chosen_frames_are_spread_over_the_video(frames: int, count: int, expected: list[int]) -> None:
+    assert evenly_spaced(frames, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ({"count": 3}, [(0.1 + 0.5 + 0.3) / 3, (1.0 + 0.0 + 0.5) / 3]),
+        ({"count": 3, "combine": "worst"}, [0.1, 0.0]),
+        ({"count": 2}, [0.2, 0.75]),
+        ({"count": 1}, [0.5, 0.0]),
+    ],
+)
+def test_a_reward_of_pictures_scores_chosen_frames(
+    frames: dict[str, Any], expected: list[float], function: Callable[[str], str]
+) -> None:
+    shown = videos([[0.1, 0.9, 0.5, 0.9, 0.3], [1.0, 0.2, 0.0, 0.2, 0.5]])
+    assert scored(shown, kind=function("brightness"), frames=frames) == pytest.approx(expected)
+
+
+def test_a_function_asks_for_videos_by_the_name_of_its_parameter(function: Callable[[str], str]) -> None:
+    shown = videos([[0.1, 0.9, 0.3], [1.0, 0.2, 0.5]])
+    assert scored(shown, kind=function("last_minus_first")) == pytest.approx([0.2, -0.5])
+    assert scored(shown, kind=function("length")) == [3, 3]
+
+
+def test_motion_is_change_that_no_still_picture_and_no_fade_has() -> None:
+    still = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(0)).expand(-1, 4, -1, -1)
+    fade = 0.5 * still + torch.linspace(0, 0.5, 4)[:, None, None]
+    # A white half that changes sides: of each frame less its mean every pixel is 0.5 or -0.5, so all change by 1.
+    half = torch.zeros(3, 4, 32, 32)
+    half[:, 0::2, :, :16] = half[:, 1::2, :, 16:] = 1.0
+    assert scored(torch.stack([still, fade]), kind="motion", enough=0.1) == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert scored(half[None], kind="motion", enough=4.0) == pytest.approx([0.25])
+    assert scored(half[None], kind="motion", enough=0.5) == [1.0]
+
+
+def test_grain_of_single_pixels_is_hardly_motion() -> None:
+    grain = torch.rand(1, 3, 4, 256, 256, generator=torch.Generator().manual_seed(0))
+    # Uniform noise differs by 1/3 on average; the mean of 64 pixels by an eighth of about that.
+    assert scored(grain, kind="motion", enough=1.0)[0] < 0.06
+
+
+def test_a_judge_sees_the_chosen_frames_of_a_video_in_one_question() -> None:
+    def answer(asked: Asked) -> str:
+        return str(len([part for part in asked.body["messages"][0]["content"] if part["type"] == "image_url"]))
+
+    shown = videos([[0.1, 0.9, 0.3, 0.2, 0.0], [1.0, 0.2, 0.5, 0.1, 0.2]])
+    with serving(answer) as server:
+        judge = {"url": server.url, "model": "eyes", "question": {"text": "Does it move, from 0 to 10? {prompt}"}}
+        together = scored(shown, kind="judge", judge=judge, frames={"count": 4, "combine": "together"})
+        asked = len(server.asked)
+        each = scored(shown, kind="judge", judge=judge, frames={"count": 4})
+    assert (together, asked) == (pytest.approx([0.4, 0.4]), 2)
+    assert (each, len(server.asked) - asked) == (pytest.approx([0.1, 0.1]), 8)
+
+
+@pytest.mark.parametrize(
+    ("entry", "frames", "key", "values"),
+    [
+        ({"kind": "ocr"}, 9, "rewards.0.frames", "ocr"),
+        ({"kind": "ocr", "frames": {"count": 2}}, 0, "rewards.0.frames", "model.frames"),
+        ({"kind": "ocr", "frames": {"count": 10}}, 9, "rewards.0.frames.count", "10 9"),
+        ({"kind": "ocr", "frames": {"count": 4, "combine": "together"}}, 9, "rewards.0.frames.combine", "judge"),
+        ({"kind": "motion", "enough": 0.1, "frames": {"count": 4}}, 9, "rewards.0.frames", "motion"),
+        ({"kind": "motion", "enough": 0.1}, 0, "rewards.0.kind", "motion model.frames"),
+        ({"kind": "motion"}, 9, "rewards.0.kind", "motion enough"),
+    ],
+)
+def test_an_entry_that_does_not_fit_the_samples_is_refused(
+    entry: dict[str, Any], frames: int, key: str, values: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        rewards.check([RewardConfig(**entry)], [SampleShape(16, 16, frames)], str)
+    assert names(str(refused.value), key, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "frames", "value"),
+    [
+        ("brightness", {}, 5, "model.frames is 5"),
+        ("last_minus_first", {"frames": {"count": 2}}, 5, "frames"),
+        ("last_minus_first", {}, 0, "model.frames"),
+    ],
+)
+def test_a_function_that_does_not_fit_the_samples_is_refused_when_it_is_tried(
+    name: str, entry: dict[str, Any], frames: int, value: str, function: Callable[[str], str]
+) -> None:
+    config = RewardConfig(kind=function(name), **entry)
+    with pytest.raises(UserError, match=rf"^rewards\.0\.kind .*{value}"):
+        trial.here([trial.Trial("rewards.0.kind", config, (SampleShape(16, 16, frames),), ("a", "b"))], "cpu")
+
+
+def test_a_function_of_videos_is_tried_on_videos(function: Callable[[str], str]) -> None:
+    tried = [
+        trial.Trial("rewards.0.kind", RewardConfig(kind=function("length")), (SampleShape(16, 16, 5),), ("a", "b")),
+        trial.Trial(
+            "rewards.1.kind",
+            RewardConfig(kind=function("brightness"), frames={"count": 2}),
+            (SampleShape(16, 16, 5),),
+            ("a", "b"),
+        ),
+    ]
+    lengths, brightness = trial.here(tried, "cpu")
+    assert lengths == [5, 5]
+    assert all(0.4 < each < 0.6 for each in brightness)
