@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.evaluation.requests import EvaluationRequests
+from actors.evaluation.requests import PATIENCE, EvaluationRequest, EvaluationRequests
 from tests.support.iteration_scene import Here
 from tests.support.small import small_config
 
@@ -27,3 +27,21 @@ def test_a_debt_is_paid_back_once_at_the_share_of_each_second(tmp_path: Path) ->
 
     asyncio.run(windows())
     assert left == pytest.approx([8.0, 6.0, 6.0, 0.0])
+
+
+def test_a_request_is_kept_while_it_is_polled_and_forgotten_after(tmp_path: Path) -> None:
+    world, nobody, told = Here(tmp_path), Any, list[str]()
+    config = small_config(tmp_path, "run")
+    requests = EvaluationRequests(config, world, nobody, nobody, nobody, told.append)  # type: ignore[arg-type]
+    requests.submit(EvaluationRequest(name="mine", config=config, prompts=(), updates=0, publications={}))
+
+    async def after(seconds: float) -> None:
+        world.clock += seconds
+        await requests.window(asyncio.Event(), free=False)
+
+    for _ in range(3):
+        asyncio.run(after(PATIENCE - 1))
+        assert requests.poll("mine") is not None
+    asyncio.run(after(PATIENCE + 1))
+    assert requests.poll("mine") is None
+    assert "mine" in told[-1]
