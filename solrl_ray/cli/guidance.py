@@ -68,9 +68,9 @@ def notes(config: Config, sources: Sources) -> list[str]:
     for section, model in _models(config):
         family = models.family(model)
         if model.cfg.is_on and (why := _doubt(model, family.settings(model)[0], family.is_distilled(model))):
-            key = f"{section}.cfg.scale"
+            key = f"{'model' if config.evaluation.cfg is None else section}.cfg.scale"
             found.append(f"{key} is {model.cfg.scale:g} ({sources.of(key)}): {why}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _doubt(model: Model, transformer: Mapping[str, Any], distilled: bool | None) -> str:

@@ -183,7 +183,12 @@ def _doctor(commands: Any) -> None:
 
 def _resolution(text: str) -> int | list[int]:
     """``512``, or ``512x768``, height first, as `model.resolution` takes it."""
-    sides = [int(side) for side in text.split("x")]
+    try:
+        sides = [int(side) for side in text.split("x")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a number of pixels, or height x width as in 512x768"
+        ) from None
     return sides[0] if len(sides) == 1 else sides
 
 

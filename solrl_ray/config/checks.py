@@ -81,8 +81,9 @@ def _objective(config: Config) -> Iterator[Problem]:
             f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
             "transitions of a stochastic sampler",
         )
-    yield from _step_range(config)
-    for key, right in objective.problems(len(objective.trained(rollout.regenerate.steps))):
+    wrong_range = tuple(_step_range(config))
+    yield from wrong_range
+    for key, right in () if wrong_range else objective.problems(len(objective.trained(rollout.regenerate.steps))):
         yield Problem(f"objective.{key}", right)
     if config.learner.epochs > 1 and not objective.is_bounded:
         bound = "; objective.clip_range does" if "clip_range" in type(objective).model_fields else ""

@@ -196,7 +196,8 @@ class AwmConfig(ForwardProcessSection):
         if self.timesteps > levels:
             yield (
                 "timesteps",
-                f"at most {levels}, the steps of rollout.regenerate that objective.timestep_fraction leaves",
+                f"at most {levels}, the steps of rollout.regenerate that objective.timestep_fraction"
+                f"{' and step_range leave' if self.step_range else ' leaves'}",
             )
 
 

@@ -13,7 +13,7 @@ from solrl_ray.records import SampleShape
 
 Pair = tuple[Positive, Positive]
 MOST = 8
-"""Shapes of a run: each is compiled for itself in every worker (`models.compilation.SHAPES`)."""
+"""Shapes of a run: each is compiled for itself in every worker (`models.compilation.VARIANTS`)."""
 
 
 def as_shape(value: Any) -> SampleShape:

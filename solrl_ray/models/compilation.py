@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from solrl_ray.common.files import located
+from solrl_ray.config.resolution import MOST
 from solrl_ray.config.schema import Compile
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
@@ -26,8 +27,11 @@ from solrl_ray.models import attention
 from solrl_ray.models.blocks import blocks
 from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
-SHAPES = 64
-"""Compiled variants of one block class (kinds of block × shapes of a forward) before it is an error."""
+VARIANTS = 32 * MOST
+"""Compiled variants of one block class before it is an error: of each shape of samples three kinds of block
+(SD3.5-Medium's) in ten forwards (a preview, a sample and an evaluated one, each of two sizes with `cfg.interval`, and
+four kinds of learner passes).
+"""
 EAGER_TIERS = ("nvfp4-emulated",)
 """Not compiled: the emulation promises the reference's bits, and a compiler may divide differently."""
 
@@ -137,7 +141,7 @@ def _not_enabled(settings: Compile) -> str:
 def prepare(settings: Compile) -> str | None:
     """Set the compiler up for the attention kernels that are in use; returns the mode as `torch.compile` takes it."""
     _use_cache(settings.cache, f"{attention.kernels()}-attention")
-    torch._dynamo.config.recompile_limit = SHAPES
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = VARIANTS
     return None if settings.mode == "default" else settings.mode
 
 

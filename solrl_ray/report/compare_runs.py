@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_ray.config.problems import listed
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
 from solrl_ray.report.curve import SHARES, Curve
@@ -91,6 +92,7 @@ def _measured_differently(run: RunData, other: RunData) -> list[str]:
     mine, others = (
         {
             "model.path": each.config.model.path,
+            "the shapes of pictures": _shapes(each.config),
             "rewards": each.config.rewards,
             "the held-out prompts": {p for e in each.evaluations if e.policy == "base" for p in e.rewards},
             "evaluation.samples": each.config.evaluation.samples,
@@ -100,6 +102,12 @@ def _measured_differently(run: RunData, other: RunData) -> list[str]:
         for each in (run, other)
     )
     return [key for key in mine if mine[key] != others[key]]
+
+
+def _shapes(config: Config) -> tuple[object, ...]:
+    """What decides the shape of each held-out prompt's pictures: of several shapes one is drawn, by the run's seed."""
+    shapes = config.model.shapes
+    return shapes if len(shapes) == 1 else (*shapes, config.run.seed)
 
 
 def table(compared: Sequence[Compared]) -> str:

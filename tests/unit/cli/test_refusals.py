@@ -104,6 +104,14 @@ def test_a_prompt_that_names_no_shape_of_the_run_is_refused_by_its_line(
     assert names(said, "prompts.train", "--set train.jsonl 2 [16, 32] [16, 16]")
 
 
+@pytest.mark.parametrize("given", ["512x", "wide", "1.5"])
+def test_a_resolution_to_validate_at_is_one_number_or_two(
+    given: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "validate", config_file, "--resolution", given)
+    assert names(said, "Argument --resolution:", f"{given!r} 512x768")
+
+
 def scheduler(pipeline: Path, **values: object) -> None:
     file = pipeline / "scheduler" / "scheduler_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
@@ -140,6 +148,17 @@ def test_what_the_files_of_a_guided_checkpoint_tell_about_its_guidance_is_noted(
     assert "schnell" not in unknown
     assert noted(klein, "flux2_klein") == []
     assert noted(flux, cfg=None) == []
+
+    guided = learning.config(embedded)
+    guided = guided.model_copy(
+        update={
+            "model": guided.model.model_copy(update={"guidance": 3.5, "cfg": Cfg(scale=2)}),
+            "evaluation": guided.evaluation.model_copy(update={"guidance": 5.0}),
+        }
+    )
+    trained, evaluated = guidance_checks.notes(guided, Sources())
+    assert names(trained, "model.cfg.scale", f"2 {embedded} 3.5")
+    assert names(evaluated, "model.cfg.scale", f"2 {embedded} 5")
 
 
 @pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])

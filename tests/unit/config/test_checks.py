@@ -64,7 +64,7 @@ def ladder(levels: str) -> str:
             "objective.step_range",
             "[1, 3] rollout.sampler.window",
         ),
-        (["objective={kind: awm, step_range: [2, 6]}"], "objective.timesteps", "6 3"),
+        (["objective={kind: awm, step_range: [2, 6]}"], "objective.timesteps", "6 3 step_range"),
         (["learner.schedule.decay=linear"], "learner.schedule.steps", "0 1"),
         (["learner.schedule.steps=9"], "learner.schedule.steps", "9 0"),
         (
@@ -223,6 +223,14 @@ def test_keys_that_contradict_each_other_are_refused(
     with pytest.raises(UserError) as caught:
         checks.check(loaded.config, loaded.sources)
     assert names(str(caught.value), key, values)
+
+
+def test_a_range_without_steps_is_one_problem(parts: list[Path]) -> None:
+    loaded = load_with_sources(parts, ["objective={kind: awm, step_range: [4, 4]}"])
+    with pytest.raises(UserError) as caught:
+        checks.check(loaded.config, loaded.sources)
+    assert names(str(caught.value), "objective.step_range", "[4, 4] 10")
+    assert "objective.timesteps" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

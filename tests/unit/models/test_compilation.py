@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from actors.workers.explorer import Explorer
 from solrl_ray import models
+from solrl_ray.config.resolution import MOST
 from solrl_ray.config.schema import Compile, Config, QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
@@ -183,3 +184,31 @@ def _decoding(family: str, folder: Path) -> DiffusionModel:
         path = tiny.build_pipeline(folder / "flux", tiny_vae="small" in family)
     config = tiny.model_config(path, family=family.split()[0], decoding={"micro_batch": 2})
     return models.load(config, "cpu", components={"vae"})
+
+
+def test_as_many_shapes_as_a_run_may_have_do_not_exceed_the_compilers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten forwards of each shape (see `VARIANTS`) in three kinds of block of one class, as SD3.5-Medium has them."""
+
+    class Block(nn.Module):
+        def __init__(self, kind: int) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.kind
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformer_blocks = nn.ModuleList(map(Block, range(3)))
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled, model = nn.Module.compile, Blocks()
+    monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=counter, **how))
+    compile_(model, ON, CPU, "bf16")
+    forwards = 10 * MOST
+    for size in range(1, forwards + 1):
+        for block in model.transformer_blocks:
+            block(torch.ones(size, 2))
+    assert counter.frame_count == 3 * forwards

@@ -85,6 +85,17 @@ def test_runs_that_were_evaluated_with_other_guidance_are_told(guidance: dict[st
     assert notes(compare([plain, trained])) == []
 
 
+def test_runs_whose_evaluated_pictures_have_other_shapes_are_told(tmp_path: Path) -> None:
+    several: Any = {"resolution": [[32, 32], [32, 48]]}
+    plain, wide = write_run(tmp_path / "plain"), write_run(tmp_path / "wide", model={"resolution": [32, 48]})
+    drawn = write_run(tmp_path / "drawn", model=several)
+    again = write_run(tmp_path / "again", model=several, run={"seed": 8})
+    for one, other in ((plain, wide), (plain, drawn), (drawn, again)):
+        assert "shapes" in notes(compare([one, other]))[0]
+    pair = write_run(tmp_path / "pair", model={"resolution": [32, 32]}, run={"seed": 8})
+    assert notes(compare([write_run(tmp_path / "side", model={"resolution": 32}), pair])) == []
+
+
 def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
     """Two GPU-hours instead of eight, though it takes twice the time."""
     many = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 3600.0, 0.6, 0.0)), gpus=8.0)

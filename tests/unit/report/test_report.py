@@ -288,6 +288,16 @@ def test_one_iteration_and_update_are_singular_and_real_pictures_are_named_only_
     assert "The final row is the policy after 3 updates. Numbers are rewards. " in " ".join(without.split())
 
 
+def test_clipped_velocities_are_told_where_there_are_no_ratios(tmp_path: Path) -> None:
+    folder, said = write_run(tmp_path / "run"), "mean share of samples outside of the clip range"
+    plain = [replace(iteration(n), first_ratio_deviation=None, clip_fraction=None) for n in range(3)]
+    write_metrics(folder, plain)
+    assert said not in build(folder).read_text()
+    write_metrics(folder, [replace(record, clip_fraction=0.125) for record in plain])
+    [row] = [line for line in build(folder).read_text().split("<tr>") if said in line]
+    assert "0.1250" in row
+
+
 def test_a_repeated_iteration_counts_as_done_last_and_one_that_was_cut_short_does_not(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", finished=False)
     again = replace(iteration(1), reward_mean=0.9)
