@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from actors.evaluation.requests import EvaluationRequests
+from actors.evaluation.requests import EvaluationRequest, EvaluationRequests
+from solrl_ray.errors import UserError
+from solrl_ray.records import Prompt
 from tests.support.iteration_scene import Here
 from tests.support.small import small_config
 
@@ -27,3 +29,23 @@ def test_a_debt_is_paid_back_once_at_the_share_of_each_second(tmp_path: Path) ->
 
     asyncio.run(windows())
     assert left == pytest.approx([8.0, 6.0, 6.0, 0.0])
+
+
+def test_a_picture_that_is_not_there_ends_the_evaluation_and_not_the_run(tmp_path: Path) -> None:
+    world, config, nobody = Here(tmp_path), small_config(tmp_path, "run"), Any
+
+    class Embeddings:
+        async def one(self, prompt: Prompt, guidance_of: Any) -> Any:
+            raise UserError("no picture")
+
+    requests = EvaluationRequests(config, world, nobody, nobody, Embeddings(), lambda text: None)  # type: ignore[arg-type]
+    publications: Any = {"ema": None}
+    request = EvaluationRequest(
+        name="asked", config=config, prompts=(Prompt(id="p", text="p"),), updates=1, publications=publications
+    )
+    requests.submit(request)
+    asyncio.run(requests.window(asyncio.Event(), free=False))
+    progress = requests.poll("asked")
+    assert progress is not None
+    assert str(progress.error) == "no picture"
+    assert not requests.wait
