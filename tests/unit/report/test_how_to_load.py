@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -25,13 +26,14 @@ from solrl_ray.config.schema import Config
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import Brightness
 from tests.support import families, made_runs
-from tests.support.editing import write_prompts
+from tests.support.editing import picture, write_prompts
 from tests.support.made_configs import changed
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -92,6 +94,15 @@ def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
     config = changed(config_of("flux1_dev"), model={"guidance": 2.5})
     assert given(config)["guidance_scale"] == 2.5
     assert given(changed(config, evaluation={"guidance": 3.5}))["guidance_scale"] == 3.5
+
+
+def test_the_shown_lines_cut_a_picture_as_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, 20, 50).save(tmp_path / "reference-0.png")
+    monkeypatch.chdir(tmp_path)
+    config = changed(config_of("flux1_kontext_dev"), model={"resolution": (32, 48)})
+    (passed,) = given(config)["image"]
+    expected = prepared((tmp_path / "reference-0.png").read_bytes(), "reference-0.png", 32, 48)
+    assert np.array_equal(np.asarray(passed), expected.transpose(1, 2, 0))
 
 
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
