@@ -134,6 +134,31 @@ def test_opaque_pictures_of_every_kind_are_taken(mode: str, tmp_path: Path) -> N
     assert np.array_equal(made.transpose(1, 2, 0), np.asarray(original.convert("RGB")))
 
 
+def test_of_a_phones_file_with_several_pictures_the_first_is_taken(tmp_path: Path) -> None:
+    original = picture(0, 8)
+    saved(original, tmp_path / "p.jpg", format="MPO", save_all=True, append_images=[picture(1, 8)], quality=100)
+    made = references.prepared((tmp_path / "p.jpg").read_bytes(), "p.jpg", 8, 8)
+    with Image.open(tmp_path / "p.jpg") as file:
+        assert file.format == "MPO"
+        assert np.array_equal(made.transpose(1, 2, 0), np.asarray(file.convert("RGB")))
+
+
+def test_a_picture_of_many_prompts_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, 8).save(tmp_path / "p.png")
+    lines = [json.dumps({"text": text, "reference": "p.png"}) for text in "abc"]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    opened, real = list[str](), references.opened
+
+    def noted(content: bytes, path: str, place: str) -> Image.Image:
+        opened.append(path)
+        return real(content, path, place)
+
+    monkeypatch.setattr(references, "opened", noted)
+    found = read_prompts(str(tmp_path / "p.jsonl"), seen=1)
+    assert len({prompt.id for prompt in found}) == 3
+    assert opened == [str(tmp_path / "p.png")]
+
+
 def test_a_picture_is_cut_to_the_shape_of_samples_around_its_middle(tmp_path: Path) -> None:
     """Black, white and black stripes, three times as wide as high: the white one stays."""
     colours = np.zeros((32, 96, 3), np.uint8)
