@@ -23,6 +23,7 @@ from solrl_ray import models
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.models.qwen_image_edit import QwenImageEdit
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -178,6 +179,34 @@ def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple
     assert told in Drawing.of(guided).differs
     assert bool(told) == bool(Drawing.of(guided).differs)
     assert given(guided)["negative_prompt"] == 'a "b" {c}'
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "told"),
+    [
+        ("flux1_kontext_dev", 512, False),
+        ("qwen_image_edit", 512, True),
+        ("qwen_image_edit", (512, 1024), True),
+        ("qwen_image_edit", 1024, False),
+        ("qwen_image_edit", (832, 1248), False),
+        ("flux2_klein_base_4b", 512, False),
+        ("flux2_klein_base_4b", 1536, True),
+    ],
+)
+def test_the_lines_say_where_the_stock_pipeline_sees_references_in_another_size(
+    name: str, resolution: int | tuple[int, int], told: bool
+) -> None:
+    config = changed(config_of(name), model={"resolution": resolution, "references": 1})
+    said = "1024 x 1024 px" in Drawing.of(config).differs
+    assert said is told
+    if config.model.family == "qwen_image_edit":  # by its own code
+        stock, shape = pipeline_qwenimage_edit_plus, config.model.shapes[0]
+        brought = stock.calculate_dimensions(stock.VAE_IMAGE_SIZE, shape.width / shape.height)
+        assert (brought != (shape.width, shape.height)) is told
+        with QwenImageEdit.stock_keeps_references(shape):
+            brought = stock.calculate_dimensions(stock.VAE_IMAGE_SIZE, shape.width / shape.height)
+        assert brought == (shape.width, shape.height)
+        assert stock.VAE_IMAGE_SIZE == 1024**2
 
 
 def test_the_lines_draw_the_first_of_several_shapes_and_name_all() -> None:
