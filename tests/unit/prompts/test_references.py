@@ -106,7 +106,7 @@ def test_every_prompt_has_as_many_as_the_model_takes(tmp_path: Path) -> None:
     file.write_text(file.read_text() + '\n{"text": "c"}')
     with pytest.raises(UserError, match=r"^prompts: .*, line 3 .*model\.references is 1"):
         read_prompts(str(file), seen=1)
-    with pytest.raises(UserError, match=r"^prompts: .*, line 1 .*model\.references is 0"):
+    with pytest.raises(UserError, match=r"^prompts: .*, line 1 has 1 reference picture, but model\.references is 0"):
         read_prompts(str(file), seen=0)
     (tmp_path / "p.txt").write_text("a")
     with pytest.raises(UserError, match=r"p\.txt, line 1 .*model\.references is 1"):
