@@ -180,12 +180,12 @@ def write(config: Config, request: Request, state: LearnerState, found: Mapping[
     request.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
     shown = [prompt.id for prompt in prompts[: config.evaluation.pictures]]
+    save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.shapes[0])
     names = reward_names(config.rewards)
     results = {}
     for policy, scored in found.items():
         pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
         save_pictures(request.out / policy, pictures, config.model.fps)
-        save_references(request.out / REFERENCE, prompts[: config.evaluation.pictures], config.model.shapes[0])
         results[policy] = {
             name: evaluation_metrics(
                 {prompt.id: scored[prompt.id].columns[position] for prompt in prompts},

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from actors.world import Sent, Tasks, World
 from solrl_ray.config.pools import encodes_on_cards, encoding_batch
 from solrl_ray.config.schema import Config, Model
-from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.prompts.embedding_cache import EmbeddingCache
 from solrl_ray.prompts.prompt_set import negative_prompt
 from solrl_ray.prompts.references import contents
@@ -106,6 +106,8 @@ class PromptEmbeddings:
     async def encode(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> int:
         """Encode what the disk lacks of `prompts`; if that is something, of `further` ones as well, as far as the disk
         has room. Returns how many prompts were encoded.
+
+        Raises UserError for a reference picture that is gone or has changed.
         """
         await self._started.wait()
         prompts, further = self._with_negative(prompts), self._with_negative(further) if further else ()
@@ -114,11 +116,13 @@ class PromptEmbeddings:
             missing += await self._on_disk(
                 lambda cache: cache.affordable(cache.lacking(further), self._keep_free), "looking for embeddings"
             )
-        if coming := {self._ask(prompt) for prompt in missing}:
+        if coming := list(dict.fromkeys(self._ask(prompt) for prompt in missing)):
             self._tell()
             await asyncio.wait(coming)
         if self._leaves and not self._coming:
             await self._leave()
+        if errors := [error for each in coming if (error := each.exception())]:
+            raise errors[-1]  # negative prompts, which the user does not know, are the first
         return len(coming)
 
     async def prefetch(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
@@ -171,18 +175,20 @@ class PromptEmbeddings:
         """`prompts` after the negative prompts of samples and evaluations, each once; those see the same references."""
         seen = dict.fromkeys([prompt.references for prompt in prompts] or ([] if self._model.references else [()]))
         negative = [negative_prompt(model, each) for model in (self._model, self._evaluated) for each in seen]
-        return [*(prompt for prompt in dict.fromkeys(negative) if prompt), *prompts]
+        # By id: the same picture may be in several files.
+        return [*{prompt.id: prompt for prompt in negative if prompt}.values(), *prompts]
 
     async def _read(self, prompts: Sequence[Prompt], model: Model) -> list[PromptEmbedding]:
         """Embeddings that were on the disk, with those of negative prompts. What is damaged is encoded again."""
         against = {prompt.id: negative_prompt(model, prompt.references) for prompt in prompts}
-        wanted = [*prompts, *dict.fromkeys(negative for negative in against.values() if negative)]
+        negative = [prompt for prompt in against.values() if prompt]
+        wanted = list({prompt.id: prompt for prompt in [*prompts, *negative]}.values())
         for _ in range(2):
             read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in wanted], "reading embeddings")
             found = {embedding.prompt_id: embedding for embedding in read if embedding is not None}
             if len(found) == len(wanted):
-                pairs = [(found[key], negative) for key, negative in against.items()]
-                return [each.against(found[negative.id]) if negative else each for each, negative in pairs]
+                pairs = [(found[key], other) for key, other in against.items()]
+                return [each.against(found[other.id]) if other else each for each, other in pairs]
             await self.encode(wanted)
         raise RunError(f"{self._folder} does not keep embeddings of prompts: some are damaged again after a moment")
 
@@ -250,25 +256,43 @@ class PromptEmbeddings:
             not encoder.calls or (len(encoder.calls) < 2 and len(self._queue) >= size * len(self._encoders))
         ):
             prompts = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-            files = [await self._pictures(prompts)] if self._model.references else []
-            encoder.calls.append((prompts, self._world.send(encoder.actor, "embed", prompts, *files)))
+            if self._model.references:
+                files = await self._pictures(prompts)
+                prompts = [prompt for prompt in prompts if prompt.id in files]
+                args = [list(files.values())]
+            else:
+                args = []
+            if prompts:
+                encoder.calls.append((prompts, self._world.send(encoder.actor, "embed", prompts, *args)))
         if not self._queue:
             self._is_wanted.clear()
 
-    async def _pictures(self, prompts: Sequence[Prompt]) -> list[tuple[bytes, ...]]:
-        """The files of their references: an encoder may be on a machine that lacks them."""
+    async def _pictures(self, prompts: Sequence[Prompt]) -> dict[str, tuple[bytes, ...]]:
+        """By prompt id, the files of their references: an encoder may be on a machine that lacks them. Who asked for a
+        prompt with a file that cannot be taken gets the error; the prompt is left out.
+        """
         what = "reading reference pictures (fleet.deadlines.checkpoint)"
-        return await self._world.blocking(
-            lambda: [contents(prompt) for prompt in prompts], what, self._deadlines.checkpoint
-        )
+        read = await self._world.blocking(lambda: list(map(_files, prompts)), what, self._deadlines.checkpoint)
+        files = dict[str, tuple[bytes, ...]]()
+        for prompt, found in zip(prompts, read, strict=True):
+            if isinstance(found, UserError):
+                self._coming.pop(prompt.id).set_exception(found)
+            else:
+                files[prompt.id] = found
+        self._done(len(prompts) - len(files))
+        return files
 
     async def _keep(self, prompts: Sequence[Prompt], made: Sequence[PromptEmbedding]) -> None:
         await self._on_disk(lambda cache: cache.write(prompts, made), "writing embeddings")
         for prompt in prompts:
             self._coming.pop(prompt.id).set_result(None)
-        done, asked = self._counts
-        self._counts = done + len(prompts), asked
-        self._tell()
+        self._done(len(prompts))
+
+    def _done(self, count: int) -> None:
+        if count:
+            done, asked = self._counts
+            self._counts = done + count, asked
+            self._tell()
 
     def _tell(self) -> None:
         if self._coming:
@@ -276,3 +300,11 @@ class PromptEmbeddings:
         else:
             self._counts = 0, 0
             self._show("")
+
+
+def _files(prompt: Prompt) -> tuple[bytes, ...] | UserError:
+    """The contents of a prompt's pictures, or why they cannot be had."""
+    try:
+        return contents(prompt)
+    except UserError as error:
+        return error

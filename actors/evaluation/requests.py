@@ -187,7 +187,12 @@ class EvaluationRequests:
             if ended.is_set() or evaluation.completed.is_set():
                 return
             if prompt.id not in this.embeddings:
-                this.embeddings[prompt.id] = await self._embeddings.one(prompt, this.request.config.evaluated_model)
+                try:
+                    made = await self._embeddings.one(prompt, this.request.config.evaluated_model)
+                except UserError as error:  # its picture is gone, or was never on this machine
+                    evaluation.failed(error)
+                    return
+                this.embeddings[prompt.id] = made
         async with self._publisher.evaluating(this.request.publications[policy]):
             if evaluation.completed.is_set() or ended.is_set():  # it was forgotten, or the turn came too late
                 return

@@ -149,6 +149,8 @@ def _roles(config: Config, rank: int) -> tuple[str, ...]:
 def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> Process:
     config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
     encode = {ENCODE: {"text encoders": facts.text_parameters * width}}
+    if config.model.references:  # their encoding is taken to need as much as a picture's decoding
+        encode[ENCODE]["autoencoder"] = facts.decoder_parameters * width + facts.decoding_bytes
     if roles == (ENCODER,):
         return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import sizes
+from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
     import torch
@@ -37,6 +39,8 @@ class Family:
     """What switches guidance on in such a call; None: the family has none."""
     embeds_guidance: bool = False
     """Whether its transformers may take the value of a guidance embedding."""
+    keeps_references: Callable[[SampleShape], bool] = lambda shape: True
+    """Whether its stock pipeline takes reference pictures of this size as they are."""
 
 
 def _embedded(model: Model) -> dict[str, Any]:
@@ -66,20 +70,39 @@ def _as_it_is(model: Model) -> dict[str, Any]:
     return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
 
 
+def _at_most_a_megapixel(shape: SampleShape) -> bool:
+    return shape.pixels <= MEGAPIXEL
+
+
+def _of_a_megapixel(shape: SampleShape) -> bool:
+    """Qwen-Image-Edit's pipeline brings them to this area, with sides of whole 32 pixels."""
+    scale = math.sqrt(MEGAPIXEL / shape.pixels)
+    return all(round(side * scale / 32) * 32 == side for side in (shape.height, shape.width))
+
+
+MEGAPIXEL = 1024**2
 SCALE_1, TRUE_SCALE_1 = {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0}
 SANA_ARGUMENTS = SCALE_1 | {"complex_human_instruction": None, "use_resolution_binning": False}
 SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
     "flux": Family("flux:Flux", sizes.FLUX, _embedded, cfg_arguments=_true_scale, embeds_guidance=True),
     "flux2_klein": Family(
-        "flux2_klein_references:Flux2KleinSeeing", sizes.FLUX2_KLEIN, lambda _: SCALE_1, cfg_arguments=_without_text
+        "flux2_klein_references:Flux2KleinSeeing",
+        sizes.FLUX2_KLEIN,
+        lambda _: SCALE_1,
+        cfg_arguments=_without_text,
+        keeps_references=_at_most_a_megapixel,
     ),
     "flux_kontext": Family(
         "flux_kontext:FluxKontext", sizes.FLUX_KONTEXT, _as_it_is, cfg_arguments=_true_scale, embeds_guidance=True
     ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
     "qwen_image_edit": Family(
-        "qwen_image_edit:QwenImageEdit", sizes.QWEN_IMAGE_EDIT, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale
+        "qwen_image_edit:QwenImageEdit",
+        sizes.QWEN_IMAGE_EDIT,
+        lambda _: TRUE_SCALE_1,
+        cfg_arguments=_true_scale,
+        keeps_references=_of_a_megapixel,
     ),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
     "sana_video": Family(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from solrl_ray.models.checkpoint import Checkpoint
 from solrl_ray.models.qwen_image import QwenImage, fixed_length
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.text import TextEncoders, Truncation
+from solrl_ray.records import SampleShape
 
 PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
 """What the pipeline writes before a prompt, of each picture."""
@@ -39,6 +41,16 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     PIPELINE = QwenImageEditPlusPipeline
     SIZES = sizes.QWEN_IMAGE_EDIT
+
+    @classmethod
+    @contextmanager
+    def stock_keeps_references(cls, shape: SampleShape) -> Iterator[None]:
+        usual = stock.VAE_IMAGE_SIZE
+        stock.VAE_IMAGE_SIZE = shape.pixels
+        try:
+            yield
+        finally:
+            stock.VAE_IMAGE_SIZE = usual
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
         settings = json.dumps(self._text.pipeline.processor.image_processor.to_dict(), sort_keys=True, default=str)

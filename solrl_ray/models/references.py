@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,12 +12,12 @@ from torch.nn import functional
 
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.checkpoint import fingerprint
-from solrl_ray.records import REFERENCE_TOKENS, REFERENCES
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES, SampleShape
 
 
 class SeesReferences(DiffusionModel):
     """Stands before a family whose latents are packed. The family's `_velocity` gets the tokens of the sample and then
-    those of each picture, and answers for all; the sample's count. Without pictures it is the family itself.
+    those of each picture, and answers for all; the sample's count. With `model.references` 0 it is the family itself.
     """
 
     @torch.no_grad()
@@ -33,6 +34,12 @@ class SeesReferences(DiffusionModel):
             for embedding, seen in zip(encoded, references, strict=True)
         ]
 
+    @classmethod
+    @contextmanager
+    def stock_keeps_references(cls, shape: SampleShape) -> Iterator[None]:
+        """Within it the stock pipeline takes references of this size as they are, if that is a setting of its code."""
+        yield
+
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
         """With references also what fixes theirs."""
         identity = super().text_identity(micro_batch)
@@ -44,6 +51,8 @@ class SeesReferences(DiffusionModel):
         others = dict(embedding)
         tokens = others.pop(REFERENCE_TOKENS, None)
         if tokens is None:
+            if self.config.references:
+                raise ValueError("an embedding has no reference pictures, but model.references is not 0")
             return super()._velocity(latents, sigmas, others)  # type: ignore[safe-super]
         both = torch.cat([latents, tokens], dim=1)
         return super()._velocity(both, sigmas, others)[:, : latents.shape[1]]  # type: ignore[safe-super]

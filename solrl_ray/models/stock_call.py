@@ -50,13 +50,17 @@ class Drawing:
 
     @property
     def differs(self) -> str:
-        """What the stock pipeline cannot do as the run does: a sentence; empty if nothing."""
-        cfg = self.model.cfg
+        """What the stock pipeline cannot do as the run does: sentences; empty if nothing."""
+        cfg, shape, said = self.model.cfg, self.model.shapes[0], list[str]()
         low, high = cfg.interval
         passed = "cfg_truncation" in self.call and high == 1
-        if not cfg.is_on or (low, high) == (0, 1) or passed:
-            return ""
-        return f"The run guides only at noise levels {low:g} to {high:g}, which the stock pipeline cannot be told."
+        if cfg.is_on and (low, high) != (0, 1) and not passed:
+            said.append(
+                f"The run guides only at noise levels {low:g} to {high:g}, which the stock pipeline cannot be told."
+            )
+        if self.model.references and not FAMILIES[self.model.family].keeps_references(shape):
+            said.append(f"The run sees references of {shape}; the stock pipeline brings them to about 1024 x 1024 px.")
+        return " ".join(said)
 
     @property
     def scheduler(self) -> dict[str, Any]:

@@ -161,8 +161,9 @@ def _line(entry: Entry, folder: Path) -> str:
     """In a file of `folder`, from which the paths of pictures count."""
     fields: dict[str, Any] = {"id": entry.id, "text": entry.text}
     if entry.references:
-        base = folder.absolute()
-        fields["reference"] = [os.path.relpath(Path(each.path).absolute(), base) for each in entry.references]
+        # Of real folders: ".." after a link would go up from where it leads.
+        files = [Path(each.path) for each in entry.references]
+        fields["reference"] = [os.path.relpath(file.parent.resolve() / file.name, folder.resolve()) for file in files]
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

@@ -76,8 +76,9 @@ def read_prompts(
 def _other_number(line: _Line, place: str, right: int) -> str:
     """Says that a prompt has another number of reference pictures than the model takes."""
     mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
-    count = len(line.paths) or "no"
-    return f"{place}{line.number} has {count} reference pictures, but model.references is {right}; {mend}."
+    count = len(line.paths)
+    had = f"{count or 'no'} reference picture{'' if count == 1 else 's'}"
+    return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
 
 
 def _lines(path: str, key: str, shapes: Collection[SampleShape]) -> list[_Line]:

@@ -56,7 +56,7 @@ def opened(content: bytes, path: str, place: str) -> Image.Image:
             raise UserError(_refused(place, path, *wrong))
         file.load()
         picture = file.convert("RGBA") if file.has_transparency_data else file
-        if picture is not file and min(picture.getchannel("A").tobytes()) < 255:
+        if picture is not file and picture.getchannel("A").getextrema() != (255, 255):
             raise UserError(_refused(place, path, "is transparent", "opaque: put it on a background"))
         return ImageOps.exif_transpose(picture).convert("RGB")
     except UserError:
@@ -116,8 +116,12 @@ def known(named: Sequence[tuple[str, str]], *, decode: bool) -> list[Reference]:
             opened(content, path, place)
         return Reference(path=path, digest=hashlib.sha256(content).hexdigest())
 
+    first: dict[str, str] = {}  # several prompts may have the same picture
+    for path, place in named:
+        first.setdefault(path, place)
     with ThreadPoolExecutor() as threads:  # hashing and decoding release Python's lock
-        return list(threads.map(one, named))
+        found = dict(zip(first, threads.map(one, first.items()), strict=True))
+    return [found[path] for path, _ in named]
 
 
 def paths(value: Any, folder: Path, place: str) -> list[str]:
@@ -138,7 +142,8 @@ def _unfit(picture: Image.Image, content: bytes) -> tuple[str, str] | None:
     width, height = picture.size
     if width * height > MOST_PIXELS:
         return f"has {width} x {height} pixels", f"at most {MOST_PIXELS:,} in all"
-    if getattr(picture, "n_frames", 1) > 1:
+    # MPO is JPEG with further pictures, such as a phone's depth map: the first one is the picture.
+    if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:
         return f"is animated, with {picture.n_frames} frames", "one picture"  # type: ignore[attr-defined]
     if picture.format == "PNG" and content[PNG_DEPTH] == 16:
         return "has 16 bits a channel", "8"

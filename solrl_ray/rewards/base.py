@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -48,7 +48,7 @@ class Reward(ABC):
         return {}
 
     @cached_property
-    def _computes_with(self) -> frozenset[str]:
+    def _computes_with(self) -> dict[str, bool]:
         return wanted_by(self.compute)
 
     def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
@@ -95,22 +95,25 @@ class Reward(ABC):
 
 SEEN = ("reference", "references")
 """Names of parameters that get reference pictures: each prompt's first one, float32 [B, 3, H, W] in [0, 1], or all of
-them, [B, n, 3, H, W]. None if the prompts have none.
+them, [B, n, 3, H, W]. If the prompts have none: the parameter's default, or None without one.
 """
 
 
-def wanted_by(function: Callable[..., Any]) -> frozenset[str]:
-    """Which of `SEEN` are parameters of a function."""
+def wanted_by(function: Callable[..., Any]) -> dict[str, bool]:
+    """Which of `SEEN` are parameters of a function, and whether they have a default."""
     try:
-        return frozenset(inspect.signature(function).parameters) & frozenset(SEEN)
+        found = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C, it may not tell
-        return frozenset()
+        return {}
+    return {name: found[name].default is not inspect.Parameter.empty for name in SEEN if name in found}
 
 
-def seen(wanted: frozenset[str], references: Tensor | None) -> dict[str, Tensor | None]:
-    """Arguments by the names in `wanted`."""
-    first = None if references is None else references[:, 0]
-    return {name: value for name, value in (("reference", first), ("references", references)) if name in wanted}
+def seen(wanted: Mapping[str, bool], references: Tensor | None) -> dict[str, Tensor | None]:
+    """Arguments by the names in `wanted`, as `wanted_by` tells of a function."""
+    if references is None:
+        return {name: None for name, has_default in wanted.items() if not has_default}
+    values = {"reference": references[:, 0], "references": references}
+    return {name: values[name] for name in wanted}
 
 
 class CheckpointReward(Reward):

@@ -96,8 +96,8 @@ def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
     for part in (part for part in now if now[part] != was[part]):
         raise UserError(
             f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
-            f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
-            f"put the file back, or begin another run with --from {folder.path}"
+            f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by texts, pictures "
+            f"and order); put the file back, or begin another run with --from {folder.path}"
         )
     return used
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
 from solrl_ray.models.components import DTYPES
+from solrl_ray.models.references import SeesReferences
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
 from solrl_ray.validation.steps import Measure, at_least, at_most, is_true
@@ -81,9 +83,13 @@ def stock_picture(session: Session) -> list[Measure]:
 
     pipeline.scheduler.step = watched
     latents = bare.stock_latents(noise.clone())
-    seen = [Image.fromarray(each.transpose(1, 2, 0)) for each in session.references] if config.references else []
-    given = {"image": seen} if seen else {}
-    called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **given, **drawing.call)
+    given, family = {}, models.family(config)
+    keeping: AbstractContextManager[None] = nullcontext()
+    if config.references and issubclass(family, SeesReferences):
+        given = {"image": [Image.fromarray(each.transpose(1, 2, 0)) for each in session.references]}
+        keeping = family.stock_keeps_references(config.shapes[0])
+    with keeping:
+        called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **given, **drawing.call)
     grid = pipeline.scheduler.sigmas.double().tolist()
     picture = called.frames.transpose(1, 2) if config.frames else called.images
     found = session.stock = StockRun(grid, passed, picture.float().cpu())

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from actors.evaluation.requests import PATIENCE, EvaluationRequest, EvaluationRequests
+from solrl_ray.errors import UserError
+from solrl_ray.records import Prompt
 from tests.support.iteration_scene import Here
 from tests.support.small import small_config
 
@@ -45,3 +47,23 @@ def test_a_request_is_kept_while_it_is_polled_and_forgotten_after(tmp_path: Path
     asyncio.run(after(PATIENCE + 1))
     assert requests.poll("mine") is None
     assert "mine" in told[-1]
+
+
+def test_a_picture_that_is_not_there_ends_the_evaluation_and_not_the_run(tmp_path: Path) -> None:
+    world, config, nobody = Here(tmp_path), small_config(tmp_path, "run"), Any
+
+    class Embeddings:
+        async def one(self, prompt: Prompt, guidance_of: Any) -> Any:
+            raise UserError("no picture")
+
+    requests = EvaluationRequests(config, world, nobody, nobody, Embeddings(), lambda text: None)  # type: ignore[arg-type]
+    publications: Any = {"ema": None}
+    request = EvaluationRequest(
+        name="asked", config=config, prompts=(Prompt(id="p", text="p"),), updates=1, publications=publications
+    )
+    requests.submit(request)
+    asyncio.run(requests.window(asyncio.Event(), free=False))
+    progress = requests.poll("asked")
+    assert progress is not None
+    assert str(progress.error) == "no picture"
+    assert not requests.wait

@@ -14,7 +14,7 @@ from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.world import Tasks
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id, read_prompts
 from solrl_ray.records import Prompt, PromptEmbedding
@@ -386,3 +386,42 @@ def test_a_damaged_embedding_is_encoded_again() -> None:
         assert scene.asked == "aabb"
 
     played(play, disk=disk)
+
+
+EDITS = (*GUIDED, "model.references=1")
+
+
+def test_one_picture_under_two_names_and_a_prompt_as_the_negative_one(tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "p.jsonl", ["a", "b", "dull"], 8)
+    for copy in ("p-1-0.png", "p-2-0.png"):
+        (tmp_path / copy).write_bytes((tmp_path / "p-0-0.png").read_bytes())
+    edits = read_prompts(str(file))
+
+    async def play(scene: Scene) -> None:
+        found = await scene.embeddings.of(edits, config(*EDITS).evaluated_model)
+        assert list(found) == [prompt.id for prompt in edits]
+        assert all("negative_prompt_embeds" in value(each).tensors for each in found.values())
+        assert scene.asked == "".join(sorted("".join(prompt.id for prompt in edits)))
+
+    played(play, *EDITS)
+
+    async def without(scene: Scene) -> None:
+        same = [Prompt(id=prompt_id(text), text=text) for text in ("bright", "dull")]
+        assert len(await scene.embeddings.of(same, config(*GUIDED).evaluated_model)) == 2
+
+    played(without, *GUIDED)
+
+
+def test_who_asks_for_a_picture_that_is_gone_is_told_and_others_go_on(tmp_path: Path) -> None:
+    good, bad = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["good", "bad"], 8)))
+    Path(bad.references[0].path).unlink()
+
+    async def play(scene: Scene) -> None:
+        others = asyncio.ensure_future(scene.embeddings.of([good]))
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"^the prompt 'bad' names .*p-1-0\.png.* cannot be read"):
+                await scene.embeddings.of([bad])
+        assert list(await others) == [good.id]
+        assert scene.said[-1] == ""
+
+    played(play, *EDITS, "fleet.encoders.micro_batch=4")

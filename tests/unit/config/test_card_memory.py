@@ -157,6 +157,12 @@ def test_encoders_with_gpus_of_their_own_hold_text_encoders_alone() -> None:
     assert all("text encoder" not in card.roles for card in cards(made_up(SPLIT)))  # on CPUs
 
 
+def test_with_references_an_encoder_also_holds_the_autoencoder() -> None:
+    made = cards(made_up(SPLIT, "fleet.encoders={count: 1, num_gpus: 1}", "model.references=1"))
+    (alone,) = (card for card in made if card.roles == ("text encoder",))
+    assert gigabytes(alone.processes[0]) == pytest.approx({ENCODE: PROCESS + ENCODES + 2 * 0.05 + 0.1})
+
+
 def test_a_card_packs_revisions_only_if_an_explorer_has_no_learner_in_its_process() -> None:
     alone, beside = cards(made_up("fleet.explorers.count=2"))
     assert beside.processes[0].roles == ("explorer",)

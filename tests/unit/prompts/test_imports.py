@@ -266,6 +266,16 @@ def test_references_of_a_list_or_a_folder_are_those_of_the_prompts_that_a_run_re
     assert [line["reference"] for line in lines] == [["../../x/1.png"], ["../../x/2.png"]]
 
 
+def test_pictures_are_found_from_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (file,) = pictured(tmp_path / "x", "1.png")
+    (tmp_path / "x/1.txt").write_text("a")
+    (tmp_path / "far/away/disk").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "far/away/disk")
+    write_prompts(import_prompts(str(tmp_path / "x")), tmp_path / "out")
+    (prompt,) = read_prompts(str(tmp_path / "out/train.jsonl"), seen=1)
+    assert Path(prompt.references[0].path).read_bytes() == file
+
+
 def test_a_picture_without_a_prompt_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     pictured(tmp_path / "x", "1.png", "2.png")
     (tmp_path / "x/1.txt").write_text("a")

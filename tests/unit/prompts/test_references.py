@@ -106,7 +106,7 @@ def test_every_prompt_has_as_many_as_the_model_takes(tmp_path: Path) -> None:
     file.write_text(file.read_text() + '\n{"text": "c"}')
     with pytest.raises(UserError, match=r"^prompts: .*, line 3 .*model\.references is 1"):
         read_prompts(str(file), seen=1)
-    with pytest.raises(UserError, match=r"^prompts: .*, line 1 .*model\.references is 0"):
+    with pytest.raises(UserError, match=r"^prompts: .*, line 1 has 1 reference picture, but model\.references is 0"):
         read_prompts(str(file), seen=0)
     (tmp_path / "p.txt").write_text("a")
     with pytest.raises(UserError, match=r"p\.txt, line 1 .*model\.references is 1"):
@@ -132,6 +132,31 @@ def test_opaque_pictures_of_every_kind_are_taken(mode: str, tmp_path: Path) -> N
     content = references.read(str(tmp_path / "p.png"), "here")
     made = references.prepared(content, "p.png", 8, 8)
     assert np.array_equal(made.transpose(1, 2, 0), np.asarray(original.convert("RGB")))
+
+
+def test_of_a_phones_file_with_several_pictures_the_first_is_taken(tmp_path: Path) -> None:
+    original = picture(0, 8)
+    saved(original, tmp_path / "p.jpg", format="MPO", save_all=True, append_images=[picture(1, 8)], quality=100)
+    made = references.prepared((tmp_path / "p.jpg").read_bytes(), "p.jpg", 8, 8)
+    with Image.open(tmp_path / "p.jpg") as file:
+        assert file.format == "MPO"
+        assert np.array_equal(made.transpose(1, 2, 0), np.asarray(file.convert("RGB")))
+
+
+def test_a_picture_of_many_prompts_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, 8).save(tmp_path / "p.png")
+    lines = [json.dumps({"text": text, "reference": "p.png"}) for text in "abc"]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    opened, real = list[str](), references.opened
+
+    def noted(content: bytes, path: str, place: str) -> Image.Image:
+        opened.append(path)
+        return real(content, path, place)
+
+    monkeypatch.setattr(references, "opened", noted)
+    found = read_prompts(str(tmp_path / "p.jsonl"), seen=1)
+    assert len({prompt.id for prompt in found}) == 3
+    assert opened == [str(tmp_path / "p.png")]
 
 
 def test_a_picture_is_cut_to_the_shape_of_samples_around_its_middle(tmp_path: Path) -> None:

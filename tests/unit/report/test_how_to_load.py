@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -22,16 +23,18 @@ from solrl_ray import models
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.models.qwen_image_edit import QwenImageEdit
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import Brightness
 from tests.support import families, made_runs
-from tests.support.editing import write_prompts
+from tests.support.editing import picture, write_prompts
 from tests.support.made_configs import changed
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -101,6 +104,15 @@ def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
     config = changed(config_of("flux1_dev"), model={"guidance": 2.5})
     assert given(config)["guidance_scale"] == 2.5
     assert given(changed(config, evaluation={"guidance": 3.5}))["guidance_scale"] == 3.5
+
+
+def test_the_shown_lines_cut_a_picture_as_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, 20, 50).save(tmp_path / "reference-0.png")
+    monkeypatch.chdir(tmp_path)
+    config = changed(config_of("flux1_kontext_dev"), model={"resolution": (32, 48)})
+    (passed,) = given(config)["image"]
+    expected = prepared((tmp_path / "reference-0.png").read_bytes(), "reference-0.png", 32, 48)
+    assert np.array_equal(np.asarray(passed), expected.transpose(1, 2, 0))
 
 
 def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
@@ -176,6 +188,34 @@ def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple
     assert told in Drawing.of(guided).differs
     assert bool(told) == bool(Drawing.of(guided).differs)
     assert given(guided)["negative_prompt"] == 'a "b" {c}'
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "told"),
+    [
+        ("flux1_kontext_dev", 512, False),
+        ("qwen_image_edit", 512, True),
+        ("qwen_image_edit", (512, 1024), True),
+        ("qwen_image_edit", 1024, False),
+        ("qwen_image_edit", (832, 1248), False),
+        ("flux2_klein_base_4b", 512, False),
+        ("flux2_klein_base_4b", 1536, True),
+    ],
+)
+def test_the_lines_say_where_the_stock_pipeline_sees_references_in_another_size(
+    name: str, resolution: int | tuple[int, int], told: bool
+) -> None:
+    config = changed(config_of(name), model={"resolution": resolution, "references": 1})
+    said = "1024 x 1024 px" in Drawing.of(config).differs
+    assert said is told
+    if config.model.family == "qwen_image_edit":  # by its own code
+        stock, shape = pipeline_qwenimage_edit_plus, config.model.shapes[0]
+        brought = stock.calculate_dimensions(stock.VAE_IMAGE_SIZE, shape.width / shape.height)
+        assert (brought != (shape.width, shape.height)) is told
+        with QwenImageEdit.stock_keeps_references(shape):
+            brought = stock.calculate_dimensions(stock.VAE_IMAGE_SIZE, shape.width / shape.height)
+        assert brought == (shape.width, shape.height)
+        assert stock.VAE_IMAGE_SIZE == 1024**2
 
 
 def test_the_lines_draw_the_first_of_several_shapes_and_name_all() -> None:

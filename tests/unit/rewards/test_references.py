@@ -47,6 +47,9 @@ def both(images, prompts, *, reference, references):
     reference.zero_()
     return images.mean(dim=(1, 2, 3))
 
+def elsewhere(images, prompts, reference=0.5):
+    return [reference] * len(images)
+
 def plain(images, prompts):
     return images[:, 0].mean(dim=(1, 2))
 """
@@ -79,8 +82,9 @@ def test_a_function_gets_what_its_parameters_name(own: Callable[[str], rewards.R
     assert own("plain").score(made, PROMPTS, seen).tolist() == own("plain").score(made, PROMPTS).tolist()
 
 
-def test_without_references_a_function_gets_none(own: Callable[[str], rewards.RewardMixture]) -> None:
+def test_without_references_a_function_gets_its_default_or_none(own: Callable[[str], rewards.RewardMixture]) -> None:
     assert own("all_of_them").score(images(), PROMPTS).tolist() == [0, 0]
+    assert own("elsewhere").score(images(), PROMPTS).tolist() == [0.5, 0.5]  # its own meaning of the word
     with pytest.raises(RewardError, match=r"mine\.py:first\) failed"):
         own("first").score(images(), PROMPTS)
 

@@ -12,6 +12,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.prompts.references import pictures
 from solrl_ray.records import Address
+from solrl_ray.report import card
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery
@@ -69,5 +70,8 @@ def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path
     assert all(0.5 < record.reward_mean < 1 for record in run.evaluations)
     first = read_prompts(config.prompts.heldout)[0]
     assert run.pictures[REFERENCE].keys() == {(first.id, 0)}
-    (card,) = Gallery.of_run(run).cards
-    assert list(card.rows) == [REFERENCE, "base", "final"]
+    (shown,) = Gallery.of_run(run).cards
+    assert list(shown.rows) == [REFERENCE, "base", "final"]
+    published = card.contents(run, card.Target(repository="me/edits", revision=None, licence={}))
+    assert "<th>reference</th><th>base</th><th>trained</th>" in published["README.md"].decode()
+    assert published[f"images/references-{first.id}-0.png"].startswith(b"\x89PNG")
