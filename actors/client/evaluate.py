@@ -92,7 +92,7 @@ def with_regenerators_alone(config: Config) -> Config:
 
 
 def _images(evaluated: Evaluated) -> torch.Tensor:
-    """The pictures of a unit, float32 [n, 3, H, W], or videos [n, 3, T, H, W]; it must have been asked for them."""
+    """The pictures or videos of a unit, as `Evaluated.images`; it must have been asked for them."""
     assert evaluated.images is not None
     return evaluated.images
 

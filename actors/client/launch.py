@@ -27,6 +27,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError, WorkerGone
+from solrl_ray.models import scored
 from solrl_ray.models.paths import absolute
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
@@ -223,7 +224,7 @@ def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
     own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
     if own and (explorer.num_gpus or elsewhere):
         tried, device = trial.prompts_of(config), str(device_of(explorer.num_gpus))
-        trials = [trial.Trial(key, reward, config.model.shapes, *tried) for key, reward in own.items()]
+        trials = [trial.Trial(key, reward, scored(config), *tried) for key, reward in own.items()]
         _on_place_of(explorer, config, "the trial of the rewards on a worker", trial.here, trials, device)
 
 

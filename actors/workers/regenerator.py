@@ -21,8 +21,9 @@ from solrl_ray.models.components import Component
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
+from solrl_ray.rewards.preprocessing import eight_bits
 from solrl_ray.rollout.sampler import group_of
 from solrl_ray.rollout.samplers import Samplers
 from solrl_ray.weight_sync.container import Buffer
@@ -34,7 +35,7 @@ class Evaluated:
     unit: WorkUnit
     rewards: tuple[float, ...]
     images: torch.Tensor | None
-    """float32 [n, 3, H, W] in [0, 1]; None unless they were asked for."""
+    """float32 [n, 3, H, W] in [0, 1], of videos uint8 [n, 3, T, H, W]; None unless they were asked for."""
     seconds: float
     started: float
     """Seconds since 1970, by the worker's clock."""
@@ -111,7 +112,7 @@ class Regenerator(SamplingWorker):
         self, sampler: Samplers, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
     ) -> Evaluated:
         result, sampled = self._scored(sampler, unit, prompt, embedding)
-        images = sampled.images.cpu() if pictures else None
+        images = _shown(sampled.images) if pictures else None
         return Evaluated(
             unit=unit,
             rewards=result.rewards,
@@ -154,6 +155,11 @@ class Regenerator(SamplingWorker):
             free_cache()
             raise
         return replace(evaluated, columns=self._outside.columns.last)
+
+
+def _shown(images: torch.Tensor) -> torch.Tensor:
+    """Images on the CPU; videos, which are large, with the eight bits that their files keep."""
+    return images.cpu() if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
 
 
 @dataclass(frozen=True, slots=True)

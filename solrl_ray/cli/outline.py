@@ -139,14 +139,12 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
 
 def _check_preview(config: Config, sources: Sources) -> None:
     """Raise `UserError` for latent frames that the videos do not have."""
-    chosen, frames = (
-        config.rollout.preview.latent_frames,
-        FAMILIES[config.model.family].sizes.latent_frames(config.model.shapes[0]),
-    )
+    chosen, model = config.rollout.preview.latent_frames, config.model
+    frames = FAMILIES[model.family].sizes.latent_frames(model.shapes[0])
     if chosen and chosen[-1] >= frames:
         key = "rollout.preview.latent_frames"
         raise UserError(
-            f"{key} ({sources.of(key)}) is {chosen}, but {config.model.frames} frames (model.frames) are {frames} "
+            f"{key} ({sources.of(key)}) is {chosen}, but {model.frames} frames (model.frames) are {frames} "
             f"latent frames, 0 to {frames - 1}."
         )
 

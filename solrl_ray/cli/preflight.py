@@ -28,6 +28,7 @@ from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
+from solrl_ray.models import scored
 from solrl_ray.records import Prompt
 
 PICTURES_SECONDS = 900.0
@@ -232,7 +233,7 @@ def functions(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import two_prompts
 
     tried = two_prompts(config, run.sources)
-    trials = [own_functions.Trial(run.named(key), each, config.model.shapes, *tried) for key, each in own.items()]
+    trials = [own_functions.Trial(run.named(key), each, scored(config), *tried) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, given or (), strict=False):

@@ -161,6 +161,8 @@ def _videos(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
     if not chosen or chosen != sorted(set(chosen)):
         yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
+    elif len(chosen) == 1 and any(reward.kind == "motion" for reward in config.rewards):
+        yield Problem(key, "null, or several latent frames, with a reward of motion: one is a single picture")
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:

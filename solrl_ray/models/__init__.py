@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.guidance import Cfg
-from solrl_ray.config.schema import Model
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import sizes
 from solrl_ray.records import SampleShape
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
 
     from solrl_ray.models.base import DiffusionModel
 
-__all__ = ["encoder_components", "family", "load"]
+__all__ = ["encoder_components", "family", "load", "scored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,18 @@ DISTILLED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Family → id of a checkpoint with built-in guidance → what in its scheduler the undistilled ones do not have. Other
 files do not tell, except FLUX.2's index.
 """
+
+
+def scored(config: Config) -> tuple[SampleShape, ...]:
+    """The shapes that rewards get: of samples, then of previews that are decoded from some latent frames."""
+    shapes, chosen, made_by = (
+        config.model.shapes,
+        config.rollout.preview.latent_frames,
+        FAMILIES.get(config.model.family),
+    )
+    if not chosen or made_by is None:
+        return tuple(shapes)
+    return *shapes, *shapes.with_frames(made_by.sizes.frames(len(chosen)))
 
 
 def family(config: Model) -> type[DiffusionModel]:

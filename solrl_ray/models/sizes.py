@@ -61,6 +61,8 @@ class FamilySizes:
     """The only `model.schedule.kind` that the stock pipeline can be told; empty: all."""
     frame_stride: int = 0
     """Frames that each latent frame after the first makes; 0: the family makes pictures."""
+    multiple: int = 1
+    """Pixels of which the stock pipeline takes multiples, if those of the latent grid are not enough."""
     kept_values: tuple[float, float]
     """Values that a block's forward keeps for its backward pass, per channel of an image or text token: of compiled
     blocks, of eager ones. Measured; for estimates of memory.
@@ -83,7 +85,8 @@ class FamilySizes:
             transformer: its ``config.json``.
             factor: VAE downscale factor.
         """
-        step = factor * self.patch
+        cell = factor * self.patch
+        step = math.lcm(cell, self.multiple)
         sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
         if wrong := sorted(side for side in sides if side % step):
             raise UserError(
@@ -102,7 +105,7 @@ class FamilySizes:
                 f"but model.family {config.family!r} takes at most {self.longest}."
             )
         if self.positions:
-            self._check_positions(config, transformer[self.positions], step)
+            self._check_positions(config, transformer[self.positions], cell)
         least, most = self.references
         if not least <= config.references <= most:
             right = f"takes {least}" if least == most else f"takes {least} to {most}"
@@ -154,6 +157,10 @@ class FamilySizes:
     def latent_frames(self, shape: SampleShape) -> int:
         """Latent frames of one sample; 1 of a picture."""
         return 1 + (shape.frames - 1) // self.frame_stride if shape.frames else 1
+
+    def frames(self, latent_frames: int) -> int:
+        """Frames of a video that so many latent frames are decoded to."""
+        return 1 + (latent_frames - 1) * self.frame_stride
 
     def image_grid(self, shape: SampleShape, factor: int) -> tuple[int, int]:
         """Rows and columns of one sample's image tokens, of a video of each latent frame's."""
@@ -273,6 +280,7 @@ SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
     packed=False,
     text_in_blocks=False,
     frame_stride=4,
+    multiple=32,
     kept_values=(29.6, 37.5),
     forward_values=17.1,
     decoder=WAN_VAE,

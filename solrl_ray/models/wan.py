@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
+from diffusers.models.embeddings import TimestepEmbedding
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.config.schema import Model, QuantizationScope
 from solrl_ray.errors import UserError
@@ -19,7 +21,7 @@ from solrl_ray.quantization.planning import plan
 
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with."""
-TIME_EMBEDDER = "condition_embedder.time_embedder.linear_1"
+TIME_EMBEDDER = "condition_embedder.time_embedder"
 
 
 class Wan(DiffusionModel):
@@ -63,6 +65,11 @@ class Wan(DiffusionModel):
         return latents * std + mean
 
     @classmethod
+    def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        transformer.get_submodule(TIME_EMBEDDER).__class__ = TimeEmbedder  # the same weights and paths
+        return transformer
+
+    @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
         checkpoint = super()._open(config, key)
         if checkpoint.has("transformer_2"):
@@ -79,12 +86,21 @@ class Wan(DiffusionModel):
         return super()._token_counts(tokenizer, [prompt_clean(text) for text in texts])
 
 
+class TimeEmbedder(TimestepEmbedding):  # type: ignore[misc]
+    """diffusers keeps its weights in float32; so the learner's autocast must not round what it computes."""
+
+    def forward(self, sample: Tensor) -> Tensor:
+        with torch.autocast(sample.device.type, enabled=False):
+            embedded: Tensor = super().forward(sample)
+        return embedded
+
+
 def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> None:
     """Raise `UserError` if the time embedder is quantised: the stock forward reads the dtype of its parameters, and
     quantised layers have none.
     """
     width = int(transformer["num_attention_heads"]) * int(transformer["attention_head_dim"])
-    linears = {TIME_EMBEDDER: LinearShape(int(transformer.get("freq_dim", 256)), width)}
+    linears = {f"{TIME_EMBEDDER}.linear_1": LinearShape(int(transformer.get("freq_dim", 256)), width)}
     if plan(linears, "nvfp4-emulated", scope).tiers:
         raise UserError(
             f"model.quantization.skip is {scope.skip}, but must have 'condition_embedder': the time embedder of Wan's "

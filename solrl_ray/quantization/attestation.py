@@ -249,8 +249,13 @@ def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> st
 
 def _check_dtype(model: nn.Module, tier: str) -> str:
     wanted = torch.bfloat16 if tier == "bf16" else torch.float32
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # diffusers loads these in float32
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    other = [name for name, linear in linears if linear.weight.dtype != wanted]
+    other = [
+        name
+        for name, linear in linears
+        if linear.weight.dtype != (torch.float32 if kept.intersection(name.split(".")) else wanted)
+    ]
     if other:
         raise RunError(f"tier {tier} was asked for, but {len(other)} linears are not {wanted}, first {other[0]}")
     return f"{wanted}".removeprefix("torch.")

@@ -21,15 +21,22 @@ MOST_FRAMES = 33
 SUFFIX = ".webp"
 
 
+def eight_bits(image: torch.Tensor) -> torch.Tensor:
+    """What files keep: uint8, on the CPU. Floats are clipped to [0, 1], uint8 stays as it is."""
+    if not image.is_floating_point():
+        return image.cpu()
+    return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()
+
+
 def strip(video: torch.Tensor) -> torch.Tensor:
     """Evenly spaced frames of a video [3, T, H, W] side by side: [3, H, n · W]."""
     return video[:, evenly_spaced(video.shape[1], STRIP_FRAMES)].permute(0, 2, 1, 3).flatten(2)
 
 
 def encode_clip(video: torch.Tensor, fps: int) -> bytes:
-    """A video [3, T, H, W] in [0, 1] as animated WebP, which repeats for ever."""
+    """A video [3, T, H, W], in [0, 1] or uint8, as animated WebP, which repeats for ever."""
     every = -(-video.shape[1] // MOST_FRAMES)
-    levels = (video[:, ::every].detach().float().cpu().clamp(0, 1) * 255).round().byte()
+    levels = eight_bits(video[:, ::every])
     frames = [Image.fromarray(frame.contiguous().numpy()) for frame in levels.permute(1, 2, 3, 0)]
     for frame in frames:
         frame.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)

@@ -34,7 +34,7 @@ GAP = 2
 
 def to_picture(image: torch.Tensor) -> Image.Image:
     """float32 [3, H, W] in [0, 1] → eight bits a channel; values outside the range are clipped. Of a video [3, T, H, W]
-    a strip of frames.
+    (or uint8) a strip of frames.
 
     Raises ValueError for another shape or a value that is not finite.
     """
@@ -44,8 +44,7 @@ def to_picture(image: torch.Tensor) -> Image.Image:
         raise ValueError(f"A picture must have shape [3, H, W], got {list(image.shape)}.")
     if not bool(image.isfinite().all()):
         raise ValueError("A picture holds values that are not finite.")
-    levels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()
-    return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(clips.eight_bits(image).permute(1, 2, 0).contiguous().numpy())
 
 
 def encode_png(picture: Image.Image) -> bytes:
@@ -56,7 +55,7 @@ def encode_png(picture: Image.Image) -> bytes:
 
 def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor], fps: int = 16) -> None:
     """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each atomically. Of a video
-    [3, T, H, W] it is a strip of frames, and ``.webp`` is the clip.
+    [3, T, H, W] (or uint8) it is a strip of frames, and ``.webp`` is the clip.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for (prompt_id, sample), image in sorted(pictures.items()):
@@ -98,13 +97,14 @@ def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
     """Lays out pictures, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
 
     Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing; all by the same
-    factor. Those of different shapes have white beside them.
+    factor, which the frames of a strip decide. Those of different shapes have white beside them.
     """
     pictures = [[to_picture(image) for image in row] for row in rows]
-    sizes = [picture.size for row in pictures for picture in row]
-    if not sizes:
+    images = [image for row in rows for image in row]
+    if not images:
         raise ValueError("A contact sheet needs pictures.")
-    widest, longest = max(width for width, _ in sizes), max(map(max, sizes))
+    sizes = [picture.size for row in pictures for picture in row]
+    widest, longest = max(width for width, _ in sizes), max(max(image.shape[-2:]) for image in images)
     enlarged = max(1, ENLARGED // widest)
 
     def scaled(side: int) -> int:

@@ -132,6 +132,11 @@ def ladder(levels: str) -> str:
             "[2, 0] [0, 1, 2]",
         ),
         (["model.frames=9", "rollout.preview.latent_frames=[]"], "rollout.preview.latent_frames", "[]"),
+        (
+            ["model.frames=9", "rollout.preview.latent_frames=[1]", "rewards=[{kind: motion, enough: 1}]"],
+            "rollout.preview.latent_frames",
+            "[1] motion",
+        ),
         (["model.frames=9", "evaluation.reference='f.py:g'"], "evaluation.reference", '"f.py:g" model.frames'),
         (["evaluation.pictures=65"], "evaluation.pictures", "65 evaluation.prompts"),
         (["evaluation.reference=picture"], "evaluation.reference", '"picture"'),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanPipeline
 from torch import Tensor
 
 from solrl_ray import models
@@ -15,6 +16,8 @@ from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.quantization import attestation
+from solrl_ray.quantization.scope import quantize_
 from tests.support import tiny_wan
 from tests.support.families import model_config
 from tests.support.sentences import names
@@ -101,3 +104,34 @@ def test_a_plan_counts_the_tokens_of_all_frames(path: Path) -> None:
     assert sizes.latent_shape(model.config.shapes[0], transformer, factor) == model.latent_shape
     side = 16 // factor // 2
     assert sizes.image_tokens(model.config.shapes[0], factor) == model.image_tokens == 3 * side * side
+
+
+def test_in_bfloat16_layers_that_diffusers_keeps_in_float32_stay_so_in_the_learner_too(path: Path) -> None:
+    model = models.load(config(path, dtype="bfloat16"), "cpu", components={"text", "transformer"})
+    stock = WanPipeline.from_pretrained(path, torch_dtype=torch.bfloat16).transformer
+    ours, theirs = ({n: p.dtype for n, p in each.named_parameters()} for each in (model.transformer, stock))
+    assert ours == theirs
+    assert set(ours.values()) == {torch.float32, torch.bfloat16}
+    (text,) = model.encode(["a red square"])
+    embedding = {name: tensor[None].expand(2, -1, -1) for name, tensor in text.items()}
+    latents = noise(model)
+    with torch.no_grad():
+        velocity = model.velocity(latents, 0.7, embedding)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # as the learner
+            assert torch.equal(model.velocity(latents, 0.7, embedding), velocity)
+        (expected,) = stock(
+            latents.bfloat16(),
+            timestep=torch.full((2,), 700.0),
+            encoder_hidden_states=embedding["prompt_embeds"],
+            return_dict=False,
+        )
+    torch.testing.assert_close(velocity, expected.float(), atol=1e-6, rtol=0)
+    untouched = quantize_(model.transformer, "bf16", model.config.quantization)
+    assert attestation.attest(model.transformer, "bf16", untouched)["arithmetic"] == "bfloat16"
+
+
+def test_sizes_that_only_the_stock_pipeline_refuses_are_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_wan.build_sana_video(tmp_path / "pipeline")
+    with pytest.raises(UserError) as refused:
+        models.load(model_config("sana_video", checkpoint, resolution=[32, 48]), "cpu", components=())
+    assert names(str(refused.value), "model.resolution", "48 32 64")

@@ -110,3 +110,18 @@ def test_a_long_large_video_becomes_a_small_clip_of_the_same_length(tmp_path: Pa
         clip.seek(1)
         clip.load()
         assert clip.info["duration"] == round(3000 / 16)
+
+
+def test_a_video_of_eight_bits_has_the_files_of_the_same_floats(tmp_path: Path) -> None:
+    levels = torch.randint(0, 256, (3, 9, 8, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    save_pictures(tmp_path / "bytes", {("9f", 0): levels})
+    save_pictures(tmp_path / "floats", {("9f", 0): levels / 255})
+    for name in ("9f-0.png", "9f-0.webp"):
+        assert (tmp_path / "bytes" / name).read_bytes() == (tmp_path / "floats" / name).read_bytes()
+
+
+def test_a_contact_sheet_shows_each_frame_of_a_strip_as_large_as_a_picture() -> None:
+    video, picture = torch.zeros(3, 9, 240, 416), torch.zeros(3, 240, 416)
+    gap, height = 2, 240 * 256 // 416
+    assert contact_sheet([[picture]]).size == (256 + 2 * gap, height + 2 * gap)
+    assert contact_sheet([[video]]).size == (5 * 256 + 2 * gap, height + 2 * gap)
