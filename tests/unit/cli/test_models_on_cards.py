@@ -28,7 +28,8 @@ def test_the_readme_has_the_table_that_the_plan_makes(table: list[str]) -> None:
 def test_a_doctor_names_the_models_of_a_card_and_which_offload() -> None:
     found = models_on(Card(name="cuda:0", memory=48.3e9), "fp8")
     assert (found.part, found.what, found.state) == ("cuda:0", "models", "ok")
-    assert "estimated: flux1_dev (offload), flux2_klein_base_4b, sana_1600m, " in found.detail
+    fitting = "flux1_dev (offload), flux1_kontext_dev (offload), flux2_klein_base_4b, sana_1600m, "
+    assert f"estimated: {fitting}" in found.detail
     assert "qwen_image" not in found.detail
     assert "pickscore one_gpu_48gb --set" in found.detail
 

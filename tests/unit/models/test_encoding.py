@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     else:
         family, path = request.param, families.BUILDERS[request.param](folder)
     config = families.model_config(family, path, max_sequence_length=tiny.T5_TOKENS if family != "qwen_image" else 240)
-    return models.load(config, "cpu", components={"text"})
+    return models.load(config, "cpu", components=models.encoder_components(config))
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

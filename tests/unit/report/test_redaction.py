@@ -51,7 +51,7 @@ def test_of_places_the_last_part_is_told_and_of_addresses_nothing(tmp_path: Path
     assert (pickscore["path"], pickscore["base"]) == ("yuvalkirstain/PickScore_v1", "clip")
     assert judge["judge"]["model"] == "qwen"
     assert (judge["judge"]["question"]["text"], judge["judge"]["question"]["pattern"]) == (QUESTION, r"(\d+)/10")
-    assert remote["remote"] == {"retries": 3, "timeout": 60.0, "token_variable": ""}
+    assert remote["remote"] == {"references": False, "retries": 3, "timeout": 60.0, "token_variable": ""}
     assert own["kind"] == "mine.py:score"
 
 
