@@ -6,6 +6,7 @@ of a run on Ray is tested in `tests/system/test_one_process.py`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -87,9 +88,15 @@ def test_every_family_trains_and_is_evaluated_with_guidance(
     assert all(record.differing_results == 0 for record in done)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", BUILDERS)
+def case(family: str, strategy: str, method: str) -> Any:
+    """Every two of them meet in a test that is not slow."""
+    usual = (family == "flux") + (strategy == "two_stage") + (method == "diffusion_nft")
+    return pytest.param(family, strategy, method, marks=[] if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("family", "strategy", "method"), [case(*each) for each in itertools.product(BUILDERS, STRATEGIES, METHODS)]
+)
 def test_every_family_strategy_and_method_trains(
     family: str, strategy: str, method: str, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
