@@ -17,6 +17,33 @@ TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with."""
 
 
+class LinearGLU(nn.Module):
+    """SANA's feed-forward with its 1×1 convolutions as linears of the same weights and the same paths."""
+
+    def __init__(self, stock: Any) -> None:
+        """Takes over the weights of `stock`. Raises `ValueError` for features that SANA's blocks do not use."""
+        super().__init__()
+        if stock.norm is not None or stock.residual_connection:
+            raise ValueError("a feed-forward with its own norm or residual is not SANA's")
+        self.nonlinearity = stock.nonlinearity
+        self.conv_inverted = as_linear(stock.conv_inverted)
+        self.conv_depth = stock.conv_depth
+        self.conv_point = as_linear(stock.conv_point)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, C, H, W] to the same shape. Channels are last in memory, so that permuting copies nothing."""
+        return self._gated(hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def _gated(self, hidden_states: Tensor) -> Tensor:
+        """[B, H, W, C] to the same shape."""
+        hidden = self.nonlinearity(self.conv_inverted(hidden_states))
+        hidden = self.conv_depth(hidden.permute(0, 3, 1, 2))
+        hidden, gate = torch.chunk(hidden, 2, dim=1)
+        hidden = hidden * self.nonlinearity(gate)
+        result: Tensor = self.conv_point(hidden.permute(0, 2, 3, 1))
+        return result
+
+
 class Sana(DiffusionModel):
     """Latents [B, 32, H/32, W/32].
 
@@ -35,6 +62,8 @@ class Sana(DiffusionModel):
     ENCODERS = ("text_encoder",)
     SIZES = sizes.SANA
     TRAINS_ON_CUDNN = True
+    FEED_FORWARD: ClassVar[tuple[type, type]] = (GLUMBConv, LinearGLU)
+    """Class of the stock transformer's feed-forward, and ours."""
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
@@ -65,39 +94,17 @@ class Sana(DiffusionModel):
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        stock, made = cls.FEED_FORWARD
         for name, module in list(transformer.named_modules()):
-            if isinstance(module, GLUMBConv):
+            if isinstance(module, stock):
                 parent, _, leaf = name.rpartition(".")
-                setattr(transformer.get_submodule(parent), leaf, LinearGLU(module))
+                setattr(transformer.get_submodule(parent), leaf, made(module))
         return transformer
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
         # As the pipeline prepares a text.
         return super()._token_counts(tokenizer, [text.lower().strip() for text in texts])
-
-
-class LinearGLU(nn.Module):
-    """SANA's feed-forward with its 1×1 convolutions as linears of the same weights and the same paths."""
-
-    def __init__(self, stock: GLUMBConv) -> None:
-        """Takes over the weights of `stock`. Raises `ValueError` for features that SANA's blocks do not use."""
-        super().__init__()
-        if stock.norm is not None or stock.residual_connection:
-            raise ValueError("a feed-forward with its own norm or residual is not SANA's")
-        self.nonlinearity = stock.nonlinearity
-        self.conv_inverted = as_linear(stock.conv_inverted)
-        self.conv_depth = stock.conv_depth
-        self.conv_point = as_linear(stock.conv_point)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, C, H, W] to the same shape. Channels are last in memory, so that permuting copies nothing."""
-        hidden = self.nonlinearity(self.conv_inverted(hidden_states.permute(0, 2, 3, 1)))
-        hidden = self.conv_depth(hidden.permute(0, 3, 1, 2))
-        hidden, gate = torch.chunk(hidden, 2, dim=1)
-        hidden = hidden * self.nonlinearity(gate)
-        result: Tensor = self.conv_point(hidden.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return result
 
 
 def as_linear(convolution: nn.Conv2d) -> nn.Linear:
