@@ -6,10 +6,12 @@ up.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +55,21 @@ class Job:
         return (folder.path / "summary.json").exists() and made >= config.run.iterations
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    job: Job
+    place: int
+    """Of its variables in `places`."""
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
 def train_all(
     jobs: Sequence[Job],
     *,
     at_once: int,
     seconds: float,
+    places: Sequence[Mapping[str, str]] = ({},),
     after: Callable[[Job], list[str] | None] = lambda job: None,
     enough: Callable[[Job], bool] = lambda job: False,
 ) -> None:
@@ -66,45 +78,48 @@ def train_all(
     Each writes a log beside its run, and how a run ended that failed is printed. What is stopped may be gone on with.
 
     Args:
+        places: environment variables, of one GPU each; a run gets those that the fewest have.
         after: a command that follows a job that is done, in its place; None if there is none, or it was given.
         enough: whether a run that trains may be ended.
     """
     deadline, look = time.monotonic() + seconds, 0.0
     waiting = list(jobs)
-    running: list[tuple[Job, Path, subprocess.Popen[bytes]]] = []
+    running: list[_Running] = []
     try:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 if command := after(job) if job.done else _training(job):
-                    running.append((job, *_start(job, command)))
-            for each in [each for each in running if each[2].poll() is not None]:
+                    taken = Counter(each.place for each in running)
+                    place = min(range(len(places)), key=lambda place: taken[place])
+                    running.append(_start(job, command, place, places[place]))
+            for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
-                if each[2].returncode:
-                    print(f"a run ended with status {each[2].returncode}; see {each[1]}", flush=True)
-                elif command := after(each[0]):
-                    running.append((each[0], *_start(each[0], command)))
+                if each.process.returncode:
+                    print(f"a run ended with status {each.process.returncode}; see {each.log}", flush=True)
+                elif command := after(each.job):
+                    running.append(_start(each.job, command, each.place, places[each.place]))
             if time.monotonic() >= look:
-                ready = [each for each in running if enough(each[0])]
+                ready = [each for each in running if enough(each.job)]
                 running = [each for each in running if each not in ready]
-                _stop([(log, process) for _, log, process in ready], "came far enough")
+                _stop(ready, "came far enough")
                 look = time.monotonic() + LOOK_SECONDS
             time.sleep(0.5)
     finally:
-        _stop([(log, process) for _, log, process in running], "was stopped; the same command goes on with it")
+        _stop(running, "was stopped; the same command goes on with it")
         if waiting:
             print(f"{len(waiting)} runs have not begun; the same command begins them", flush=True)
 
 
-def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]], why: str) -> None:
-    for _, process in running:
-        process.terminate()
-    for log, process in running:
+def _stop(running: Sequence[_Running], why: str) -> None:
+    for each in running:
+        each.process.terminate()
+    for each in running:
         try:
-            process.wait(timeout=STOP_SECONDS)
+            each.process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-        print(f"{log.stem} {why}", flush=True)
+            each.process.kill()
+        print(f"{each.log.stem} {why}", flush=True)
 
 
 def _training(job: Job) -> list[str]:
@@ -113,9 +128,10 @@ def _training(job: Job) -> list[str]:
     return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *map(str, job.files), *settings]
 
 
-def _start(job: Job, command: list[str]) -> tuple[Path, subprocess.Popen[bytes]]:
+def _start(job: Job, command: list[str], place: int, variables: Mapping[str, str]) -> _Running:
     path = RunFolder.of(job.config).path
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_name(f"{path.name}.log")
     with log.open("ab") as file:
-        return log, subprocess.Popen(command, stdout=file, stderr=file, cwd=REPOSITORY)
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=REPOSITORY, env=os.environ | dict(variables))
+    return _Running(job, place, log, process)

@@ -1,6 +1,6 @@
 """Which shape of an iteration comes soonest to a good model? Prompts an optimiser step, samples, pool, steps.
 
-    python benchmarks/shapes.py --gpu --at-once 16 --seconds 480 [--stage screen] [--mps]
+    python benchmarks/shapes.py --gpu [--gpus 4] --at-once 16 --seconds 480 [--stage screen] [--mps]
     python benchmarks/shapes.py --show
     python benchmarks/shapes.py --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json   # on a CPU: a try
 
@@ -47,7 +47,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,18 +181,19 @@ def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[
 
 
 def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, pace: Pace | None) -> None:
-    """Train runs and put them into the results; the shortest first, so that a short session ends some."""
-    last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: key.iterations(arguments))}
+    """Train runs and put them into the results; those of most iterations first, which take longest."""
+    last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: -key.iterations(arguments))}
     jobs = {key.job(arguments): key for key in last}
 
     def found(job: Job) -> dict[str, Any] | None:
         return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]], pace)
 
-    with mps(arguments.mps):
+    with mps(arguments.gpus, arguments.mps) as places:
         train_all(
             list(jobs),
             at_once=arguments.at_once,
             seconds=arguments.seconds,
+            places=places,
             enough=lambda job: (run := found(job)) is not None and run["ended"] in ("reached", "behind"),
         )
     for job, key in jobs.items():
@@ -201,18 +202,21 @@ def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Name
 
 
 @contextmanager
-def mps(wanted: bool) -> Iterator[None]:
-    """NVIDIA's MPS, for the processes that begin meanwhile."""
+def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
+    """NVIDIA's MPS, one of each GPU; the variables with which a process runs on it."""
+    alone = [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)]
     if not wanted:
-        yield
+        yield alone if gpus > 1 else [{}]
         return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+    with ExitStack() as stack:
+        # With MPS a client's GPUs are counted among those of its server, and here that has one.
+        folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in alone]
+        servers = [{"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder} for folder in folders]
+        command = ["nvidia-cuda-mps-control"]
+        for server, of_gpu in zip(servers, alone, strict=True):
+            subprocess.run([*command, "-d"], check=True, env=os.environ | server | of_gpu)
+            stack.callback(subprocess.run, command, input=b"quit\n", check=False, env=os.environ | server)
+        yield [server | {"CUDA_VISIBLE_DEVICES": "0"} for server in servers]
 
 
 def main() -> None:
@@ -223,7 +227,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS on this machine's GPU")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="of this machine, that runs are spread over")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS on these GPUs")
     parser.add_argument("--tiny", action="store_true", help="three shapes of a few iterations, for a CPU")
     parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
     parser.add_argument("--root", type=Path, default=Path("runs/shapes"))

@@ -137,3 +137,15 @@ def test_a_run_that_came_far_enough_is_ended(tmp_path: Path, monkeypatch: pytest
     asked = []
     campaign.train_all([job], at_once=1, seconds=500.0, enough=lambda each: asked.append(each) or True)
     assert asked == [job]
+
+
+def test_runs_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "import os, sys; open(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    jobs = [
+        campaign.Job((shapes.CONFIGS / "demo.yaml",), (f"run={{root: '{tmp_path}', name: run-{n}}}",)) for n in range(4)
+    ]
+    seen = [tmp_path / f"gpu-{n}" for n in range(4)]
+    monkeypatch.setattr(campaign, "_training", lambda job: [sys.executable, "-c", note, str(seen[jobs.index(job)])])
+    with shapes.mps(2, False) as places:
+        campaign.train_all(jobs, at_once=4, seconds=60.0, places=places)
+    assert [path.read_text() for path in seen] == ["0", "1", "0", "1"]
