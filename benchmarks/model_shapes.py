@@ -46,7 +46,10 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "sana_video_2b": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
     "sd35_medium": [*SD3, T5],
-    **{name: [(UMT5EncoderModel, published.UMT5_XXL)] for name in ("wan21_1_3b", "wan21_14b", "wan22_5b")},
+    **{
+        name: [(UMT5EncoderModel, published.UMT5_XXL)]
+        for name in ("wan21_1_3b", "wan21_14b", "wan22_5b", "wan22_5b_i2v")
+    },
     "z_image": [QWEN_3],
 }
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
@@ -55,6 +58,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
     "flux1_kontext_dev": TRANSFORMERS["flux"][1:],
     "qwen_image_edit": TRANSFORMERS["qwen_image"][1:],
+    "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""
 

@@ -33,6 +33,8 @@ class Family:
     """What switches off classifier-free guidance and changes to the prompt in a call of the stock pipeline."""
     convolutions: tuple[str, ...] = ()
     """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+    pipeline: str = "DiffusionPipeline"
+    """The diffusers class that loads the stock pipeline; this one takes the class that the checkpoint names."""
     frames: str = "num_frames"
     """The argument of the stock call for frames of a video."""
     cfg_arguments: Callable[[Cfg], dict[str, Any]] | None = None
@@ -115,6 +117,13 @@ FAMILIES = {
     ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
+    "wan_i2v": Family(
+        "wan_i2v:WanI2V",
+        sizes.WAN_I2V,
+        lambda _: SCALE_1,
+        pipeline="WanImageToVideoPipeline",
+        cfg_arguments=_scale,
+    ),
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, cfg_arguments=_of_z_image),
 }
 """By ``model.family``."""

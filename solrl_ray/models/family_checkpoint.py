@@ -21,7 +21,9 @@ class FamilyCheckpoint:
     """The part of `DiffusionModel` that belongs to its class, not to a loaded model."""
 
     PIPELINE: ClassVar[Any]
-    """The stock diffusers pipeline whose checkpoints the family takes."""
+    """The stock diffusers pipeline that computes the same."""
+    INDEX: ClassVar[str] = ""
+    """The pipeline that the family's checkpoints name, if it is another one."""
     TRANSFORMER: ClassVar[Any]
     """The diffusers class of its transformer."""
     DECODERS: ClassVar[Mapping[str, Any]]
@@ -98,7 +100,7 @@ class FamilyCheckpoint:
 
     @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
-        checkpoint = Checkpoint.open(config.path, config.family, cls.PIPELINE.__name__, key)
+        checkpoint = Checkpoint.open(config.path, config.family, cls.INDEX or cls.PIPELINE.__name__, key)
         checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
         return checkpoint
 

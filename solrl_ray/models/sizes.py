@@ -75,6 +75,8 @@ class FamilySizes:
     """Of the autoencoder, for estimates of memory."""
     references: tuple[int, int] = (0, 0)
     """Fewest and most reference pictures of a prompt."""
+    adds_references: bool = True
+    """Whether the tokens of references come after those of the sample, else in place of some."""
     other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
     """By VAE downscale factor, of checkpoints with another one."""
 
@@ -178,7 +180,8 @@ class FamilySizes:
 
     def tokens(self, config: Model, shape: SampleShape, factor: int) -> int:
         """Tokens of one sample that the blocks transform, with those of its references."""
-        return self.image_tokens(shape, factor) * (1 + config.references) + self.text_tokens(config)
+        added = config.references if self.adds_references else 0
+        return self.image_tokens(shape, factor) * (1 + added) + self.text_tokens(config)
 
     def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -200,7 +203,8 @@ class FamilySizes:
         width = next(int(transformer[key]) for key in TEXT_WIDTHS if transformer.get(key))
         pooled = int(transformer.get("pooled_projection_dim") or 0)
         shape = config.shapes.largest
-        latents = config.references * self.image_tokens(shape, factor) * int(transformer["in_channels"])
+        cells = math.prod(self.image_grid(shape, factor)) * (1 if self.packed else self.patch**2)
+        latents = config.references * cells * int(transformer["in_channels"])
         pixels = config.references * 3 * shape.pixels
         return (tokens * width + pooled + latents) * DTYPE_BYTES[config.dtype] + pixels
 
@@ -274,6 +278,8 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
     decoder=WAN_VAE,
     other_decoders={16: WAN22_VAE},
 )
+# Each token has its own timestep and modulation: six more values a channel, and six that blocks share.
+WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
     patch=2,
     longest=300,

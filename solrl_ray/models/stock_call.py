@@ -43,6 +43,11 @@ class Drawing:
         return cls(model=config.evaluated_model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)
 
     @property
+    def pipeline(self) -> str:
+        """The diffusers class with which it is loaded."""
+        return FAMILIES[self.model.family].pipeline
+
+    @property
     def call(self) -> dict[str, Any]:
         """Arguments of the stock pipeline besides the prompt."""
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}

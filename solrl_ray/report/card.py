@@ -132,7 +132,7 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
 def _task(config: Config) -> str:
     """The hub's name for what the model does."""
     if config.model.frames:
-        return "text-to-video"
+        return "image-to-video" if config.model.references else "text-to-video"
     return "image-to-image" if config.model.references else "text-to-image"
 
 

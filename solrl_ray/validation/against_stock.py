@@ -86,7 +86,8 @@ def stock_picture(session: Session) -> list[Measure]:
     given, family = {}, models.family(config)
     keeping: AbstractContextManager[None] = nullcontext()
     if config.references and issubclass(family, SeesReferences):
-        given = {"image": [Image.fromarray(each.transpose(1, 2, 0)) for each in session.references]}
+        pictures = [Image.fromarray(each.transpose(1, 2, 0)) for each in session.references]
+        given = {"image": pictures if len(pictures) > 1 else pictures[0]}
         keeping = family.stock_keeps_references(config.shapes[0])
     with keeping:
         called = pipeline(prompt=[TEXTS[0]], latents=latents, output_type="pt", **given, **drawing.call)

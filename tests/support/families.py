@@ -19,11 +19,16 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "sana_video": tiny_wan.build_sana_video,
     "sd3": tiny.build_sd3,
     "wan": tiny_wan.build_wan,
+    "wan_i2v": tiny_wan.build_wan_i2v,
     "z_image": tiny_qwen.build_z_image,
 }
 """Family → what writes its checkpoint into a folder, and returns the folder."""
 
-OWN: dict[str, dict[str, object]] = {"wan": tiny_wan.OWN, "sana_video": {"frames": tiny_wan.FRAMES}}
+OWN: dict[str, dict[str, object]] = {
+    "wan": tiny_wan.OWN,
+    "wan_i2v": tiny_wan.OWN,
+    "sana_video": {"frames": tiny_wan.FRAMES},
+}
 """Family → what else the `model` section of a configuration says for it."""
 
 

@@ -85,6 +85,11 @@ def build_wan(folder: Path, *, version: str = "2.1", blocks: int = 2, seed: int 
     return folder
 
 
+def build_wan_i2v(folder: Path) -> Path:
+    """A checkpoint of Wan 2.2 TI2V, whose video begins with a given picture."""
+    return build_wan(folder, version="2.2")
+
+
 def build_sana_video(folder: Path, *, blocks: int = 2, seed: int = 8) -> Path:
     """Write a SANA-Video-class pipeline in float32, with Wan 2.1's autoencoder, and return its folder."""
     with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel, FluxKontextPipeline, QwenImageEditPlusPipeline
+from diffusers import (
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
+    FluxKontextPipeline,
+    QwenImageEditPlusPipeline,
+    WanImageToVideoPipeline,
+)
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
@@ -23,7 +29,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import stock_call
 from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
-from tests.support import tiny, tiny_qwen
+from tests.support import tiny, tiny_qwen, tiny_wan
 
 TEXT, NEGATIVE = "make it red", "grey"
 STEPS = 3
@@ -40,11 +46,13 @@ class Family:
     """Reference pictures."""
     size: int = tiny.RESOLUTION
     tokens: int = tiny.T5_TOKENS
+    frames: int = 0
     given: Callable[[Tensor], Tensor] = lambda latents: latents
     """Our latents as the stock call takes them."""
 
     def config(self, path: Path, **changes: Any) -> Model:
         fields = {"family": self.name, "references": self.count, "resolution": self.size}
+        fields |= tiny_wan.OWN if self.frames else {}
         return tiny.model_config(path, **fields | {"max_sequence_length": self.tokens} | changes)
 
     def pictures(self, seed: int = 0) -> Tensor:
@@ -82,6 +90,7 @@ FAMILIES = [
     Family("flux2_klein", build_klein, Flux2KleinPipeline, 2, size=64, given=as_cells),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
+    Family("wan_i2v", tiny_wan.build_wan_i2v, WanImageToVideoPipeline, frames=tiny_wan.FRAMES),
 ]
 
 
@@ -143,7 +152,8 @@ def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path
         latents=family.given(start.clone()),
         output_type="pt",
         **stock_call(model.config, STEPS),
-    ).images
+    )
+    expected = expected.frames.transpose(1, 2) if family.frames else expected.images
     images = sampled(model, given, start, stock.scheduler.sigmas)
     assert expected.std() > 0.01
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
@@ -159,8 +169,9 @@ def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Pat
     for name, tensor in alone[0].items():
         assert torch.equal(together[0][name], tensor), name
     assert not torch.equal(together[0][REFERENCE_TOKENS], together[1][REFERENCE_TOKENS])
-    tokens = model.latent_shape[0] * family.count
-    assert together[0][REFERENCE_TOKENS].shape == (tokens, model.latent_shape[1])
+    channels, *sides = model.latent_shape
+    shape = (channels, 1, *sides[1:]) if family.frames else (channels * family.count, *sides)
+    assert together[0][REFERENCE_TOKENS].shape == shape
 
 
 def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:

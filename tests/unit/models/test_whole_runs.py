@@ -61,7 +61,7 @@ def test_no_strategy_or_method_is_left_out() -> None:
 
 def of_family(made: Config, family: str, checkpoint: Path, **changes: Any) -> Config:
     """A configuration with a family's tiny checkpoint; if it makes videos, the rewards score two frames."""
-    schedule = {} if family == "wan" else {"schedule": made.model.schedule}  # which has one of its own
+    schedule = {} if family.startswith("wan") else {"schedule": made.model.schedule}  # which has one of its own
     model = model_config(family, checkpoint, **schedule, **changes)
     made = made.model_copy(update={"model": model})
     if not model.frames:

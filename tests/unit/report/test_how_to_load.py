@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from torch import Tensor
 
@@ -48,6 +48,7 @@ SHIPPED = {
     "sana_video": "sana_video_2b",
     "sd3": "sd35_large",
     "wan": "wan21_1_3b",
+    "wan_i2v": "wan22_5b_i2v",
     "z_image": "z_image",
 }
 
@@ -110,7 +111,7 @@ def test_the_shown_lines_cut_a_picture_as_the_run_does(tmp_path: Path, monkeypat
     picture(0, 20, 50).save(tmp_path / "reference-0.png")
     monkeypatch.chdir(tmp_path)
     config = changed(config_of("flux1_kontext_dev"), model={"resolution": (32, 48)})
-    (passed,) = given(config)["image"]
+    passed = given(config)["image"]
     expected = prepared((tmp_path / "reference-0.png").read_bytes(), "reference-0.png", 32, 48)
     assert np.array_equal(np.asarray(passed), expected.transpose(1, 2, 0))
 
@@ -164,7 +165,7 @@ def test_the_shown_lines_draw_the_runs_own_picture(
     ]
     bare = models.load(model, "cpu", components=())
     noise = initial_noise(addresses, bare.latent_shape)
-    pipeline = DiffusionPipeline.from_pretrained(checkpoint)
+    pipeline = getattr(diffusers, Drawing.of(config).pipeline).from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     before = pipeline.scheduler
     drawn = []
