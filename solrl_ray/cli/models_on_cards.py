@@ -15,6 +15,7 @@ from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
 
@@ -42,7 +43,11 @@ class Verdict:
 def published() -> list[str]:
     """The names of the shipped models of pictures, without the testbed. Videos are trained with smaller pools."""
     sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
-    return [name for name, model in sections.items() if not model["path"].startswith(BUILTIN) and "frames" not in model]
+    return [
+        name
+        for name, model in sections.items()
+        if not model["path"].startswith(BUILTIN) and not FAMILIES[model["family"]].sizes.frame_stride
+    ]
 
 
 def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
