@@ -124,7 +124,7 @@ class RunComponents:
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = await self.embeddings.probe(self.heldout[0])
-        self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
+        self.publisher = PolicyPublisher(config, world, self.fleet, self.learners, self.fallback, probe)
         evaluator = Evaluator(config, world, self.fleet.router, self.folder, self.telemetry)
         self.evaluations = EvaluationSchedule(
             config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry
@@ -132,7 +132,7 @@ class RunComponents:
         self.requests = EvaluationRequests(
             config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
-        self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
+        self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners)
         save_best = self.checkpoints.save_best
         self.brake = CollapseBrake(config, self.folder, world, self.telemetry, save_best)
         self.telemetry.waits_for("the learners")
@@ -253,7 +253,6 @@ class RunComponents:
     async def _make(self, updates: int) -> None:
         level = self.fallback_level(updates + self.config.rollout.max_staleness)
         await self.publisher.make(updates, level)
-        await self.on_disk(self.publisher.store, "writing a revision")
 
     async def _last_state(self) -> LearnerState | None:
         state: LearnerState | None = await self.on_disk(self.checkpoints.newest, "reading the last checkpoint")

@@ -52,7 +52,6 @@ from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble, merge_module
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.store import RevisionStore
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}
@@ -61,7 +60,7 @@ DRIFT = 0.1
 """‖B A‖ / ‖W‖ of the revision before."""
 DEADLINE = 180.0
 """Of each call, seconds."""
-OFF_PATH = ("checkpoint: state files", "checkpoint: revision file")
+OFF_PATH = "checkpoint: state files"
 """Steps that nobody waits for."""
 CHANGE = 1e-3
 """By which the merged weights move from one revision to the next, as a share of their norm."""
@@ -213,7 +212,6 @@ class Controller:
         self._explorer = ray.remote(num_cpus=1, num_gpus=gpus)(Explorer).remote(world)
         self._lora: Lora = ray.get(self._rank.ready.remote(), timeout=DEADLINE)
         ray.get(self._explorer.ready.remote(), timeout=DEADLINE)
-        self._store = RevisionStore(folder / "revisions")
 
     def iteration(self, updates: int) -> dict[str, float]:
         """Seconds of each step from update `updates` on."""
@@ -245,10 +243,7 @@ class Controller:
         watch.lap("")
         del watch.seconds[""]
         state.save(self._folder / "checkpoints" / f"iteration-{updates:06d}")
-        watch.lap(OFF_PATH[0])
-        self._store.save(revision)
-        self._store.prune(keep=2)
-        watch.lap(OFF_PATH[1])
+        watch.lap(OFF_PATH)
         return watch.seconds
 
 
@@ -271,8 +266,8 @@ def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> 
         ray.shutdown()
     found = {step: statistics.median(row[step] for row in rows) for step in rows[0]}
     for step, seconds in found.items():
-        print(f"{step:<44} {seconds:8.3f} s{'   nobody waits' if step in OFF_PATH else ''}", flush=True)
-    path = sum(seconds for step, seconds in found.items() if step not in OFF_PATH)
+        print(f"{step:<44} {seconds:8.3f} s{'   nobody waits' if step == OFF_PATH else ''}", flush=True)
+    path = sum(seconds for step, seconds in found.items() if step != OFF_PATH)
     print(f"{'from the end of the update to a proof':<44} {path:8.3f} s", flush=True)
     return found
 

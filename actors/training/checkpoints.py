@@ -6,7 +6,6 @@ from pathlib import Path
 
 from actors.monitoring.telemetry import Telemetry
 from actors.training.learner_group import LearnerGroup
-from actors.training.policy_publisher import PolicyPublisher
 from actors.world import World
 from solrl_ray import models
 from solrl_ray.common.files import remove
@@ -22,16 +21,10 @@ from solrl_ray.storage.run_folder import RunFolder
 
 class CheckpointWriter:
     def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        world: World,
-        telemetry: Telemetry,
-        learners: LearnerGroup,
-        publisher: PolicyPublisher,
+        self, config: Config, folder: RunFolder, world: World, telemetry: Telemetry, learners: LearnerGroup
     ) -> None:
         self._config, self._folder, self._world, self._telemetry = config, folder, world, telemetry
-        self._learners, self._publisher = learners, publisher
+        self._learners = learners
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder.path, config.checkpoints, telemetry.message) if upload else None
 
@@ -120,7 +113,6 @@ class CheckpointWriter:
 
     def _write(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))
-        self._publisher.store()
         # With staleness, resuming needs the checkpoint before as well; keep one more in case the newest is damaged.
         checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}), self._best)

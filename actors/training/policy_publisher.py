@@ -1,4 +1,4 @@
-"""The revisions of the sampling policy: made from the learners' state, sent to the pools, kept in the run folder."""
+"""The revisions of the sampling policy: made from the learners' state and sent to the pools."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.rollout.fallback import FallbackLadder
-from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
-from solrl_ray.weight_sync.store import RevisionStore
-
-REVISIONS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,6 @@ class PolicyPublisher:
     def __init__(
         self,
         config: Config,
-        folder: RunFolder,
         world: World,
         fleet: Fleet,
         learners: LearnerGroup,
@@ -56,7 +51,6 @@ class PolicyPublisher:
         """`probe`: reference of the prompt embedding of the probe forward."""
         self._world, self._fleet, self._learners, self._fallback = world, fleet, learners, fallback
         self._probe = probe
-        self._store = RevisionStore(folder.path / "revisions")
         self._mode = config.publish.mode
         self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
@@ -87,11 +81,6 @@ class PolicyPublisher:
         what = f"taking the digest of {revision.name}"
         digest = asyncio.ensure_future(self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds))
         self.newest = PublishedRevision(self._publication(revision), digest, fallback_level)
-
-    def store(self) -> None:
-        """Keep the newest revision in the run folder. Blocks."""
-        self._store.save(self.newest.publication.revision)
-        self._store.prune(keep=REVISIONS_KEPT)
 
     async def to_explorers(self) -> None:
         """Send the explorers the newest revision."""

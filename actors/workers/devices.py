@@ -85,7 +85,7 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
         The tier, and the device's name.
 
     Raises:
-        UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.fallback`.
+        UserError: the device cannot run it, or a tier of `fidelity.fallback`.
     """
     device = device_of(explorer.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -93,5 +93,5 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
         levels = [preview.tier for preview in previews(config)[1:]]
-        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)), device)
+        capability.check(dict.fromkeys((tier, *levels)), device)
     return tier, capability.device_name(device)

@@ -67,7 +67,7 @@ def _device(device: torch.device) -> Iterator[Finding]:
             yield Finding(part, tier, "lacks", lacking)
             continue
         try:
-            checks = attestation.check_tiers([tier], device)
+            checks = attestation.check_tier(tier, device)
         except RunError as error:
             yield Finding(part, tier, "FAILS", str(error))
             continue

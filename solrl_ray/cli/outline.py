@@ -111,7 +111,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     )
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
     tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
-    packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
+    packed = {path: _packed(linears[path], tier) for path in quantized}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
         latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
@@ -125,12 +125,12 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         buffers=shapes.buffers,
         lora_modules=len(adapted),
         lora_parameters=sum(model.lora.rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
-        packed_tiers=tuple(sorted({quantized[path] for path in adapted & quantized.keys()})),
-        packed_bytes=sum(packed[path] for path in adapted & quantized.keys()),
+        packed_tier=tier,
+        packed_bytes=sum(packed[path] for path in adapted & quantized),
         touched_parameters=sum(touched.values()),
-        plain_touched_parameters=sum(touched[path] for path in adapted - quantized.keys()),
+        plain_touched_parameters=sum(touched[path] for path in adapted - quantized),
         quantized_parameters=sum(_weights(linears[path]) for path in quantized),
-        explorer_bytes=_explorer_bytes(config, shapes, quantized, packed),
+        explorer_bytes=_explorer_bytes(config, shapes, tier, packed),
         text_parameters=sum(text.parameters for text in shapes.texts),
         text_flops=sizes.text_flops(model, shapes.texts),
         embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
@@ -157,13 +157,11 @@ def _packed(linear: Linear, tier: str) -> int:
     return packed_bytes(FORMAT_OF_TIER[tier], linear.out_features, linear.in_features)
 
 
-def _explorer_bytes(
-    config: Config, shapes: ModelShapes, quantized: Mapping[str, str], packed: Mapping[str, int]
-) -> int:
+def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapping[str, int]) -> int:
     """The transformer of an explorer. Emulated layers also hold their operand, in bfloat16."""
-    weights = {path: _weights(shapes.linears[path]) for path in quantized}
-    operands = sum(weights[path] for path, tier in quantized.items() if tier == "nvfp4-emulated")
-    plain = (shapes.parameters + shapes.buffers - sum(weights.values())) * DTYPE_BYTES[config.model.dtype]
+    weights = sum(_weights(shapes.linears[path]) for path in packed)
+    operands = weights * (tier == "nvfp4-emulated")
+    plain = (shapes.parameters + shapes.buffers - weights) * DTYPE_BYTES[config.model.dtype]
     return plain + sum(packed.values()) + operands * DTYPE_BYTES["bfloat16"]
 
 
@@ -177,12 +175,11 @@ def preview_tier(config: Config, sources: Sources, device: torch.device | str | 
         return "fp8" if wanted == "auto" else wanted  # the larger of the formats that an unknown card may use
     tier = capability.resolve(wanted, device, config.model.dtype)
     levels = [preview.tier for preview in previews(config)[1:]]
-    for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)):
+    for own in dict.fromkeys((tier, *levels)):
         reason = capability.lacks(own, device)
         if reason and tier not in UNQUANTIZED_TIERS:
-            others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.fallback": levels}
             said = [f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"]
-            said += [f"{other} {tiers}" for other, tiers in others.items() if tiers]
+            said += [f"fidelity.fallback {levels}"] if levels else []
             there = f"there is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
             if not config.fleet.explorers.num_gpus:
                 raise UserError(
@@ -195,9 +192,9 @@ def preview_tier(config: Config, sources: Sources, device: torch.device | str | 
     return tier
 
 
-def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> dict[str, str]:
-    """Paths of the linears that explorers quantise → their tier."""
-    quantized = planning.plan(linears, tier, config.model.quantization).tiers
+def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> set[str]:
+    """Paths of the linears that explorers quantise."""
+    quantized = set(planning.plan(linears, tier, config.model.quantization).quantized)
     if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(
             f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "

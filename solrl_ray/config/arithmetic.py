@@ -54,8 +54,8 @@ class ModelFacts:
     """Parameters of one adapter."""
     packed_bytes: int
     """Codes and scales of the linears that are both adapted and quantised; 0 if nothing is."""
-    packed_tiers: tuple[str, ...] = ()
-    """Their tiers."""
+    packed_tier: str = ""
+    """Their tier."""
     recomputed_bytes: int = 0
     """Estimated: what a learner's forward keeps of one sample for its backward pass if that recomputes everything."""
     activation_bytes: int = 0

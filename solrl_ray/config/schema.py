@@ -33,7 +33,6 @@ KINDS = (("objective",), ("rollout", "sampler"))
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
 SelectionKind = Literal["best_worst", "best", "random"]
-Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 
@@ -80,10 +79,6 @@ class QuantizationScope(Section):
     """
     min_features: Natural = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
-    tiers: dict[str, Tier] = {}
-    """Part of a module path → tier of these linears instead of `rollout.explore.precision`. The first match counts;
-    `skip` and `min_features` come first.
-    """
 
 
 class SigmaSchedule(Section):

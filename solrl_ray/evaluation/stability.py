@@ -11,15 +11,14 @@ docs/decisions/collapse.md says why these.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import NormalDist, median
+from statistics import median
 
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.rollout.audit import student_quantile
 
 FALSE_FALLS = 1e-4
 """Share of comparisons of equal policies that may be called a fall: a run makes dozens, each with the best of many."""
-SMALL = {1: 3183.1, 2: 70.70, 3: 22.20, 4: 13.03, 5: 9.678, 6: 8.025, 7: 7.063}
-"""Degrees of freedom → Student's t that such a share exceeds, where the series of `allowed_stderrs` is not near it."""
 RECENT = 3
 """Newest iterations whose median is judged, so that a single spike is none."""
 LEAST = 10
@@ -64,22 +63,8 @@ def fall(before: Sequence[EvaluationMetrics], newest: EvaluationMetrics) -> dict
 
 
 def allowed_stderrs(prompts: int) -> float:
-    """Standard errors of the paired difference over so many prompts that are no fall: Student's t of `FALSE_FALLS`.
-
-    Source of the series in 1 / degrees of freedom: Abramowitz and Stegun, 26.7.5. From 8 on it is within 1 %.
-    """
-    freedom = prompts - 1
-    if freedom in SMALL:
-        return SMALL[freedom]
-    z = NormalDist().inv_cdf(1 - FALSE_FALLS)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / freedom**power for power, term in enumerate(terms))
+    """Standard errors of the paired difference over so many prompts that are no fall: Student's t of `FALSE_FALLS`."""
+    return student_quantile(prompts - 1, 1 - 2 * FALSE_FALLS)
 
 
 def describe_fall(record: EvaluationMetrics) -> str:

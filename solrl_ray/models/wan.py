@@ -101,7 +101,7 @@ def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> No
     """
     width = int(transformer["num_attention_heads"]) * int(transformer["attention_head_dim"])
     linears = {f"{TIME_EMBEDDER}.linear_1": LinearShape(int(transformer.get("freq_dim", 256)), width)}
-    if plan(linears, "nvfp4-emulated", scope).tiers:
+    if plan(linears, "nvfp4-emulated", scope).quantized:
         raise UserError(
             f"model.quantization.skip is {scope.skip}, but must have 'condition_embedder': the time embedder of Wan's "
             "transformer cannot be quantised."

@@ -37,8 +37,8 @@ def check(tiers: Iterable[str], device: Device) -> None:
         if reason:
             raise UserError(
                 f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there "
-                "rollout.explore.precision, model.quantization.tiers and the fallback levels of fidelity.fallback may "
-                f"be {', '.join(available(device))}, or unquantised bf16 or float32"
+                "rollout.explore.precision and the fallback levels of fidelity.fallback may be "
+                f"{', '.join(available(device))}, or unquantised bf16 or float32"
             )
 
 

@@ -14,7 +14,6 @@ the bits do not depend on the device. `vectors.json` beside this file holds know
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ ALPHA_UNIT = float(np.float32(1 / (36 * 448**2)))
 """A product of two tensors is ``amax_a · amax_b · ALPHA_UNIT`` times the product of their operands."""
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-Tile = Literal["1d", "2d"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +59,12 @@ class NVFP4Tensor:
         return self.operand() * (self.amax / GLOBAL_RANGE)
 
 
-def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = None, tile: Tile = "1d") -> NVFP4Tensor:
+def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = None) -> NVFP4Tensor:
     """Quantises a matrix.
 
     Args:
         x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
         amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed it saturate.
-        tile: ``1d`` gives each 1x16 block its scale, ``2d`` each 16x16 tile (M a multiple of 16).
 
     Raises:
         ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
@@ -75,11 +72,11 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
     Source: Transformer Engine, quantize_transpose_nvfp4.cuh and core_nvfp4.cuh.
     """
     matrix = torch.as_tensor(x).detach().to(torch.float32)
-    if matrix.dim() != 2 or matrix.shape[1] % BLOCK or (tile == "2d" and matrix.shape[0] % BLOCK):
-        raise ValueError(f"cannot divide shape {tuple(matrix.shape)} into {tile} blocks of {BLOCK}")
+    if matrix.dim() != 2 or matrix.shape[1] % BLOCK:
+        raise ValueError(f"cannot divide shape {tuple(matrix.shape)} into blocks of {BLOCK}")
     rows, columns = matrix.shape
     blocks = matrix.reshape(rows, columns // BLOCK, BLOCK)
-    block_amax = _block_amax(blocks, tile)
+    block_amax = blocks.abs().amax(dim=-1)
     found = block_amax.max() if block_amax.numel() else matrix.new_zeros(())
     tensor_amax = found if amax is None else torch.as_tensor(amax, dtype=torch.float32, device=matrix.device)
     if not bool(torch.isfinite(found) & torch.isfinite(tensor_amax)):
@@ -139,12 +136,3 @@ def pad_columns(x: torch.Tensor) -> torch.Tensor:
     """Appends zero columns to [M, K] until K is a multiple of 32; returns x itself where it is one."""
     missing = -x.shape[-1] % K_MULTIPLE
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
-
-
-def _block_amax(blocks: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """max |x| of each block: [M, K/16, 16] → [M, K/16]; a 2-D tile's value is repeated in its 16 rows."""
-    row_amax = blocks.abs().amax(dim=-1)
-    if tile == "1d":
-        return row_amax
-    tiles = row_amax.view(-1, BLOCK, row_amax.shape[1]).amax(dim=1)
-    return tiles.repeat_interleave(BLOCK, dim=0)

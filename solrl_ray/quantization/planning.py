@@ -34,47 +34,34 @@ class Linear(Protocol):
 class Plan:
     """The plan for each linear of a model."""
 
-    tiers: dict[str, str]
-    """Path of each quantised linear → its tier, in module order."""
+    quantized: tuple[str, ...]
+    """Paths of the linears that are quantised, in module order."""
     skipped: dict[str, str]
-    """Path of each linear that is not quantised → why."""
+    """Path of each linear that is not → why."""
 
 
 def plan(linears: Mapping[str, Linear], tier: str, scope: QuantizationScope) -> Plan:
-    """Which of a model's linears are quantised, and how, if explorers run `tier`. Pure; touches no weight."""
-    tiers: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    for name, linear in linears.items():
-        own, reason = _tier_of(name, linear, tier, scope)
-        if reason:
-            skipped[name] = reason
-        else:
-            tiers[name] = own
-    return Plan(tiers, skipped)
+    """Which of a model's linears are quantised if explorers run `tier`. Pure; touches no weight."""
+    reasons = {name: _reason(name, linear, tier, scope) for name, linear in linears.items()}
+    quantized = tuple(name for name, reason in reasons.items() if not reason)
+    return Plan(quantized, {name: reason for name, reason in reasons.items() if reason})
 
 
-def _tier_of(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> tuple[str, str]:
-    """The tier of one linear, and why it is not quantised, or empty."""
+def _reason(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> str:
+    """Why one linear is not quantised; empty if it is."""
     if tier in UNQUANTIZED_TIERS:
-        return tier, f"tier {tier} quantises nothing"
+        return f"tier {tier} quantises nothing"
     for part in scope.skip:
         if _matches(name, part):
-            return "", f"path matches {part!r}"
+            return f"path matches {part!r}"
     largest = max(linear.in_features, linear.out_features)
     if largest <= scope.min_features:
-        return "", f"max(in, out) features {largest} <= min_features {scope.min_features}"
-    own, what = tier, f"tier {tier}"
-    for part, other in scope.tiers.items():
-        if _matches(name, part):
-            own, what = other, f"path matches {part!r}, whose tier {other}"
-            break
-    if own in UNQUANTIZED_TIERS:
-        return own, f"{what} quantises nothing"
-    inputs, outputs = DIVISORS.get(own, (1, 1))
+        return f"max(in, out) features {largest} <= min_features {scope.min_features}"
+    inputs, outputs = DIVISORS.get(tier, (1, 1))
     if linear.in_features % inputs or linear.out_features % outputs:
         shape = f"{linear.in_features} -> {linear.out_features}"
-        return own, f"{shape} does not divide by {inputs} -> {outputs}, which {own} needs"
-    return own, ""
+        return f"{shape} does not divide by {inputs} -> {outputs}, which {tier} needs"
+    return ""
 
 
 def _matches(name: str, part: str) -> bool:

@@ -36,8 +36,6 @@ class QuantizationReport:
     tier: str
     layers: tuple[str, ...]
     """Module paths that were replaced, in module order."""
-    tiers: dict[str, int] = field(default_factory=dict)
-    """Tier → layers that run it."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Module path of each linear that is not quantised → why."""
     quantized_parameters: int = 0
@@ -50,10 +48,9 @@ class QuantizationReport:
         """The report of a model of `linears` after `planned` was carried out."""
         return cls(
             tier=tier,
-            layers=tuple(planned.tiers),
-            tiers=dict(Counter(planned.tiers.values())),
+            layers=planned.quantized,
             skipped=planned.skipped,
-            quantized_parameters=sum(linears[name].weight.numel() for name in planned.tiers),
+            quantized_parameters=sum(linears[name].weight.numel() for name in planned.quantized),
             skipped_parameters=sum(linears[name].weight.numel() for name in planned.skipped),
         )
 
@@ -61,11 +58,11 @@ class QuantizationReport:
         """``418 of 494 linears in fp8: 8.61 of 11.84 billion weights (72.7 %); skipped: 76 path matches 'norm'``."""
         total = self.quantized_parameters + self.skipped_parameters
         share = 100 * self.quantized_parameters / total if total else 0.0
-        tiers = ", ".join(f"{count} in {tier}" for tier, count in self.tiers.items()) or "none quantised"
+        quantized = f"{len(self.layers)} in {self.tier}" if self.layers else "none quantised"
         reasons = Counter(self.skipped.values()).most_common()
         why = ", ".join(f"{count} {reason}" for reason, count in reasons) or "none"
         return (
-            f"of {len(self.layers) + len(self.skipped)} linears {tiers}: {share:.1f} % of {total:,} weights; "
+            f"of {len(self.layers) + len(self.skipped)} linears {quantized}: {share:.1f} % of {total:,} weights; "
             f"skipped: {why}"
         )
 
@@ -101,18 +98,18 @@ def quantize_(
     if wrapped:
         raise ValueError(f"cannot quantise a model with adapters attached, such as {wrapped[0]!r}")
     planned = plan(linears, tier, scope)
-    if not planned.tiers and tier not in UNQUANTIZED_TIERS:
+    if not planned.quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(
             f"model.quantization leaves none of the model's {len(linears)} linears to quantise to {tier}: "
             f"shorten `skip` ({scope.skip}) or lower `min_features` ({scope.min_features})"
         )
     device = device or next(model.parameters()).device
     if not without_kernels:
-        capability.check(dict.fromkeys(planned.tiers.values()), device)
+        capability.check([tier] if planned.quantized else [], device)
     report = QuantizationReport.of(tier, planned, linears)
     quantizer, layers = ActivationQuantizer(), dict[str, QuantizedLinear]()
-    for name, layer_tier in planned.tiers.items():
-        layers[name] = LAYERS[layer_tier].from_linear(linears.pop(name).to(device), quantizer)
+    for name in planned.quantized:
+        layers[name] = LAYERS[tier].from_linear(linears.pop(name).to(device), quantizer)
         model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
         if after is not None:
             after(name, layers[name])

@@ -16,7 +16,6 @@ from solrl_ray.report.summary import SUMMARY_FILE, stamp
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
-from solrl_ray.weight_sync.store import RevisionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,6 @@ def verify(path: Path) -> Iterator[Verified]:
         yield _journal(Journal(file))
     for updates, checkpoint in folder.checkpoints():
         yield _tried(f"checkpoints/{checkpoint.name}", partial(_state, checkpoint, updates))
-    store = RevisionStore(path / "revisions")
-    for number in store.revisions():
-        yield _tried(f"revisions/revision-{number:06d}", partial(_revision, store, number))
     for file in sorted((path / "samples").glob("iteration-*/*.safetensors")):
         iteration = int(file.parent.name.removeprefix("iteration-"))
         yield _tried(str(file.relative_to(path)), partial(_samples, folder, iteration, file.stem))
@@ -68,10 +64,6 @@ def _journal(journal: Journal) -> Verified:
     if damaged:
         return Verified(name, f"line {damaged[0]} is damaged, and the {damaged[1]} after it are left out")
     return Verified(name, "", f"{len(journal.entries())} entries")
-
-
-def _revision(store: RevisionStore, number: int) -> str:
-    return f"{len(store.load(number).tensors)} tensors"
 
 
 def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:

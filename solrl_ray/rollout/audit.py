@@ -197,15 +197,15 @@ def _mean_of_top(values: Values, weights: Values, mass: int) -> float:
     return float((taken * values[order]).sum() / taken.sum())
 
 
-def student_quantile(freedom: int) -> float:
-    """Two-sided 95 % point of Student's t for `freedom` >= 1 degrees of freedom.
+def student_quantile(freedom: int, mass: float = CONFIDENCE) -> float:
+    """Two-sided point of Student's t for `freedom` >= 1 degrees of freedom: its absolute value is below with `mass`.
 
     Source: Abramowitz and Stegun 26.7.3 and 26.7.4, closed forms for whole degrees of freedom, inverted by bisection.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_mass(middle, freedom) < CONFIDENCE else (low, middle)
+        low, high = (middle, high) if _student_mass(middle, freedom) < mass else (low, middle)
     return math.tan(low) * math.sqrt(freedom)
 
 

@@ -43,7 +43,6 @@ STARTS = "starts.json"
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "evaluations",
-    "revisions",
     "samples",
     "tensorboard",
     "spans.jsonl",
@@ -57,7 +56,7 @@ _BEFORE_TRAINING = (
 """Files that a run writes before its first preview is journaled."""
 JOURNALS = 16
 """Iterations before the checkpoints that a run may go back to, whose journals stay for who wants to read them."""
-_NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+_NUMBERED = re.compile(r"(?:iteration|updates)-([0-9]{6,})(?:[-.].*)?")
 Measured = IterationMetrics | EvaluationMetrics
 """A line of ``metrics.jsonl``."""
 _KINDS: dict[str, type[Measured]] = {"iteration": IterationMetrics, "evaluation": EvaluationMetrics}
@@ -265,7 +264,7 @@ class RunFolder:
                 remove(damaged := folder.with_name(f"{folder.name}.damaged"))
                 folder.rename(damaged)
                 sync_folder(folder.parent)
-        for name in ("journal", "samples", "revisions", "evaluations"):
+        for name in ("journal", "samples", "evaluations"):
             for path in sorted((self.path / name).glob("*")):
                 number = _NUMBERED.fullmatch(path.name)
                 if number and int(number[1]) > updates + (staleness if name == "journal" else 0):

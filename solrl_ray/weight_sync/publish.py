@@ -76,11 +76,12 @@ class Publisher:
     def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
         """For a transformer with or without adapters, and explorers of `tier`, by default the configured one."""
         linears = touched_linears(transformer, config.model.lora.targets)
-        tiers = plan(linears, tier or pool_sampling(config).tier, config.model.quantization).tiers
+        tier = tier or pool_sampling(config).tier
+        quantized = plan(linears, tier, config.model.quantization).quantized
         return cls(
             {module: linear.weight.detach() for module, linear in linears.items()},
             config.model.lora,
-            formats={module: FORMAT_OF_TIER[tier] for module, tier in tiers.items()},
+            formats={module: FORMAT_OF_TIER[tier] for module in quantized},
         )
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:

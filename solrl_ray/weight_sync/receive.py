@@ -162,8 +162,8 @@ def bases_to_keep(model: nn.Module, config: Config, device: torch.device) -> Ten
     if config.publish.mode != "lora":
         return {}
     linears = touched_linears(model, config.model.lora.targets)
-    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
-    return {path: linears[path].weight.detach().to(device, torch.bfloat16, copy=True) for path in tiers}
+    quantized = plan(linears, pool_sampling(config).tier, config.model.quantization).quantized
+    return {path: linears[path].weight.detach().to(device, torch.bfloat16, copy=True) for path in quantized}
 
 
 def touched_layer(model: nn.Module, module: str) -> Layer:

@@ -18,7 +18,7 @@ MEASURED = ("Telemetry.iterations", "Telemetry.evaluations")
 """The records of a run; they do grow."""
 REMEMBERED = 4
 """Of some things the newest few are kept; what grows by one an iteration grows by 6."""
-FOLDERS = ("checkpoints", "revisions", "samples", "journal")
+FOLDERS = ("checkpoints", "samples", "journal")
 
 
 def sizes(root: Any) -> Counter[str]:

@@ -25,7 +25,7 @@ FLUX = ModelFacts(
     lora_modules=190,
     lora_parameters=37_355_520,
     packed_bytes=1_008_599_040,
-    packed_tiers=("nvfp4-emulated",),
+    packed_tier="nvfp4-emulated",
 )
 
 

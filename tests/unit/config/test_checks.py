@@ -14,10 +14,8 @@ from solrl_ray.records import Pruning
 from tests.support.sentences import names
 
 COLOCATED = (
-    "fleet={placement: colocated, explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}",
+    "fleet={placement: colocated, explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}"
 )
-
-
 PRUNED = "rollout.preview.prune={after: 2, keep: 36}"
 
 
@@ -26,205 +24,121 @@ def ladder(levels: str) -> str:
     return f"fidelity={{floor: 0.5, fallback: [{levels}]}}"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key", "values"),
-    [
-        (["rollout.keep=98"], "rollout.keep", "98 rollout.pool 96"),
-        (["rollout.keep=23"], "rollout.keep", "23"),
-        (["rewards=[{kind: clip_edit, path: p}]"], "rewards.0.kind", "clip_edit model.references 0"),
-        (
-            ["rewards=[{kind: remote, remote: {url: 'http://h', references: true}}]"],
-            "rewards.0.remote.references",
-            "true model.references 0",
-        ),
-        (["model.references=1", "evaluation.reference=a:b"], "evaluation.reference", "a:b model.references"),
-        (["rollout.pool=100"], "rollout.explore.micro_batch", "24 rollout.pool 100 20"),
-        (["rollout.pool=20", "rollout.keep=4"], "rollout.explore.micro_batch", "24"),
-        (["rollout.strategy=direct"], "rollout.keep", "24 96 direct"),
-        (["rollout.strategy=scaled", "rollout.regenerate.micro_batch=7"], "rollout.regenerate.micro_batch", "7 96 6"),
-        (
-            ["rollout.strategy=quantized", "rollout.explore.precision=fp8"],
-            "rollout.accept_quantized_training",
-            "false true quantized",
-        ),
-        (["learner.epochs=2"], "learner.epochs", "2 1 diffusion_nft objective.clip_range"),
-        (["objective.step_range=[4, 4]"], "objective.step_range", "[4, 4] 10 rollout.regenerate.steps"),
-        (["objective.step_range=[4, 11]"], "objective.step_range", "[4, 11] 10"),
-        (
-            ["objective={kind: flow_grpo, step_range: [4, 10]}", "rollout.sampler={kind: flow_sde}"],
-            "objective.step_range",
-            "[4, 10] 9",
-        ),
-        (
-            [
-                "objective={kind: flow_grpo, step_range: [1, 3]}",
-                "rollout.sampler={kind: cps, window: {size: 2, range: [0, 4]}}",
-                "rollout.explore.steps=10",
-            ],
-            "objective.step_range",
-            "[1, 3] rollout.sampler.window",
-        ),
-        (["objective={kind: awm, step_range: [2, 6]}"], "objective.timesteps", "6 3 step_range"),
-        (["learner.schedule.decay=linear"], "learner.schedule.steps", "0 1"),
-        (["learner.schedule.steps=9"], "learner.schedule.steps", "9 0"),
-        (
-            ["run.iterations=10", "learner.updates=2", "learner.schedule={decay: cosine, warmup: 5, steps: 17}"],
-            "learner.schedule.steps",
-            "17 15",
-        ),
-        (["run.iterations=4", "learner.schedule.warmup=6"], "learner.schedule.warmup", "6 4"),
-        (["run.on_collapse=rollback"], "run.on_collapse", '"rollback" evaluation.every 0'),
-        (
-            ["run.on_collapse=stop", "evaluation.every=20"],
-            "run.on_collapse",
-            '"stop" evaluation.every 20 run.iterations',
-        ),
-        (
-            ["run.on_collapse=stop", "evaluation={every: 5, prompts: 1, pictures: 1}"],
-            "run.on_collapse",
-            '"stop" evaluation.prompts 1',
-        ),
-        (["rollout.strategy=quantized"], "rollout.explore.precision", '"auto" quantized'),
-        (["run.name=a/b"], "run.name", '"a/b" run.root'),
-        (["model.cfg={scale: 4, interval: [0.8, 0.3]}"], "model.cfg.interval", "[0.8, 0.3] 0 1"),
-        (["evaluation.cfg.interval=[0, 0.3]"], "evaluation.cfg.scale", "1.0 1"),
-        (["model.cfg.negative_prompt=dull"], "model.cfg.scale", "1.0 1"),
-        (["run.name=.."], "run.name", '".."'),
-        (["fleet.hedge=0.5"], "fleet.hedge", "0.5 0 1"),
-        (
-            ["run.deterministic=true", "compile.mode=max-autotune-no-cudagraphs"],
-            "compile.mode",
-            '"max-autotune-no-cudagraphs" run.deterministic',
-        ),
-        (["fleet.learners.num_gpus=0.51"], "fleet.learners.num_gpus", "0.51 1 fleet.placement"),
-        (
-            [*COLOCATED, "fleet.regenerators.num_gpus=0.5"],
-            "fleet.regenerators.num_gpus",
-            "0.5 1 fleet.learners.num_gpus fleet.placement",
-        ),
-        (
-            ["fleet.placement=colocated", "fleet.explorers.num_gpus=1"],
-            "fleet.explorers.num_gpus",
-            "1.0 0 fleet.learners.num_gpus",
-        ),
-        ([*COLOCATED, "fleet.learners.num_gpus=2"], "fleet.learners.num_gpus", "2.0 0 1 fleet.placement"),
-        ([*COLOCATED, "rollout.max_staleness=1"], "rollout.max_staleness", "1 0 fleet.placement"),
-        (["fleet.offload=true"], "fleet.offload", "true fleet.placement"),
-        (["fleet.placement=colocated", "fleet.offload=true"], "fleet.offload", "true fleet.learners.num_gpus 0"),
-        (
-            [*COLOCATED, "fleet.offload=true", "rollout.explore.precision=bf16", "model.dtype=bfloat16"],
-            "fleet.offload",
-            "true",
-        ),
-        (["learner.activation_memory=0.5"], "learner.activation_memory", "0.5 0 1 fleet.learners.num_gpus"),
-        (
-            ["learner.activation_memory=0.5", "fleet.learners.num_gpus=1", "compile.learner=false"],
-            "learner.activation_memory",
-            "0.5 0 1 compile.learner",
-        ),
-        (["fleet.explorers.num_gpus=1.5"], "fleet.explorers.num_gpus", "1.5 1"),
-        (["fleet.encoders.num_gpus=1.5"], "fleet.encoders.num_gpus", "1.5 1"),
-        (["fleet.regenerators.fallback_labels=[{zone: b}]"], "fleet.regenerators.fallback_labels", '[{"zone"'),
-        (["rollout.preview.latent_frames=[0]"], "rollout.preview.latent_frames", "[0] model.frames"),
-        (
-            ["model.frames=9", "rollout.preview.latent_frames=[2, 0]"],
-            "rollout.preview.latent_frames",
-            "[2, 0] [0, 1, 2]",
-        ),
-        (["model.frames=9", "rollout.preview.latent_frames=[]"], "rollout.preview.latent_frames", "[]"),
-        (
-            ["model.frames=9", "rollout.preview.latent_frames=[1]", "rewards=[{kind: motion, enough: 1}]"],
-            "rollout.preview.latent_frames",
-            "[1] motion",
-        ),
-        (["model.frames=9", "evaluation.reference='f.py:g'"], "evaluation.reference", '"f.py:g" model.frames'),
-        (["evaluation.pictures=65"], "evaluation.pictures", "65 evaluation.prompts"),
-        (["evaluation.reference=picture"], "evaluation.reference", '"picture"'),
-        (["model.lora.targets=[]"], "model.lora.targets", "[]"),
-        (["rewards.1.kind='a:'"], "rewards.1.kind", '"a:"'),
-        (["rewards.0.weight=0", "rewards.1.weight=0"], "rewards.0.weight", "0.0 0"),
-        (
-            ["model.dtype=float32", "rollout.explore.precision=bf16"],
-            "rollout.explore.precision",
-            '"bf16" float32 model.dtype',
-        ),
-        (
-            ["model.dtype=bfloat16", "rollout.explore.precision=float32"],
-            "rollout.explore.precision",
-            '"float32" bf16 model.dtype',
-        ),
-        (["fidelity.audit_prompts=49"], "fidelity.audit_prompts", "49 rollout.prompts 48"),
-        (["fidelity={audit_prompts: 2, audit_seeds: 1}"], "fidelity.audit_seeds", "1 2 72"),
-        (["fidelity.audit_prompts=1", "rollout.keep=96"], "fidelity.audit_prompts", "1 0"),
-        (["rollout.max_staleness=1", "rollout.strategy=scaled"], "rollout.max_staleness", "1 0 rollout.strategy"),
-        (["rollout.max_staleness=1", "checkpoints.keep=1"], "checkpoints.keep", "1 2 rollout.max_staleness"),
-        (["fidelity={fallback: [{steps: 8}]}"], "fidelity.floor", "empty 1"),
-        (["fidelity.floor=0.5"], "fidelity.fallback", "[] 8"),
-        ([ladder("{steps: 8}, {}")], "fidelity.fallback.1.steps", "empty 8"),
-        ([ladder("{steps: 8}, {steps: 7}")], "fidelity.fallback.1.steps", "7 8"),
-        (
-            ["rollout.explore.precision=fp8", ladder("{precision: nvfp4, steps: 10}")],
-            "fidelity.fallback.0.precision",
-            '"nvfp4" fp8',
-        ),
-        (
-            ["rollout.explore.precision=nvfp4", ladder("{precision: nvfp4-emulated}")],
-            "fidelity.fallback.0.precision",
-            '"nvfp4-emulated" nvfp4,',
-        ),
-        (["rollout.explore.precision=auto", ladder("{precision: fp8}")], "fidelity.fallback.0.precision", '"fp8" auto'),
-        ([ladder("{precision: float32}"), "model.dtype=bfloat16"], "fidelity.fallback.0.precision", '"float32" bf16'),
-        (
-            ["rollout.sampler.kind=flow_sde", ladder("{steps: 11}")],
-            "fidelity.fallback.0.steps",
-            "11 rollout.regenerate.steps 10",
-        ),
-        (["rollout.preview.prune={after: 2, keep: 22}"], "rollout.preview.prune.keep", "22 rollout.keep 24"),
-        (["rollout.preview.prune={after: 2}"], "rollout.preview.prune.keep", "empty rollout.keep 24"),
-        (["rollout.preview.prune={after: 2, keep: 37}"], "rollout.preview.prune.keep", "37"),
-        (
-            ["rollout.preview.prune={after: 2, keep: 96}"],
-            "rollout.preview.prune.keep",
-            "96 rollout.pool rollout.preview.prune",
-        ),
-        (
-            ["rollout.preview={unit: 24, prune: {after: 2, keep: 36}}"],
-            "rollout.preview.prune.keep",
-            "36 8 4 rollout.preview.unit",
-        ),
-        (
-            ["rollout.preview.prune={after: 6, keep: 36}"],
-            "rollout.preview.prune.after",
-            "6 rollout.explore.steps rollout.preview.prune",
-        ),
-        (["rollout.preview.prune={keep: 36}"], "rollout.preview.prune.after", "empty 6"),
-        (["rollout.strategy=scaled", PRUNED], "rollout.preview.prune", '{"after" 2 36 rollout.strategy'),
-        (["rollout.strategy=scaled", "rollout.selection=best"], "rollout.selection", '"best" rollout.strategy'),
-        (["rollout.selection=random", PRUNED], "rollout.selection", '"random" rollout.preview.prune'),
-        (
-            ["rollout.strategy=scaled", "rollout.preview.unit=48"],
-            "rollout.preview.unit",
-            "48 rollout.strategy rollout.preview.unit",
-        ),
-        (
-            ["rollout.preview.unit=40", "rollout.explore.micro_batch=8"],
-            "rollout.preview.unit",
-            "40 rollout.pool 96 rollout.explore.micro_batch",
-        ),
-        (["rollout.preview.unit=12"], "rollout.preview.unit", "12 rollout.pool 96 rollout.explore.micro_batch"),
-        (["rollout.preview.unit=192"], "rollout.preview.unit", "192 rollout.pool 96"),
-        ([PRUNED, "fidelity={audit_prompts: 1, audit_seeds: 61}"], "fidelity.audit_seeds", "61 2 60"),
-        ([PRUNED, ladder("{prune: {after: 3, keep: 32}}")], "fidelity.fallback.0.prune", '{"after" 3 32 2'),
-        ([ladder("{steps: 8, prune: {after: 3, keep: 48}}")], "fidelity.fallback.0.prune", '{"after" 3 48'),
-        ([PRUNED, ladder("{prune: {after: 6}}")], "fidelity.fallback.0.prune.after", "6 fidelity.fallback.0.prune"),
-        ([PRUNED, ladder("{}")], "fidelity.fallback.0.steps", "empty 6"),
-        (["rollout.strategy=scaled", ladder("{steps: 8}")], "fidelity.floor", "0.5 rollout.strategy"),
-    ],
-)
-def test_keys_that_contradict_each_other_are_refused(
-    parts: list[Path], overrides: list[str], key: str, values: str
-) -> None:
-    loaded = load_with_sources(parts, overrides)
+CONTRADICTIONS = """
+rollout.keep | 98 rollout.pool 96 | rollout.keep=98
+rollout.keep | 23 | rollout.keep=23
+rewards.0.kind | clip_edit model.references 0 | rewards=[{kind: clip_edit, path: p}]
+rewards.0.remote.references | true model.references 0 \
+  | rewards=[{kind: remote, remote: {url: 'http://h', references: true}}]
+evaluation.reference | a:b model.references | model.references=1 & evaluation.reference=a:b
+rollout.explore.micro_batch | 24 rollout.pool 100 20 | rollout.pool=100
+rollout.explore.micro_batch | 24 | rollout.pool=20 & rollout.keep=4
+rollout.keep | 24 96 direct | rollout.strategy=direct
+rollout.regenerate.micro_batch | 7 96 6 | rollout.strategy=scaled & rollout.regenerate.micro_batch=7
+rollout.accept_quantized_training | false true quantized | rollout.strategy=quantized & rollout.explore.precision=fp8
+learner.epochs | 2 1 diffusion_nft objective.clip_range | learner.epochs=2
+objective.step_range | [4, 4] 10 rollout.regenerate.steps | objective.step_range=[4, 4]
+objective.step_range | [4, 11] 10 | objective.step_range=[4, 11]
+objective.step_range | [4, 10] 9 | objective={kind: flow_grpo, step_range: [4, 10]} & rollout.sampler={kind: flow_sde}
+objective.step_range | [1, 3] rollout.sampler.window \
+  | objective={kind: flow_grpo, step_range: [1, 3]} & rollout.explore.steps=10 \
+  & rollout.sampler={kind: cps, window: {size: 2, range: [0, 4]}}
+objective.timesteps | 6 3 step_range | objective={kind: awm, step_range: [2, 6]}
+learner.schedule.steps | 0 1 | learner.schedule.decay=linear
+learner.schedule.steps | 9 0 | learner.schedule.steps=9
+learner.schedule.steps | 17 15 \
+  | run.iterations=10 & learner.updates=2 & learner.schedule={decay: cosine, warmup: 5, steps: 17}
+learner.schedule.warmup | 6 4 | run.iterations=4 & learner.schedule.warmup=6
+run.on_collapse | "rollback" evaluation.every 0 | run.on_collapse=rollback
+run.on_collapse | "stop" evaluation.every 20 run.iterations | run.on_collapse=stop & evaluation.every=20
+run.on_collapse | "stop" evaluation.prompts 1 | run.on_collapse=stop & evaluation={every: 5, prompts: 1, pictures: 1}
+rollout.explore.precision | "auto" quantized | rollout.strategy=quantized
+run.name | "a/b" run.root | run.name=a/b
+model.cfg.interval | [0.8, 0.3] 0 1 | model.cfg={scale: 4, interval: [0.8, 0.3]}
+evaluation.cfg.scale | 1.0 1 | evaluation.cfg.interval=[0, 0.3]
+model.cfg.scale | 1.0 1 | model.cfg.negative_prompt=dull
+run.name | ".." | run.name=..
+fleet.hedge | 0.5 0 1 | fleet.hedge=0.5
+compile.mode | "max-autotune-no-cudagraphs" run.deterministic \
+  | run.deterministic=true & compile.mode=max-autotune-no-cudagraphs
+fleet.learners.num_gpus | 0.51 1 fleet.placement | fleet.learners.num_gpus=0.51
+fleet.regenerators.num_gpus | 0.5 1 fleet.learners.num_gpus fleet.placement \
+  | COLOCATED & fleet.regenerators.num_gpus=0.5
+fleet.explorers.num_gpus | 1.0 0 fleet.learners.num_gpus | fleet.placement=colocated & fleet.explorers.num_gpus=1
+fleet.learners.num_gpus | 2.0 0 1 fleet.placement | COLOCATED & fleet.learners.num_gpus=2
+rollout.max_staleness | 1 0 fleet.placement | COLOCATED & rollout.max_staleness=1
+fleet.offload | true fleet.placement | fleet.offload=true
+fleet.offload | true fleet.learners.num_gpus 0 | fleet.placement=colocated & fleet.offload=true
+fleet.offload | true | COLOCATED & fleet.offload=true & rollout.explore.precision=bf16 & model.dtype=bfloat16
+learner.activation_memory | 0.5 0 1 fleet.learners.num_gpus | learner.activation_memory=0.5
+learner.activation_memory | 0.5 0 1 compile.learner \
+  | learner.activation_memory=0.5 & fleet.learners.num_gpus=1 & compile.learner=false
+fleet.explorers.num_gpus | 1.5 1 | fleet.explorers.num_gpus=1.5
+fleet.encoders.num_gpus | 1.5 1 | fleet.encoders.num_gpus=1.5
+fleet.regenerators.fallback_labels | [{"zone" | fleet.regenerators.fallback_labels=[{zone: b}]
+rollout.preview.latent_frames | [0] model.frames | rollout.preview.latent_frames=[0]
+rollout.preview.latent_frames | [2, 0] [0, 1, 2] | model.frames=9 & rollout.preview.latent_frames=[2, 0]
+rollout.preview.latent_frames | [] | model.frames=9 & rollout.preview.latent_frames=[]
+rollout.preview.latent_frames | [1] motion \
+  | model.frames=9 & rollout.preview.latent_frames=[1] & rewards=[{kind: motion, enough: 1}]
+evaluation.reference | "f.py:g" model.frames | model.frames=9 & evaluation.reference='f.py:g'
+evaluation.pictures | 65 evaluation.prompts | evaluation.pictures=65
+evaluation.reference | "picture" | evaluation.reference=picture
+model.lora.targets | [] | model.lora.targets=[]
+rewards.1.kind | "a:" | rewards.1.kind='a:'
+rewards.0.weight | 0.0 0 | rewards.0.weight=0 & rewards.1.weight=0
+rollout.explore.precision | "bf16" float32 model.dtype | model.dtype=float32 & rollout.explore.precision=bf16
+rollout.explore.precision | "float32" bf16 model.dtype | model.dtype=bfloat16 & rollout.explore.precision=float32
+fidelity.audit_prompts | 49 rollout.prompts 48 | fidelity.audit_prompts=49
+fidelity.audit_seeds | 1 2 72 | fidelity={audit_prompts: 2, audit_seeds: 1}
+fidelity.audit_prompts | 1 0 | fidelity.audit_prompts=1 & rollout.keep=96
+rollout.max_staleness | 1 0 rollout.strategy | rollout.max_staleness=1 & rollout.strategy=scaled
+checkpoints.keep | 1 2 rollout.max_staleness | rollout.max_staleness=1 & checkpoints.keep=1
+fidelity.floor | empty 1 | fidelity={fallback: [{steps: 8}]}
+fidelity.fallback | [] 8 | fidelity.floor=0.5
+fidelity.fallback.1.steps | empty 8 | fidelity={floor: 0.5, fallback: [{steps: 8}, {}]}
+fidelity.fallback.1.steps | 7 8 | fidelity={floor: 0.5, fallback: [{steps: 8}, {steps: 7}]}
+fidelity.fallback.0.precision | "nvfp4" fp8 \
+  | rollout.explore.precision=fp8 & fidelity={floor: 0.5, fallback: [{precision: nvfp4, steps: 10}]}
+fidelity.fallback.0.precision | "nvfp4-emulated" nvfp4, \
+  | rollout.explore.precision=nvfp4 & fidelity={floor: 0.5, fallback: [{precision: nvfp4-emulated}]}
+fidelity.fallback.0.precision | "fp8" auto \
+  | rollout.explore.precision=auto & fidelity={floor: 0.5, fallback: [{precision: fp8}]}
+fidelity.fallback.0.precision | "float32" bf16 \
+  | fidelity={floor: 0.5, fallback: [{precision: float32}]} & model.dtype=bfloat16
+fidelity.fallback.0.steps | 11 rollout.regenerate.steps 10 \
+  | rollout.sampler.kind=flow_sde & fidelity={floor: 0.5, fallback: [{steps: 11}]}
+rollout.preview.prune.keep | 22 rollout.keep 24 | rollout.preview.prune={after: 2, keep: 22}
+rollout.preview.prune.keep | empty rollout.keep 24 | rollout.preview.prune={after: 2}
+rollout.preview.prune.keep | 37 | rollout.preview.prune={after: 2, keep: 37}
+rollout.preview.prune.keep | 96 rollout.pool rollout.preview.prune | rollout.preview.prune={after: 2, keep: 96}
+rollout.preview.prune.keep | 36 8 4 rollout.preview.unit | rollout.preview={unit: 24, prune: {after: 2, keep: 36}}
+rollout.preview.prune.after | 6 rollout.explore.steps rollout.preview.prune | rollout.preview.prune={after: 6, keep: 36}
+rollout.preview.prune.after | empty 6 | rollout.preview.prune={keep: 36}
+rollout.preview.prune | {"after" 2 36 rollout.strategy | rollout.strategy=scaled & PRUNED
+rollout.selection | "best" rollout.strategy | rollout.strategy=scaled & rollout.selection=best
+rollout.selection | "random" rollout.preview.prune | rollout.selection=random & PRUNED
+rollout.preview.unit | 48 rollout.strategy rollout.preview.unit | rollout.strategy=scaled & rollout.preview.unit=48
+rollout.preview.unit | 40 rollout.pool 96 rollout.explore.micro_batch \
+  | rollout.preview.unit=40 & rollout.explore.micro_batch=8
+rollout.preview.unit | 12 rollout.pool 96 rollout.explore.micro_batch | rollout.preview.unit=12
+rollout.preview.unit | 192 rollout.pool 96 | rollout.preview.unit=192
+fidelity.audit_seeds | 61 2 60 | PRUNED & fidelity={audit_prompts: 1, audit_seeds: 61}
+fidelity.fallback.0.prune | {"after" 3 32 2 | PRUNED & fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 32}}]}
+fidelity.fallback.0.prune | {"after" 3 48 | fidelity={floor: 0.5, fallback: [{steps: 8, prune: {after: 3, keep: 48}}]}
+fidelity.fallback.0.prune.after | 6 fidelity.fallback.0.prune \
+  | PRUNED & fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}
+fidelity.fallback.0.steps | empty 6 | PRUNED & fidelity={floor: 0.5, fallback: [{}]}
+fidelity.floor | 0.5 rollout.strategy | rollout.strategy=scaled & fidelity={floor: 0.5, fallback: [{steps: 8}]}
+"""
+"""Key | what the message names | overrides."""
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS.strip().splitlines())
+def test_keys_that_contradict_each_other_are_refused(parts: list[Path], case: str) -> None:
+    key, values, overrides = map(str.strip, case.split(" | "))
+    overrides = overrides.replace("COLOCATED", COLOCATED).replace("PRUNED", PRUNED)
+    loaded = load_with_sources(parts, overrides.split(" & "))
     with pytest.raises(UserError) as caught:
         checks.check(loaded.config, loaded.sources)
     assert names(str(caught.value), key, values)

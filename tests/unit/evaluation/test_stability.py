@@ -35,13 +35,13 @@ def test_a_fall_is_further_than_chance_takes_the_paired_difference(
     means: tuple[float, ...], found: dict[str, float]
 ) -> None:
     made = fall([BASE, TOP, held_out(4, 0.7, 0.7, 0.7)], held_out(6, *means))
-    assert made == pytest.approx(found, abs=1e-12)
+    assert made == pytest.approx(found, rel=1e-5, abs=1e-12)
 
 
 # Student's t that one in 10,000 exceeds, of a table.
-@pytest.mark.parametrize(("prompts", "t"), [(2, 3183.1), (8, 7.063), (9, 6.442), (24, 4.415), (64, 3.95)])
+@pytest.mark.parametrize(("prompts", "t"), [(2, 3183.1), (8, 7.063), (9, 6.442), (24, 4.4152), (64, 3.9499)])
 def test_few_prompts_allow_more(prompts: int, t: float) -> None:
-    assert allowed_stderrs(prompts) == pytest.approx(t, rel=0.01)
+    assert allowed_stderrs(prompts) == pytest.approx(t, rel=1e-4)
 
 
 def test_the_base_counts_unless_the_run_began_with_other_weights() -> None:

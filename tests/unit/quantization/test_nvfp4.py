@@ -29,18 +29,13 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_known_answers_bit_for_bit(vector: dict) -> None:
     x = floats(vector["input"], vector["shape"])
-    quantized = nvfp4.quantize(x, vector["amax_override"], vector["tile"])
+    quantized = nvfp4.quantize(x, vector["amax_override"])
     assert hexadecimal(quantized.packed) == vector["packed"]
     assert hexadecimal(quantized.scales) == vector["scales"]
     assert float(quantized.amax) == vector["amax"]
     global_scale = (quantized.amax.cpu() / 2688).numpy().tobytes()[::-1].hex()
     assert global_scale == vector["global_scale"]
     assert hexadecimal(quantized.dequantize()) == vector["dequantized"]
-
-
-def test_all_eighteen_vectors_are_shipped() -> None:
-    assert len(VECTORS) == 18
-    assert [vector["tile"] for vector in VECTORS].count("2d") == 1
 
 
 def test_numpy_input_gives_the_bits_of_torch_input() -> None:
@@ -70,8 +65,6 @@ def test_not_finite_values_are_refused(bad: float) -> None:
 def test_shapes_that_do_not_divide_into_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="blocks of 16"):
         nvfp4.quantize(torch.ones(1, 20))
-    with pytest.raises(ValueError, match="blocks of 16"):
-        nvfp4.quantize(torch.ones(8, 16), tile="2d")
     with pytest.raises(ValueError, match="blocks of 16"):
         nvfp4.quantize(torch.ones(16))
 

@@ -21,7 +21,6 @@ from tests.support.made_checkpoints import small_state as state
 NAMES = (
     "journal/iteration-{n:06d}.jsonl",
     "samples/iteration-{n:06d}/aa.safetensors",
-    "revisions/revision-{n:06d}/manifest.json",
     "evaluations/updates-{n:06d}-ema/aa-0.png",
 )
 

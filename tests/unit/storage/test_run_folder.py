@@ -167,7 +167,6 @@ def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Pat
 def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Path) -> None:
     path = begun(tmp_path, "nothing")
     (path / "metrics.jsonl").write_text('{"event": "evaluation", "iteration": 0}\n')
-    (path / "revisions" / "revision-000000").mkdir(parents=True)
     (path / "embeddings").mkdir()
     (path / "embeddings" / ".x.safetensors.7.partial").write_text("cut")
     (path / "trackers.json").write_text('{"id": "0123abcd"}')
