@@ -41,7 +41,7 @@ import pytest
 from tests.support.fork_client import STREAMS, send
 
 CLIENT = Path(__file__).with_name("fork_client.py")
-MAIN = "solrl_ray/__main__.py"
+ROOT = Path(__file__).parents[2]
 SOCKET, WORKER = "forks", "worker.py"
 _SERVERS: list[subprocess.Popen[bytes]] = []
 """That this process has started; another one may end them."""
@@ -147,15 +147,19 @@ def environment(command: str) -> dict[str, str]:
     }
 
 
+def program(command: str, file: str, *arguments: str) -> list[str]:
+    """``python FILE ARGUMENTS``, of the repository, as a fork: the command of a client that ends as the fork does."""
+    return [*command.split(), str(ROOT / file), *arguments]
+
+
 def solrl(command: str, *arguments: str) -> list[str]:
-    """``python -m solrl_ray ARGUMENTS`` as a fork: the command of a client that ends as the fork does."""
-    return [*command.split(), str(Path(__file__).parents[2] / MAIN), *arguments]
+    """The same of ``python -m solrl_ray ARGUMENTS``."""
+    return program(command, "solrl_ray/__main__.py", *arguments)
 
 
 def calling(command: str, function: Callable[..., None], *arguments: str) -> list[str]:
-    """The call of a module's function as a fork: the command of a client that ends as the fork does."""
-    program = str(Path(__file__).with_name("calling.py"))
-    return [*command.split(), program, f"{function.__module__}:{function.__qualname__}", *arguments]
+    """The same of the call of a module's function."""
+    return program(command, "tests/support/calling.py", f"{function.__module__}:{function.__qualname__}", *arguments)
 
 
 def serve(path: str) -> NoReturn:

@@ -14,6 +14,7 @@ from tests.support.small import digests, folder, small_config
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 OPTIONS = (
+    "run.iterations=2",
     "learner={epochs: 2, updates: 3}",
     "objective={clip_range: 0.001, kl: 0, shared_noise: true, step_range: [0, 3]}",
 )

@@ -59,7 +59,7 @@ def submitting(forks: str, job: str) -> tuple[str, ...]:
 def test_a_submitted_run_loses_its_cluster_and_is_resubmitted_to_the_same_bytes(
     calm: Config, forks: str, checkout: Path, tmp_path: Path
 ) -> None:
-    config = small_config(tmp_path / "runs", "submitted")
+    config = small_config(tmp_path / "runs", "submitted", "fleet.placement=colocated")  # fewer processes that start
     run = folder(config)
     (checkout / "small.yaml").write_text(to_yaml(config))
     said = []
