@@ -1,16 +1,15 @@
-"""Why does a choice of seeds pay? Signal and noise of a group's gradient, by chosen samples and pool.
+"""Why does a choice of seeds pay? Signal and noise of a group's gradient, by trained samples and pool.
 
-    python benchmarks/gradient_noise.py [--prompts 16] [--repeats 4] [--at-once 2] [--seconds 600] [--gpu]
+    python benchmarks/gradient_noise.py [--prompts 64] [--device cuda] [--root runs/gradient_noise]
 
-Runs of the testbed whose learning rate is next to nothing, so that their policy stands still: each iteration is one
-measurement, of one optimiser step's gradient by DiffusionNFT, with `--prompts` groups. All shapes have the same
-prompts. A run notes what every run does (`learning.noise_scale`): an unbiased estimate of the squared norm of the
-gradient without noise, and the variance of one group's gradient. The policies are the base and one that is part of the
-way, which is trained here first. A begun run goes on where it was, so several short calls add up.
+The gradient of DiffusionNFT on the testbed, of each of `--prompts` groups: the same prompts and seeds for all rows, K
+of them without a pool, or the best and worst of 48 or 96 by pruned previews. Signal is the squared norm of the gradient
+without noise, estimated without bias from pairs of groups; noise the trace of the covariance of one group's gradient.
+Previews are in float32, which rank as those in FP8 do (`rank_fidelity.py`). Policies: the base, and one that is part of
+the way, whose run in `--root` is trained first if it is not there.
 
-Prints and writes benchmarks/results/gradient_noise.json: by policy and shape `signal` and `noise` of each iteration,
-their ratio a group with its standard error (a jackknife over iterations), and charged seconds of a group without an
-iteration's fixed cost, FLUX.1-dev on an H200.
+Prints and writes benchmarks/results/gradient_noise.json: by policy and row signal, noise, their ratio and its standard
+error (a jackknife over prompts), and charged seconds of a group without an iteration's fixed cost, FLUX.1-dev, H200.
 """
 
 from __future__ import annotations
@@ -23,110 +22,170 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from common import CONFIGS
-from shape_results import HEADLINE, Shape
+import torch
+from campaign import ON_ONE_GPU, Job, train_all
+from common import CONFIGS, RESULTS
+from numpy.typing import NDArray
+from shape_results import HEADLINE, PRUNE_AFTER, Shape
 
+from solrl_ray import models, objectives, rewards
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.policy_passes import PolicyPasses
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.objectives.advantages import advantages
+from solrl_ray.objectives.base import MicroBatch, Velocities
+from solrl_ray.policy import adapters
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.report.curve import Curve
 from solrl_ray.report.data import read_run
+from solrl_ray.rollout.pruning import survivors
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.rollout.selection import PromptSelection
+from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.storage.run_folder import RunFolder
 
-RESULTS = REPOSITORY / "benchmarks" / "results" / "gradient_noise.json"
-CHOSEN, POOLS = (4, 8, 24), (0, 48, 96)
-STANDS_STILL = 1e-12
-"""Learning rate."""
-TRAINING, TRAINED_FOR, PART = Shape(1, 4, 48, 3), 32, "part of the way"
-"""How the second policy is made."""
-POLICIES = ("base", PART)
+ROWS = tuple(Shape(1, chosen, pool, 1) for pool in (0, 48, 96) for chosen in (4, 8, 24))
+FILES = (CONFIGS / "demo.yaml", CONFIGS / "methods" / "diffusion_nft.yaml")
+MICRO_BATCH = 24
+TRAINED, ITERATIONS = Shape(1, 4, 48, 3), 32
+"""The run of the second policy."""
 
 
-def job(name: str, shape: Shape, arguments: argparse.Namespace, *settings: str) -> Job:
-    tier = ON_ONE_GPU if arguments.gpu else ("rollout.explore.precision=nvfp4-emulated",) if shape.pool else ()
-    run = f"run={{name: {name}, root: '{arguments.root.absolute()}'}}"
-    files = (CONFIGS / "demo.yaml", CONFIGS / "methods" / "diffusion_nft.yaml")
-    return Job(files, (*shape.settings, *shape.larger_batches, *tier, run, *settings))
+class Policy:
+    def __init__(self, config: Config, factors: Mapping[str, torch.Tensor] | None, device: str) -> None:
+        """`factors`: of its LoRA; None: the base."""
+        self.config, self._model = config, models.load(config.model, device, components={"transformer", "vae"})
+        self._passes = PolicyPasses(config, self._model)
+        if factors is not None:
+            adapters.load_factors(self._model.transformer, "default", factors)
+        reward, steps = rewards.load(config.rewards, device), config.rollout.regenerate.steps
+        self._sample = Sampler(config, self._model, reward, steps=steps, micro_batch=MICRO_BATCH)
+        preview_steps = config.rollout.explore.steps
+        self._preview = Sampler(config, self._model, reward, steps=preview_steps, micro_batch=MICRO_BATCH)
+        self._objective = objectives.load(config, sigmas(config.model.schedule, steps, self._model.image_tokens))
+        self._factors = list(adapters.parameters(self._model.transformer, "default").values())
+
+    def sample(
+        self, prompt: Prompt, embedding: PromptEmbedding
+    ) -> tuple[list[list[int]], dict[int, tuple[torch.Tensor, float]]]:
+        """The trained seeds of each row, and latent and reward of each seed that is in one."""
+        chosen = [self._chosen(row, prompt, embedding) for row in ROWS]
+        seeds = tuple(sorted(set().union(*chosen)))
+        unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=seeds)
+        made = self._sample(unit, prompt, embedding)
+        return chosen, dict(zip(seeds, zip(made.latents.cpu(), made.rewards.tolist(), strict=True), strict=True))
+
+    def _chosen(self, row: Shape, prompt: Prompt, embedding: PromptEmbedding) -> list[int]:
+        if not row.pool:
+            return list(range(row.chosen))
+        prune = Pruning(after=PRUNE_AFTER, keep=row.finished)
+        seeds = tuple(range(row.pool))
+        unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=seeds, prune=prune)
+        seen, selection = (
+            self._preview.preview(unit, prompt, embedding),
+            PromptSelection(row.pool, row.chosen, prompt_id=""),
+        )
+        kept = set(survivors(seen.early.tolist(), row.finished))
+        for seed, score in enumerate(seen.rewards.tolist()):
+            (selection.add if seed in kept else selection.drop)(seed, score)
+        return [candidate.index for one_side in selection.select() for candidate in one_side]
+
+    def gradient(
+        self, embedding: PromptEmbedding, seeds: Sequence[int], x0: torch.Tensor, gains: NDArray[np.float64]
+    ) -> torch.Tensor:
+        """Of a group: the mean over its samples and their passes, float32 [elements], on the CPU."""
+        device, ids = self._model.device, (embedding.prompt_id,) * len(seeds)
+        batch = MicroBatch(prompt_ids=ids, indices=tuple(seeds), x0=x0, weights=torch.ones(len(seeds)))
+        texts = self._model.batch_embeddings([embedding] * len(seeds))
+        passes, total = self._objective.passes(batch, device, 0), torch.zeros((), device=device)
+        for one in passes:
+            given = {}
+            for name in self.config.objective.references():
+                with torch.no_grad(), adapters.using(self._model.transformer, name):
+                    given[name] = self._passes.velocity(one.x_t, one.t, texts)
+            theta = self._passes.velocity(one.x_t, one.t, texts)
+            velocities = Velocities(theta=theta, old=theta.detach(), **given)
+            total = total + self._objective.loss(one, velocities, torch.from_numpy(gains).to(device)).total.mean()
+        found = torch.autograd.grad(total / len(passes), self._factors)
+        return torch.cat([each.reshape(-1) for each in found]).cpu()
 
 
-def training(arguments: argparse.Namespace) -> Job:
-    held_out = "evaluation={every: 8, prompts: 32, samples: 2, pictures: 0, reference: ''}"
-    return job("part", TRAINING, arguments, "learner.optimizer.lr=1e-3", held_out, f"run.iterations={TRAINED_FOR}")
+def measure(policy: Policy, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> dict[str, Any]:
+    """By row signal, noise and their ratio."""
+    sampled = [policy.sample(*each) for each in zip(prompts, embeddings, strict=True)]
+    found = {}
+    for place, row in enumerate(ROWS):
+        seeds = [chosen[place] for chosen, _ in sampled]
+        gains = advantages(
+            np.array([made[seed][1] for chosen, (_, made) in zip(seeds, sampled, strict=True) for seed in chosen]),
+            np.repeat(np.arange(len(prompts)), row.chosen),
+            policy.config.objective.advantage,
+        ).reshape(len(prompts), row.chosen)
+        groups = torch.stack(
+            [
+                policy.gradient(embedding, chosen, torch.stack([made[seed][0] for seed in chosen]), of_group)
+                for embedding, chosen, (_, made), of_group in zip(embeddings, seeds, sampled, gains, strict=True)
+            ]
+        ).double()
+        found[row.name[4:]] = signal_and_noise((groups @ groups.T).numpy()) | {"seconds": seconds_a_group(row)}
+        print(row.name[4:], found[row.name[4:]], flush=True)
+    return found
 
 
-def measuring(policy: str, chosen: int, pool: int, arguments: argparse.Namespace) -> Job:
-    start = f"run.init='{RunFolder.of(training(arguments).config).path}'" if policy == PART else "run.init=''"
-    return job(
-        f"{policy.replace(' ', '_')}_{chosen}of{pool or chosen}",
-        Shape(arguments.prompts, chosen, pool, 1),
-        arguments,
-        f"learner={{micro_batch: {chosen}, optimizer: {{lr: {STANDS_STILL}}}}}",  # a micro-batch is a group
-        "evaluation={prompts: 1, samples: 1, pictures: 0, reference: ''}",
-        f"run.iterations={arguments.repeats}",
-        start,
-    )
+def signal_and_noise(products: NDArray[np.float64]) -> dict[str, float]:
+    """`products`: of each two groups' gradients, [groups, groups]."""
+    count, own, with_all = len(products), np.diag(products), products.sum(axis=1)
+
+    def estimates(total: Any, squares: Any, n: int) -> Any:
+        """`total`: squared norm of the sum of n gradients; `squares`: sum of their squared norms."""
+        return (total - squares) / (n * (n - 1)), (squares - total / n) / (n - 1)
+
+    signal, noise = estimates(products.sum(), own.sum(), count)
+    without = estimates(products.sum() - 2 * with_all + own, own.sum() - own, count - 1)  # each left out in turn
+    ratios = without[0] / without[1]
+    error = math.sqrt(float(np.square(ratios - ratios.mean()).sum()) * (count - 1) / count)
+    return {"signal": float(signal), "noise": float(noise), "ratio": float(signal / noise), "stderr": error}
 
 
-def seconds_a_group(chosen: int, pool: int) -> float:
+def seconds_a_group(row: Shape) -> float:
     """Charged, without an iteration's fixed cost."""
-    few, many = (Shape(prompts, chosen, pool, 1).charged(HEADLINE) for prompts in (4, 12))
+    few, many = (Shape(prompts, row.chosen, row.pool, 1).charged(HEADLINE) for prompts in (4, 12))
     return (many - few) / (12 - 4)
 
 
-def signal_over_noise(signal: Sequence[float], noise: Sequence[float]) -> tuple[float, float]:
-    """Ratio of the means, and its standard error by a jackknife; nan with one measurement."""
-    s, n = np.array(signal), np.array(noise)
-    left_out = (s.sum() - s) / (n.sum() - n) if len(s) > 1 else np.full(1, math.nan)
-    spread = float(np.square(left_out - left_out.mean()).sum()) * (len(s) - 1) / len(s)
-    return float(s.sum() / n.sum()), math.sqrt(spread)
-
-
-def measured(each: Job, chosen: int, pool: int) -> dict[str, Any] | None:
-    """None before the first iteration."""
-    folder = RunFolder.of(each.config)
-    done = read_run(folder.path).iterations if folder.begun else ()
-    pairs = [(one.gradient_signal, one.gradient_noise) for one in done]
-    if not pairs:
-        return None
-    signal, noise = (list(values) for values in zip(*pairs, strict=True))
-    ratio, error = signal_over_noise(signal, noise)
-    seconds = seconds_a_group(chosen, pool)
-    return {"signal": signal, "noise": noise, "ratio": ratio, "stderr": error, "seconds": seconds}
-
-
-def show(results: Mapping[str, Any]) -> None:
-    print("| policy | shape | iterations | signal over noise of a group ± | s a group | the same a 1,000 s |")
-    print("|---|---|---|---|---|---|")
-    for policy, rows in results["policies"].items():
-        for shape, row in rows.items():
-            cells = f"{row['ratio']:.4f} ± {row['stderr']:.4f} | {row['seconds']:.2f}"
-            print(f"| {policy} | {shape} | {len(row['signal'])} | {cells} | {1000 * row['ratio'] / row['seconds']:.2f} |")
+def training(root: Path, device: str) -> Job:
+    where = ON_ONE_GPU if device == "cuda" else ("rollout.explore.precision=nvfp4-emulated",)
+    run = f"run={{name: part, root: '{root.absolute()}', iterations: {ITERATIONS}}}"
+    held_out = "evaluation={every: 8, prompts: 96, samples: 4, pictures: 0, reference: ''}"
+    return Job(FILES, (*TRAINED.settings, *TRAINED.larger_batches, *where, run, held_out, "learner.optimizer.lr=1e-3"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16, help="groups of a measurement")
-    parser.add_argument("--repeats", type=int, default=4, help="measurements of each shape")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, metavar="NAME")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still runs after so long")
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--root", type=Path, default=Path("runs/gradient_noise"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gradient_noise.json")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"policies": {}}
-    if arguments.results.exists():
-        results = json.loads(arguments.results.read_text())
-    if PART in arguments.policies:
-        train_all([training(arguments)], at_once=1, seconds=arguments.seconds)
-    shapes = [(chosen, pool) for pool in POOLS for chosen in CHOSEN]
-    for policy in arguments.policies:
-        jobs = {shape: measuring(policy, *shape, arguments) for shape in shapes}
-        train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds)
-        rows = {Shape(1, *shape, 1).name[4:]: measured(each, *shape) for shape, each in jobs.items()}
-        results["policies"][policy] = {name: row for name, row in rows.items() if row is not None}
-    curve = Curve.of(read_run(RunFolder.of(training(arguments).config).path)) if PART in arguments.policies else None
-    results |= {"prompts": arguments.prompts, "reward": curve.points[-1].reward} if curve else {}
-    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
-    show(results)
+    config = load(FILES, (*Shape(12, 24, 96, 1).settings, "learner.activation_memory=1"))
+    prompts = read_prompts(config.prompts.train)[: arguments.prompts]
+    encoded = models.load(config.model, "cpu").encode([prompt.text for prompt in prompts])
+    embeddings = [
+        PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest="")
+        for prompt, tensors in zip(prompts, encoded, strict=True)
+    ]
+    job = training(arguments.root, arguments.device)
+    train_all([job], at_once=1, seconds=math.inf)
+    folder = RunFolder.of(job.config)
+    reward = Curve.of(read_run(folder.path)).points[-1].reward
+    trained = LearnerState.load(folder.checkpoints()[-1][1]).default
+    content: dict[str, Any] = {"prompts": len(prompts), "reward": reward, "policies": {}}
+    for name, factors in (("base", None), ("part of the way", trained)):
+        print(name, flush=True)
+        content["policies"][name] = measure(Policy(config, factors, arguments.device), prompts, embeddings)
+    arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from solrl_ray.learning.engine import free_port
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.storage.warm_start import warm_start
 
 T = TypeVar("T")
 
@@ -197,14 +196,12 @@ def checked(config: Config) -> Config:
 def train(config: Config) -> None:
     """Train from the run folder's state to the end. Raises as `solrl train`."""
     folder = RunFolder.of(config)
-    resume, first = folder.begun, None
+    resume = folder.begun
     if resume:
         was = continuation.stored(folder.path)
         config = continuation.inherit_from(config, was)
         continuation.check(config, was, folder.path, Sources())
-    elif config.run.init:
-        config, first = warm_start(config)
-    folder.create(config, resume=resume, first=first)
+    folder.create(config, resume=resume)
     check_prompts(folder, config)
     folder.note_start(sys.argv)
     folder.lock.release()  # the controller claims it

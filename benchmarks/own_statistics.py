@@ -67,7 +67,9 @@ def show(found: dict[str, dict[str, dict[str, float]]]) -> str:
     """Means ± standard errors of the gains, a row each; `found`: row → seed → reward → gain."""
     seeds = {row: list(of.values()) for row, of in found.items() if of}
     rewards = list(dict.fromkeys(reward for runs in seeds.values() for gained in runs for reward in gained))
-    rows = [[row, str(len(runs)), *(_mean([gained[r] for gained in runs]) for r in rewards)] for row, runs in seeds.items()]
+    rows = [
+        [row, str(len(runs)), *(_mean([gained[r] for gained in runs]) for r in rewards)] for row, runs in seeds.items()
+    ]
     return table(["held-out gain", "seeds", *rewards], rows)
 
 

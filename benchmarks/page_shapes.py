@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 from page_tables import PUBLISHED, measured, read, table, unmeasured
-from shape_results import BASE, FRONT, HEADLINE, MAP, REAL, REFERENCE, SHAPES, SHARES, iterations, ratio
+from shape_results import (
+    BASE,
+    FRONT,
+    HEADLINE,
+    MAP,
+    REAL,
+    REFERENCE,
+    SHAPES,
+    SHARES,
+    iterations,
+    ratio,
+    soonest_of_most_seeds,
+)
 
 FILE, NOISE_FILE = "shapes.json", "gradient_noise.json"
 SHOWN = FRONT + 2
@@ -40,13 +52,10 @@ def side(content: Any, two_stage: bool) -> list[str]:
 
 
 def soonest(content: Any, two_stage: bool, place: str = HEADLINE, share: float = 0.9) -> list[str]:
-    """Shapes of a side by the mean time to a share of the way, those of most seeds first: of many shapes with one seed
-    the soonest is a lucky one. Those that were never there come last, by the time to 75 %.
-    """
+    """Shapes of a side by the time to a share of the way, then by that to the first share."""
 
-    def order(name: str) -> tuple[bool, int, float, float]:
-        there, less = (took(content, name, place, each) or [math.inf] for each in (share, SHARES[0]))
-        return math.isinf(sum(there)), -len(there), float(np.mean(there)), float(np.mean(less))
+    def order(name: str) -> list[tuple[bool, int, float]]:
+        return [soonest_of_most_seeds(took(content, name, place, each)) for each in (share, SHARES[0])]
 
     return sorted(side(content, two_stage), key=order)
 
@@ -218,14 +227,17 @@ def gradient_noise(results: Path) -> str:
     content = read(results, NOISE_FILE)
     if content is None:
         return unmeasured("gradient_noise")
+    policies = content["policies"]
     rows = []
-    for policy, of_shape in content["policies"].items():
-        for name, row in of_shape.items():
-            sure, seconds = f"{row['ratio']:.3f} ± {row['stderr']:.3f}", row["seconds"]
-            rate = f"{1000 * row['ratio'] / seconds:.1f} ± {1000 * row['stderr'] / seconds:.1f}"
-            rows.append([policy, name.replace("of", " of "), sure, f"{seconds:.1f}", rate])
-    header = ["policy", "seeds", "signal over noise, a group", "s a group", "a 1,000 s"]
-    groups = f"{content['prompts']} × {max(len(row['signal']) for of in content['policies'].values() for row in of.values())}"
+    for name in next(iter(policies.values())):
+        found = [of_row[name] for of_row in policies.values()]
+        worth = [f"{1000 * one['ratio'] / one['seconds']:.1f}" for one in found]
+        sure = [f"{one['ratio']:.3f} ± {one['stderr']:.3f}" for one in found]
+        rows.append([name.replace("of", " of "), f"{found[0]['seconds']:.1f}", *sure, *worth])
+    header = ["seeds", "s a group", *(f"signal over noise, {policy}" for policy in policies)]
+    header += [f"of 1,000 s, {policy}" for policy in policies]
     picture = "![Signal over noise of a group's gradient against its price](images/results_gradient_noise.png)"
-    said = f"{groups} prompts a row; the second policy has a held-out reward of {content['reward']:.2f}."
+    said = (
+        f"{content['prompts']} prompts, ± a standard error. The second policy has a reward of {content['reward']:.2f}."
+    )
     return f"{picture}\n\n{table(header, rows)}\n\n{said} {measured('gradient_noise')}"

@@ -16,7 +16,7 @@ COMMANDS = {
     "shapes": SHAPES,
     "options": f"{SHAPES} --stage options",
     "long": f"{SHAPES} --stage long",
-    "gradient_noise": "python benchmarks/gradient_noise.py --at-once 2",
+    "gradient_noise": "python benchmarks/gradient_noise.py",
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",

@@ -101,7 +101,13 @@ def shapes(results: Path, images: Path) -> None:
                     continue
                 mean = float(np.mean(found))
                 axes.errorbar(
-                    x, mean, [[mean - min(found)], [max(found) - mean]], fmt=marker, color=color, alpha=0.6, markersize=5
+                    x,
+                    mean,
+                    [[mean - min(found)], [max(found) - mean]],
+                    fmt=marker,
+                    color=color,
+                    alpha=0.6,
+                    markersize=5,
                 )
                 front[x] = min(mean, front.get(x, mean))
             ends = sorted(front)
