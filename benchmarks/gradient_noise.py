@@ -41,7 +41,7 @@ from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.report.curve import Curve
 from solrl_ray.report.data import read_run
 from solrl_ray.rollout.pruning import survivors
-from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.rollout.sampler import Previewed, Sampler
 from solrl_ray.rollout.selection import PromptSelection
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.storage.run_folder import RunFolder
@@ -71,26 +71,20 @@ class Policy:
         self, prompt: Prompt, embedding: PromptEmbedding
     ) -> tuple[list[list[int]], dict[int, tuple[torch.Tensor, float]]]:
         """The trained seeds of each row, and latent and reward of each seed that is in one."""
-        chosen = [self._chosen(row, prompt, embedding) for row in ROWS]
+        pools = {(row.pool, row.finished) for row in ROWS if row.pool}
+        seen = {each: self._previewed(*each, prompt, embedding) for each in pools}
+        chosen = [
+            _best_and_worst(row, seen[row.pool, row.finished]) if row.pool else list(range(row.chosen)) for row in ROWS
+        ]
         seeds = tuple(sorted(set().union(*chosen)))
         unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=seeds)
         made = self._sample(unit, prompt, embedding)
         return chosen, dict(zip(seeds, zip(made.latents.cpu(), made.rewards.tolist(), strict=True), strict=True))
 
-    def _chosen(self, row: Shape, prompt: Prompt, embedding: PromptEmbedding) -> list[int]:
-        if not row.pool:
-            return list(range(row.chosen))
-        prune = Pruning(after=PRUNE_AFTER, keep=row.finished)
-        seeds = tuple(range(row.pool))
+    def _previewed(self, pool: int, finished: int, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
+        prune, seeds = Pruning(after=PRUNE_AFTER, keep=finished), tuple(range(pool))
         unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=seeds, prune=prune)
-        seen, selection = (
-            self._preview.preview(unit, prompt, embedding),
-            PromptSelection(row.pool, row.chosen, prompt_id=""),
-        )
-        kept = set(survivors(seen.early.tolist(), row.finished))
-        for seed, score in enumerate(seen.rewards.tolist()):
-            (selection.add if seed in kept else selection.drop)(seed, score)
-        return [candidate.index for one_side in selection.select() for candidate in one_side]
+        return self._preview.preview(unit, prompt, embedding)
 
     def gradient(
         self, embedding: PromptEmbedding, seeds: Sequence[int], x0: torch.Tensor, gains: NDArray[np.float64]
@@ -110,6 +104,13 @@ class Policy:
             total = total + self._objective.loss(one, velocities, torch.from_numpy(gains).to(device)).total.mean()
         found = torch.autograd.grad(total / len(passes), self._factors)
         return torch.cat([each.reshape(-1) for each in found]).cpu()
+
+
+def _best_and_worst(row: Shape, seen: Previewed) -> list[int]:
+    selection, kept = PromptSelection(row.pool, row.chosen, prompt_id=""), survivors(seen.early.tolist(), row.finished)
+    for seed, score in enumerate(seen.rewards.tolist()):
+        (selection.add if seed in kept else selection.drop)(seed, score)
+    return [candidate.index for one_side in selection.select() for candidate in one_side]
 
 
 def measure(policy: Policy, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ COMMANDS = {
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
-    "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 
 

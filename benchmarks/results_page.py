@@ -68,7 +68,6 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "iterations": page_speed.iterations,
     "gpus": page_speed.gpus,
     "hosts": page_speed.hosts,
-    "placements": page_speed.placements,
     "ranking": ranking,
     "rewards": rewards,
 }

@@ -96,8 +96,8 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds", "long", "options")
-LIST = re.compile(r"\[[^][{}]*\]")
-"""Of numbers, which the results file has on one line."""
+INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
+"""Lists and objects of plain values, which the results file has on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def main() -> None:
 
 def save(results: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(results, indent=1)) + "\n")
+    path.write_text(INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(results, indent=1)) + "\n")
 
 
 if __name__ == "__main__":
