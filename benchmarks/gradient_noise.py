@@ -166,6 +166,9 @@ def training(root: Path, device: str) -> Job:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument(
+        "--policies", nargs="+", choices=("base", "part of the way"), metavar="NAME", help="default: all"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--root", type=Path, default=Path("runs/gradient_noise"))
     parser.add_argument("--out", type=Path, default=RESULTS / "gradient_noise.json")
@@ -180,13 +183,16 @@ def main() -> None:
     job = training(arguments.root, arguments.device)
     train_all([job], at_once=1, seconds=math.inf)
     folder = RunFolder.of(job.config)
-    reward = Curve.of(read_run(folder.path)).points[-1].reward
+    points = Curve.of(read_run(folder.path)).points
     trained = LearnerState.load(folder.checkpoints()[-1][1]).default
-    content: dict[str, Any] = {"prompts": len(prompts), "reward": reward, "policies": {}}
-    for name, factors in (("base", None), ("part of the way", trained)):
+    policies = {"base": (None, points[0]), "part of the way": (trained, points[-1])}
+    content: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in arguments.policies or policies:
+        factors, point = policies[name]
         print(name, flush=True)
-        content["policies"][name] = measure(Policy(config, factors, arguments.device), prompts, embeddings)
-    arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+        rows = measure(Policy(config, factors, arguments.device), prompts, embeddings)
+        content[name] = {"prompts": len(prompts), "reward": point.reward, "rows": rows}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -227,17 +227,13 @@ def gradient_noise(results: Path) -> str:
     content = read(results, NOISE_FILE)
     if content is None:
         return unmeasured("gradient_noise")
-    policies = content["policies"]
     rows = []
-    for name in next(iter(policies.values())):
-        found = [of_row[name] for of_row in policies.values()]
-        worth = [f"{1000 * one['ratio'] / one['seconds']:.1f}" for one in found]
-        sure = [f"{one['ratio']:.3f} ± {one['stderr']:.3f}" for one in found]
-        rows.append([name.replace("of", " of "), f"{found[0]['seconds']:.1f}", *sure, *worth])
-    header = ["seeds", "s a group", *(f"signal over noise, {policy}" for policy in policies)]
-    header += [f"of 1,000 s, {policy}" for policy in policies]
+    for policy, of in content.items():
+        for name, row in of["rows"].items():
+            seconds, sure = row["seconds"], f"{row['ratio']:.3f} ± {row['stderr']:.3f}"
+            worth = f"{1000 * row['ratio'] / seconds:.1f} ± {1000 * row['stderr'] / seconds:.1f}"
+            who = f"{policy}, reward {of['reward']:.2f}"
+            rows.append([who, name.replace("of", " of "), str(of["prompts"]), sure, f"{seconds:.1f}", worth])
+    header = ["policy", "seeds", "prompts", "signal over noise, a group", "s a group", "the same of 1,000 s"]
     picture = "![Signal over noise of a group's gradient against its price](images/results_gradient_noise.png)"
-    said = (
-        f"{content['prompts']} prompts, ± a standard error. The second policy has a reward of {content['reward']:.2f}."
-    )
-    return f"{picture}\n\n{table(header, rows)}\n\n{said} {measured('gradient_noise')}"
+    return f"{picture}\n\n{table(header, rows)}\n\n±: a standard error. {measured('gradient_noise')}"

@@ -124,10 +124,11 @@ def shapes(results: Path, images: Path) -> None:
 
 
 def gradient_noise(results: Path, images: Path) -> None:
-    """Signal over noise of a group's gradient against its price, with standard errors; a panel a policy. Along a dashed
+    """Signal over noise of a group's gradient against its price, with standard errors; a panel a policy. Along a dotted
     line a second of groups is worth the same.
     """
-    policies: dict[str, Any] = read(results, NOISE_FILE)["policies"]
+    content: dict[str, Any] = read(results, NOISE_FILE)
+    policies = {policy: of["rows"] for policy, of in content.items()}
     figure, panels = plt.subplots(1, len(policies), figsize=(1.3 * WIDTH, 3.8), layout="constrained", sharey=True)
     for axes, (policy, rows) in zip(np.atleast_1d(panels), policies.items(), strict=True):
         pools = dict.fromkeys(name.partition("of")[2] for name in rows if len(set(name.split("of"))) == 2)
@@ -139,9 +140,12 @@ def gradient_noise(results: Path, images: Path) -> None:
             for name, *at in zip(names, x, y, strict=True):
                 axes.annotate(name.partition("of")[0], at, textcoords="offset points", xytext=(4, 4), fontsize=8)
         seconds = np.array([min(row["seconds"] for row in rows.values()), max(row["seconds"] for row in rows.values())])
-        for worth in (row["ratio"] / row["seconds"] for row in rows.values() if row["ratio"] > 0):
-            axes.plot(seconds, worth * seconds, linestyle=":", color="0.85", linewidth=0.8, zorder=0)
-        axes.set(xscale="log", yscale="log")
+        for worth in (0.001, 0.002, 0.004, 0.008):
+            axes.plot(seconds, worth * seconds, linestyle=":", color="0.7", linewidth=0.8, zorder=0)
+        axes.set(xscale="log", yscale="log", xticks=[3, 5, 10, 20], yticks=[0.005, 0.01, 0.02, 0.05, 0.1])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
         plain(axes, f"policy: {policy}", "charged s of a group, FLUX.1-dev on an H200")
     np.atleast_1d(panels)[0].set_ylabel("signal over noise, a group")
     np.atleast_1d(panels)[0].legend(frameon=False, fontsize=8)
