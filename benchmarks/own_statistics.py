@@ -4,8 +4,8 @@
         [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
 Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
-run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints their means
-± standard errors over seeds. A begun run goes on where it was, so several short calls add up.
+run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints them. A begun
+run goes on where it was, so several short calls add up.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from page_tables import table
 
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -63,21 +61,6 @@ def gains(each: Job) -> dict[str, float] | None:
     return {cell["reward"]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
 
 
-def show(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Means ± standard errors of the gains, a row each; `found`: row → seed → reward → gain."""
-    seeds = {row: list(of.values()) for row, of in found.items() if of}
-    rewards = list(dict.fromkeys(reward for runs in seeds.values() for gained in runs for reward in gained))
-    rows = [
-        [row, str(len(runs)), *(_mean([gained[r] for gained in runs]) for r in rewards)] for row, runs in seeds.items()
-    ]
-    return table(["held-out gain", "seeds", *rewards], rows)
-
-
-def _mean(values: list[float]) -> str:
-    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
-    return f"{np.mean(values):+.4f}{error}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -95,7 +78,7 @@ def main() -> None:
         if (gained := gains(each)) is not None:
             found[row][str(seed)] = gained
     arguments.results.write_text(json.dumps({"iterations": arguments.iterations, "gains": found}, indent=1) + "\n")
-    print(show(found))
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
