@@ -4,8 +4,8 @@
         [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
 Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
-run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints them. A begun
-run goes on where it was, so several short calls add up.
+run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints them.
+A begun run goes on where it was, so several short calls add up.
 """
 
 from __future__ import annotations
