@@ -4,8 +4,8 @@
         [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
 Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
-run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints the table of
-docs/results.md. A begun run goes on where it was, so several short calls add up.
+run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints them.
+A begun run goes on where it was, so several short calls add up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from page_campaign import own_statistics
 
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -79,7 +78,7 @@ def main() -> None:
         if (gained := gains(each)) is not None:
             found[row][str(seed)] = gained
     arguments.results.write_text(json.dumps({"iterations": arguments.iterations, "gains": found}, indent=1) + "\n")
-    print(own_statistics(arguments.results.parent))
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
 PAGES_CARD = "H200"
 """On which rollouts are, if their row says nothing else."""
-PARTS = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish")
 
 
 def rollouts(results: Path) -> str:
@@ -133,19 +132,3 @@ def hosts(results: Path) -> str:
 
 def off(planned: float, measured: float) -> str:
     return f"{planned:.1f} ({planned / measured - 1:+.0%})"
-
-
-def placements(results: Path) -> str:
-    """The same with few layers: placements, staleness and ZeRO stages."""
-    rows = []
-    found = [row for row in read(results, "many_gpus.json") or [] if row["layers"]]
-    for row in sorted(found, key=lambda row: (-row["layers"], placed(row))):
-        ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
-        ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []
-        seconds = row["seconds"]
-        cells = [", ".join(ways), str(row["layers"]), str(row["prompts"])]
-        cells += [*(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"]
-        busy = " / ".join(f"{share:.0%}" for share in row["busy"])
-        rows.append([*cells, busy, *(row["digests"][of][:8] for of in ("selection", "lora"))])
-    header = ["s", "blocks", "prompts", *PARTS, "iteration", "busy", "digest of the selection", "of the LoRA"]
-    return table(header, rows) if rows else unmeasured("placements")

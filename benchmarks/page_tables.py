@@ -7,27 +7,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from variants import TABLES
-
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
-CAMPAIGN = "python benchmarks/convergence.py"
-ON_GPU = "--gpu --at-once 16"
+SHAPES = "python benchmarks/shapes.py --gpu --mps --at-once 16 --seconds 480"
 COMMANDS = {
-    "convergence": f"{CAMPAIGN} {ON_GPU} --judge",
-    **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},
-    "quantized": f"{CAMPAIGN} --only scaled quantized --iterations 200 --root runs/convergence_200 "
-    f"--results benchmarks/results/convergence_200.json {ON_GPU} --seeds 3",
+    "shapes": SHAPES,
+    "options": f"{SHAPES} --stage options",
+    "long": f"{SHAPES} --stage long",
+    "gradient_noise": "python benchmarks/gradient_noise.py",
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
-    "equal_time": f"{CAMPAIGN} --only direct_8 direct_8_two_updates --iterations 88 --root runs/convergence_88 "
-    f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
-    "own_statistics": "python benchmarks/own_statistics.py --gpu --at-once 6",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
-    "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 
 
@@ -36,9 +29,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
-def measured(*names: str) -> str:
-    """Under what is measured: its command, or commands. They go on with what a results file has."""
-    return "Measured by " + ", ".join(f"`{COMMANDS[name]}`" for name in names)
+def measured(name: str) -> str:
+    """Under what is measured: its command. It goes on with what a results file has."""
+    return f"Measured by `{COMMANDS[name]}`"
 
 
 def unmeasured(name: str, what: str = "Not measured yet") -> str:

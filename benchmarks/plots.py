@@ -8,7 +8,7 @@ Writes into docs/images those of docs/results.md. What was not measured yet is n
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import matplotlib.pyplot as plt
 from iteration import by_schedule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from time_to_target import mean_with_interval, together, whole_runs
-from variants import DIRECTS, TABLES, VARIANTS
+from page_shapes import NOISE_FILE, SIDES, shapes_of, side, took
+from page_tables import read
+from shape_results import HEADLINE, SHAPES, SHARES
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -29,10 +30,6 @@ NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
 BARS = ("released", "released two-stage", "fair", "ours, not pruned", "ours")
 WIDTH = 7.5
 """Inches."""
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -69,7 +66,7 @@ def iterations(results: Path, images: Path) -> None:
 def fidelity(results: Path, images: Path) -> None:
     """Spearman of previews, by steps and by tier."""
     figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
-    content = read(results / "rank_fidelity_published.json")
+    content = read(results, "rank_fidelity_published.json")
     rows = [(row["tier"], row["steps"], row) for row in content["previews"]]
     tiers = list(dict.fromkeys(tier for tier, _, _ in rows))
     for place, tier in enumerate(tiers):
@@ -84,24 +81,75 @@ def fidelity(results: Path, images: Path) -> None:
     save(figure, images / "results_fidelity.png")
 
 
-def reward(results: Path, images: Path) -> None:
-    """Held-out reward against charged GPU-hours, mean and 95 % interval over seeds: strategies, then other methods."""
-    content = read(results / "convergence.json")
-    runs = whole_runs(content)
-    figure, panels = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 4.2), layout="constrained", sharey=True)
-    for name in (name for name in TABLES["convergence"] if name in runs):
-        axes = panels[int(VARIANTS[name].method != next(iter(DIRECTS)))]
-        steps, rewards = together(runs[name])
-        mean, half = np.array([[m, h or 0.0] for m, h in map(mean_with_interval, rewards.T.tolist())]).T
-        hours = np.array(steps) * content["charged"][name]["flux1_dev"] / 3600
-        (line,) = axes.plot(hours, mean, label=f"{name} (n = {len(rewards)})")
-        axes.fill_between(hours, mean - half, mean + half, alpha=0.2, color=line.get_color())
-    for axes, title in zip(panels, ("DiffusionNFT", "other methods"), strict=True):
-        plain(axes, title, "hours of one H200, charged as FLUX.1-dev")
-        if axes.lines:
-            axes.legend(frameon=False, fontsize=8)
-    panels[0].set_ylabel("held-out reward of the testbed")
-    save(figure, images / "results_reward.png")
+def shapes(results: Path, images: Path) -> None:
+    """Charged seconds to each share of the way, by samples of an optimiser step: a mark a shape, and each side's front.
+    Shapes that were not there stand above. A line at a mark has all of its seeds.
+    """
+    content = shapes_of(results)
+    figure, panels = plt.subplots(1, len(SHARES), figsize=(1.6 * WIDTH, 4.0), layout="constrained", sharey=True)
+    known = [content["seconds_to"][HEADLINE][name][f"{share:g}"] for name in content["rates"] for share in SHARES]
+    above = 1.25 * max(filter(None, known), default=1000.0)
+    for axes, share in zip(panels, SHARES, strict=True):
+        for two_stage, color, marker in ((True, "C0", "o"), (False, "C1", "s")):
+            place = 1.06 if two_stage else 0.94  # beside one another
+            front: dict[float, float] = {}
+            for name in side(content, two_stage):
+                x = place * SHAPES[name].prompts * SHAPES[name].chosen
+                found = took(content, name, HEADLINE, share)
+                if not found or math.isinf(sum(found)):
+                    axes.plot(x, above, "x", color=color, alpha=0.3, markersize=4)
+                    continue
+                mean = float(np.mean(found))
+                axes.errorbar(
+                    x,
+                    mean,
+                    [[mean - min(found)], [max(found) - mean]],
+                    fmt=marker,
+                    color=color,
+                    alpha=0.6,
+                    markersize=5,
+                )
+                front[x] = min(mean, front.get(x, mean))
+            ends = sorted(front)
+            axes.plot(ends, [front[x] for x in ends], color=color, marker=marker, label=f"{SIDES[two_stage]}, front")
+        axes.axhline(0.89 * above, color="0.8", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xticks=[4, 8, 16, 32, 96, 288], yticks=[500, 1000, 2000, 4000])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        plain(axes, f"to {share:.0%} of the way", "samples of an optimiser step")
+    panels[0].set_ylabel("charged s, FLUX.1-dev on an H200; ×: not there")
+    panels[0].legend(frameon=False, fontsize=8)
+    save(figure, images / "results_shapes.png")
+
+
+def gradient_noise(results: Path, images: Path) -> None:
+    """Signal over noise of a group's gradient against its price, with standard errors; a panel a policy. Along a dotted
+    line a second of groups is worth the same.
+    """
+    content: dict[str, Any] = read(results, NOISE_FILE)
+    policies = {policy: of["rows"] for policy, of in content.items()}
+    figure, panels = plt.subplots(1, len(policies), figsize=(1.3 * WIDTH, 3.8), layout="constrained", sharey=True)
+    for axes, (policy, rows) in zip(np.atleast_1d(panels), policies.items(), strict=True):
+        pools = dict.fromkeys(name.partition("of")[2] for name in rows if len(set(name.split("of"))) == 2)
+        lines = {"no pool": [name for name in rows if len(set(name.split("of"))) == 1]}
+        lines |= {f"pool of {pool}": [name for name in rows if name.endswith(f"of{pool}")] for pool in pools}
+        for title, names in lines.items():
+            x, y, error = ([rows[name][key] for name in names] for key in ("seconds", "ratio", "stderr"))
+            axes.errorbar(x, y, error, label=title, marker="o", markersize=4, capsize=2)
+            for name, *at in zip(names, x, y, strict=True):
+                axes.annotate(name.partition("of")[0], at, textcoords="offset points", xytext=(4, 4), fontsize=8)
+        seconds = np.array([min(row["seconds"] for row in rows.values()), max(row["seconds"] for row in rows.values())])
+        for worth in (0.001, 0.002, 0.004, 0.008):
+            axes.plot(seconds, worth * seconds, linestyle=":", color="0.7", linewidth=0.8, zorder=0)
+        axes.set(xscale="log", yscale="log", xticks=[3, 5, 10, 20], yticks=[0.005, 0.01, 0.02, 0.05, 0.1])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        plain(axes, f"policy: {policy}", "charged s of a group, FLUX.1-dev on an H200")
+    np.atleast_1d(panels)[0].set_ylabel("signal over noise, a group")
+    np.atleast_1d(panels)[0].legend(frameon=False, fontsize=8)
+    save(figure, images / "results_gradient_noise.png")
 
 
 def main() -> None:
@@ -113,8 +161,10 @@ def main() -> None:
     images.mkdir(parents=True, exist_ok=True)
     iterations(results, images)
     fidelity(results, images)
-    if (results / "convergence.json").is_file():
-        reward(results, images)
+    if shapes_of(results):
+        shapes(results, images)
+    if (results / NOISE_FILE).is_file():
+        gradient_noise(results, images)
 
 
 if __name__ == "__main__":

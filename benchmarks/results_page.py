@@ -13,10 +13,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import page_campaign
+import page_shapes
 import page_speed
 from page_tables import PUBLISHED, RESULTS, ROOT, measured, read, table, unmeasured
-from variants import TABLES
 
 PAGE = ROOT / "docs" / "results.md"
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
@@ -57,20 +56,20 @@ def place(beaten: float, seeds: int) -> float:
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
-    "reward-figure": page_campaign.reward_figure,
-    "headline": page_campaign.headline,
+    "headline": page_shapes.headline,
+    "shapes-figure": page_shapes.figure,
+    "front": page_shapes.front,
+    "progress": page_shapes.progress,
+    "prices": page_shapes.prices,
+    "gradient-noise": page_shapes.gradient_noise,
+    "options": page_shapes.options,
+    "long-runs": page_shapes.long_runs,
     "rollouts": page_speed.rollouts,
     "iterations": page_speed.iterations,
     "gpus": page_speed.gpus,
     "hosts": page_speed.hosts,
-    "placements": page_speed.placements,
     "ranking": ranking,
-    "sooner": page_campaign.sooner,
-    "equal-time": page_campaign.equal_time,
-    "own-statistics": page_campaign.own_statistics,
     "rewards": rewards,
-    **{name.replace("_", "-"): page_campaign.campaign(name) for name in TABLES if name != "convergence"},
-    "quantized": page_campaign.collapse,
 }
 
 

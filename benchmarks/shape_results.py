@@ -10,17 +10,48 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from convergence import CONFIGS, MODELS, priced
-from time_to_target import ENDS, RESAMPLES
-from variants import NFT
+from common import CONFIGS
 
+from solrl_ray.config.arithmetic import ModelFacts, describe
+from solrl_ray.config.loading import load
+from solrl_ray.forecasts.forecast import forecast
+from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
+from solrl_ray.rollout.audit import CONFIDENCE
+
+NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
+"""As in the demo: with the published decay `old` would lag behind in a run of few updates."""
+MODELS = {
+    "flux1_dev": ModelFacts(
+        latent_shape=(16, 64, 64),
+        parameters=11_901_408_320,
+        lora_modules=304,
+        lora_parameters=74_711_040,
+        packed_bytes=0,
+        quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
+        touched_parameters=1_793_064_960,
+    ),
+    "sd35_large": ModelFacts(
+        latent_shape=(16, 128, 128),
+        parameters=8_056_627_520,
+        lora_modules=300,
+        lora_parameters=47_185_920,
+        packed_bytes=0,
+        quantized_parameters=1_796_627_937,  # 22.3 % (rollout_sd3.json)
+        touched_parameters=1_792_131_072,
+    ),
+}
+"""Whose prices are charged; sizes of the published checkpoints."""
+RESAMPLES = 2000
+ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 BASE, REAL = 0.45, 0.95
 """Held-out rewards of the untrained model and of the world's own pictures: no way and all of the way."""
 SHARES = (0.75, 0.9, 0.95)
+PROGRESS = (0.25, 0.5, 0.75, 1.0)
+"""Of what 24 of 24 reaches."""
 RATES = (1e-3, 5e-4, 2e-3)
 SEEDS = (42, 43, 44, 45, 46)
 NEAR, FRONT, LONG = 2.0, 3, 200
-LARGEST_MICRO_BATCH = 24
+LARGEST_MICRO_BATCH, PRUNE_AFTER = 24, 2
 OPTIONS: dict[str, tuple[str, ...]] = {
     "shared_noise": ("objective.shared_noise=true",),
     "kl_0": ("objective.kl=0",),
@@ -55,13 +86,17 @@ class Shape:
         return f"{self.prompts}x{self.steps}_{self.chosen}of{self.pool or self.chosen}{with_option}"
 
     @property
+    def finished(self) -> int:
+        """Previews that are not pruned."""
+        return 36 if self.pool == 96 or self.chosen == 24 else 24
+
+    @property
     def settings(self) -> tuple[str, ...]:
         samples = self.prompts * self.chosen
         micro_batch = max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
         one_stage = f"strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}"
         two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}"
-        finished = 36 if self.pool == 96 or self.chosen == 24 else 24
-        prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: 2, keep: {finished}}}}}"
+        prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: {PRUNE_AFTER}, keep: {self.finished}}}}}"
         return (
             NFT,
             f"rollout={{prompts: {self.prompts * self.steps}, keep: {self.chosen}}}",
@@ -92,7 +127,8 @@ class Shape:
             "learner.activation_memory=0.5",
             *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
         )
-        return priced(files, settings, MODELS[model], gpu).seconds
+        arithmetic = describe(load(files, settings), MODELS[model])
+        return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False).seconds
 
 
 SHAPES = {
@@ -125,20 +161,35 @@ def iterations_to(run: dict[str, Any], share: float) -> float:
     return math.inf
 
 
+def iterations(runs: Runs, shape: str, rate: str, share: float = 0.9) -> list[float]:
+    """Of each seed, to a share of the way. A run that was cut short is known once it is there. While one is not, only
+    the first seed speaks, if it is known: the others that are would be the quickest.
+    """
+    of_seed = runs.get(shape, {}).get(rate, {})
+    took = {seed: iterations_to(run, share) for seed, run in sorted(of_seed.items())}
+    known = {seed: found for seed, found in took.items() if math.isfinite(found) or of_seed[seed]["ended"]}
+    if len(known) < len(took):
+        known = {seed: found for seed, found in known.items() if seed == str(SEEDS[0])}
+    return list(known.values())
+
+
 def seconds(runs: Runs, shape: str, rate: str, place: str = HEADLINE, share: float = 0.9) -> list[float]:
-    """Charged, of each seed that has ended."""
-    found = [run for run in runs.get(shape, {}).get(rate, {}).values() if run["ended"]]
-    return [iterations_to(run, share) * SHAPES[shape].charged(place) for run in found]
+    """The same, charged."""
+    return [count * SHAPES[shape].charged(place) for count in iterations(runs, shape, rate, share)]
 
 
 def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[float, str]:
-    """Seconds of the first seed, which all rates have, and the rate with which it was soonest there."""
-    first = {
-        rate: iterations_to(of_seed[str(SEEDS[0])], share) * SHAPES[shape].charged(HEADLINE)
-        for rate, of_seed in runs.get(shape, {}).items()
-        if of_seed.get(str(SEEDS[0]), {}).get("ended")
-    }
-    return min(((took, rate) for rate, took in first.items()), default=(math.inf, f"{RATES[0]:g}"))
+    """Seconds of the first seed, which all rates have, and the rate with which it was soonest there; of several that
+    never were, the one that was soonest at the smallest share.
+    """
+
+    def first(rate: str, share: float) -> float:
+        of_first = {shape: {rate: {seed: run for seed, run in runs[shape][rate].items() if seed == str(SEEDS[0])}}}
+        return next(iter(seconds(of_first, shape, rate, HEADLINE, share)), math.inf)
+
+    rates = [(first(rate, share), first(rate, SHARES[0]), rate) for rate in runs.get(shape, {})]
+    took, _, rate = min(rates, default=(math.inf, math.inf, f"{RATES[0]:g}"))
+    return took, rate
 
 
 def ranked(runs: Runs, two_stage: bool, share: float = 0.9) -> list[tuple[float, str]]:
@@ -148,10 +199,16 @@ def ranked(runs: Runs, two_stage: bool, share: float = 0.9) -> list[tuple[float,
     return sorted(one for one in found if math.isfinite(one[0]))
 
 
+def soonest_of_most_seeds(took: Sequence[float]) -> tuple[bool, int, float]:
+    """Orders shapes by the seconds of their seeds: of many with one seed the soonest is a lucky one."""
+    return not took or math.isinf(sum(took)), -len(took), float(np.mean(took or [math.inf]))
+
+
 def winner(runs: Runs, two_stage: bool) -> str | None:
-    """Of a side's front, by the mean over seeds."""
+    """Of a side's front."""
     names = [name for _, name in ranked(runs, two_stage)[:FRONT]]
-    return min(names, key=lambda name: np.mean(seconds(runs, name, best_rate(runs, name)[1])), default=None)
+    took = {name: seconds(runs, name, best_rate(runs, name)[1]) for name in names}
+    return min(names, key=lambda name: soonest_of_most_seeds(took[name]), default=None)
 
 
 def ratio(mine: Sequence[float], other: Sequence[float]) -> list[float | None] | None:
@@ -170,18 +227,40 @@ def ratio(mine: Sequence[float], other: Sequence[float]) -> list[float | None] |
     return [float(middle[0]) or None, *ends]
 
 
+def progress(runs: Runs, sides: dict[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Share of the way that 24 of 24 has made at its best → charged seconds of 24 of 24 to there, and how many times
+    sooner each other side is there.
+
+    Args:
+        sides: ``reference`` and others → shape and rate.
+    """
+    if "reference" not in sides:
+        return {}
+    name, rate = sides["reference"]
+    made = min(max(run["reward"]) for run in runs[name][rate].values())  # each of its seeds came so far
+    found = {}
+    for part in PROGRESS:
+        share = part * (made - BASE) / (REAL - BASE)
+        took = {side: seconds(runs, *of_side, HEADLINE, share) for side, of_side in sides.items()}
+        reference = took.pop("reference")
+        ratios = {side: ratio(mine, reference) for side, mine in took.items()}
+        found[f"{part:g}"] = {"reference": float(np.mean(reference)), **ratios}
+    return found
+
+
 def summary(results: dict[str, Any]) -> dict[str, Any]:
     runs: Runs = results["runs"]
-    rates = {name: rate for name in runs for took, rate in [best_rate(runs, name)] if seconds(runs, name, rate)}
+    rates = {name: best_rate(runs, name)[1] for name in runs}
 
     def mean(name: str, place: str, share: float) -> float | None:
-        took = float(np.mean(seconds(runs, name, rates[name], place, share)))
-        return took if math.isfinite(took) else None
+        took = seconds(runs, name, rates[name], place, share)
+        return float(np.mean(took)) if took and math.isfinite(sum(took)) else None
 
     def best(name: str | None) -> list[float]:
         return seconds(runs, name, rates[name]) if name in rates else []
 
     two, one = winner(runs, True), winner(runs, False)
+    sides = {"one_stage": one, "two_stage": two, "reference": REFERENCE}
     long_runs = [run for of_rate in results["long"].values() for seeds in of_rate.values() for run in seeds.values()]
     return {
         "charged": {name: {place: SHAPES[name].charged(place) for place in PLACES} for name in rates},
@@ -194,6 +273,7 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         "seconds_to_90": mean(two, HEADLINE, 0.9) if two else None,
         "two_stage_over_one_stage": ratio(best(two), best(one)),
         "over_24_of_24": ratio(best(two), best(REFERENCE)),
+        "progress": progress(runs, {side: (name, rates[name]) for side, name in sides.items() if name in rates}),
         "options": {name: ratio(best(name), best(name.partition("+")[0])) for name in rates if SHAPES[name].option},
         "worst_fall": max((max(run["reward"]) - run["reward"][-1] for run in long_runs if run["ended"]), default=None),
     }

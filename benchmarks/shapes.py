@@ -33,6 +33,7 @@ on an H200, and with NVFP4 previews on a B200 (whose prices are estimates).
 Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` and `long` by shape, rate and seed,
 `charged`, `seconds_to` by price, shape and share, `rates` (each shape's best), `best`, `seconds_to_90`,
 `two_stage_over_one_stage` and `over_24_of_24` (ratio, low, high of a bootstrap over seeds, FLUX.1-dev on an H200),
+`progress` (the same by the share that 24 of 24 has of its own way),
 `options` (by shape and option the same ratio, to 90 % without it over with it), and `worst_fall`: the most that a long
 run ended below its best.
 """
@@ -53,7 +54,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from convergence import CONFIGS, curve
+from common import CONFIGS
 from shape_results import (
     FRONT,
     HEADLINE,
@@ -77,6 +78,10 @@ from shape_results import (
     winner,
 )
 
+from solrl_ray.report.curve import Curve
+from solrl_ray.report.data import read_run
+from solrl_ray.storage.run_folder import RunFolder
+
 RESULTS = REPOSITORY / "benchmarks" / "results" / "shapes.json"
 CHARGED_LIMIT = 6000.0
 """Charged seconds that a run may take, as FLUX.1-dev: about twice what the best shapes need for 90 %. The reference,
@@ -91,8 +96,8 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds", "long", "options")
-LIST = re.compile(r"\[[^][{}]*\]")
-"""Of numbers, which the results file has on one line."""
+INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
+"""Lists and objects of plain values, which the results file has on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +174,22 @@ def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = 
 
 def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[str, Any] | None:
     """A run's curve so far, and why it has ended, if it has; None before its second evaluation."""
-    run = curve(folder, last)
-    if run is None:
+    if not RunFolder(folder).begun:
         return None
-    kept: dict[str, Any] = {key: run[key] for key in ("iterations", "reward", "conditions")}
+    data = read_run(folder)
+    points = [point for point in Curve.of(data).points if point.updates <= last]
+    if len(points) < 2:
+        return None
+    run: dict[str, Any] = {
+        "iterations": [point.updates for point in points],
+        "reward": [point.reward for point in points],
+        "conditions": data.attestations[0].device if data.attestations else "",
+    }
     if not key.long and run["reward"][-1] >= target(SHARES[-1]):
-        return kept | {"ended": "reached"}
+        return run | {"ended": "reached"}
     if run["iterations"][-1] >= last:
-        return kept | {"ended": "limit"}
-    return kept | {"ended": "behind" if pace and pace.look(key.shape, run) else ""}
+        return run | {"ended": "limit"}
+    return run | {"ended": "behind" if pace and pace.look(key.shape, run) else ""}
 
 
 def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, pace: Pace | None) -> None:
@@ -259,7 +271,7 @@ def main() -> None:
 
 def save(results: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(results, indent=1)) + "\n")
+    path.write_text(INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(results, indent=1)) + "\n")
 
 
 if __name__ == "__main__":

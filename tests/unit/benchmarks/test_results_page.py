@@ -11,8 +11,7 @@ import pytest
 from page_speed import a_step
 from page_tables import RESULTS
 from results_page import BLOCK, BLOCKS, PAGE, render
-from time_to_target import comparisons
-from variants import TABLES
+from shape_results import PLACES, REFERENCE, SEEDS, SHAPES, Shape, summary
 
 from solrl_ray.forecasts.prices import price_list
 
@@ -31,15 +30,33 @@ def test_no_figure_stands_outside_of_the_tables() -> None:
     assert FIGURE.findall(prose) == []
 
 
-def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
-    """A results file of `convergence.py`: two seeds a row, which gain 0.4 and 0.5 in as many iterations."""
-    seeds = {
-        seed: {"iterations": [0, 8], "reward": [0.4, end], "words": None} for seed, end in (("42", 0.8), ("43", 0.9))
-    }
-    runs, charged = dict.fromkeys(rows, seeds), {name: {"flux1_dev": 100.0} for name in rows}
-    if "pool_48" in rows:
-        charged["pool_48"] = {"flux1_dev": 50.0}
-    return {"iterations": 8, "runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
+TWO, ONE = "1x3_4of48", "2x1_8of8"
+
+
+def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
+    return {"iterations": [10 * n for n in range(len(reward))], "reward": list(reward), "ended": ended}
+
+
+@pytest.fixture
+def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results of all stages: an iteration in two stages is charged 30 s, in one 100 s. To 90 % (a reward of 0.9) two
+    stages need 20 to 24 iterations, one stage 20, 24 of 24 needs 40.
+    """
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 30.0 if self.pool else 100.0)
+    ends = {str(seed): 0.9 - 0.02 * place for place, seed in enumerate(SEEDS)}
+    two = {seed: run(0.45, 0.7, end, 0.95) for seed, end in ends.items()}
+    one = {str(seed): run(0.45, 0.75, 0.9) for seed in SEEDS}
+    slow = {str(seed): run(0.45, 0.5, 0.6, 0.7, 0.9) for seed in SEEDS}
+    lucky = {"42": run(0.45, 0.95)}
+    runs = {TWO: two, ONE: one, REFERENCE: slow, "1x1_8of96": lucky, f"{TWO}+kl_0": one}
+    results: dict[str, Any] = {"runs": {name: {"0.001": of_seed} for name, of_seed in runs.items()}}
+    results["long"] = {TWO: {"0.001": {"42": run(0.45, 0.92, 0.9), "43": run(0.45, 0.91, 0.91)}}}
+    (tmp_path / "shapes.json").write_text(json.dumps(results | summary(results)))
+    return tmp_path
+
+
+def rows(block: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
 
 
 def test_each_table_has_its_command() -> None:
@@ -55,52 +72,74 @@ def test_a_block_without_results_says_so(name: str, tmp_path: Path) -> None:
     assert re.search("Not (measured|planned) yet: `", BLOCKS[name](tmp_path))
 
 
-def test_a_table_says_what_is_not_measured_yet(tmp_path: Path) -> None:
-    unmeasured = BLOCKS["pool"](tmp_path)
-    assert unmeasured.endswith(
-        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --at-once 16 --seeds 3`"
-    )
-    (tmp_path / "convergence.json").write_text(json.dumps(campaign(TABLES["pool"])))
-    assert BLOCKS["pool"](tmp_path).endswith(unmeasured.replace("Not measured yet:", "Measured by").splitlines()[-1])
-    (row,) = [line for line in BLOCKS["pool"](tmp_path).splitlines() if line.startswith("| pool_48")]
-    assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
-    assert row.endswith("| 0.3622 |")
-    assert BLOCKS["keep"](tmp_path).startswith("Not measured yet")  # of which only the baselines are there
-    (tmp_path / "convergence.json").write_text(json.dumps(campaign(("direct", "two_stage_nvfp4", "keep_8"))))
-    assert "Not all measured yet" in BLOCKS["keep"](tmp_path)
+def test_the_best_of_both_sides_are_compared_at_each_share_by_shapes_of_most_seeds(complete: Path) -> None:
+    _, _, *shares = rows(BLOCKS["headline"](complete))
+    of = {cells[0]: cells[1:] for cells in shares}
+    # Iterations to 0.9: 20 + 10 × (0.9 - end) / (0.95 - end) of two stages, whose shape with one seed does not count.
+    took = [20 + 10 * gap / (gap + 0.05) for gap in (0.0, 0.02, 0.04, 0.06, 0.08)]
+    mean = 30 * sum(took) / 5
+    assert of["90%"][0] == f"{mean:,.0f}: 4 of 48, 1 prompt × 3 steps"
+    assert of["90%"][1] == "2,000: 8 of 8, 2 prompts"
+    assert of["90%"][2].startswith(f"{2000 / mean:.2f} × (")
+    assert of["95%"][1:] == ["–", "–"]
+    assert f"is at 90% after 4,000 s; the best of two stages is {4000 / mean:.2f} × (" in BLOCKS["headline"](complete)
 
 
-def test_gains_of_two_rewards_stand_side_by_side_with_their_errors_over_seeds(tmp_path: Path) -> None:
-    seeds = {"42": {"clip": 0.1, "red": 3.0}, "43": {"clip": 0.3, "red": 5.0}}
-    gains = {"summed": seeds, "own statistics": {"42": {"clip": 0.5, "red": 1.0}}}
-    (tmp_path / "own_statistics.json").write_text(json.dumps({"iterations": 12, "gains": gains}))
-    header, _, *rows = BLOCKS["own-statistics"](tmp_path).splitlines()[:4]
-    assert header == "| held-out gain after 12 iterations | seeds | clip | red |"
-    # Standard error of two: half of their difference.
-    assert rows == [
-        "| summed | 2 | +0.2000 ± 0.1000 | +4.0000 ± 1.0000 |",
-        "| own statistics | 1 | +0.5000 | +1.0000 |",
-    ]
+def test_the_paper_s_way_of_counting_ends_at_what_24_of_24_reaches(complete: Path) -> None:
+    *_, last = rows(BLOCKS["progress"](complete))
+    assert last[:3] == ["100%", "4,000", "2.00 × (2.00–2.00)"]
+
+
+def test_options_and_long_runs_have_rows_once_they_are_there(complete: Path) -> None:
+    (row,) = rows(BLOCKS["options"](complete))[2:]
+    assert row[:3] == ["4 of 48, 1 prompt × 3 steps", "`kl_0`", "5"]
+    (row,) = rows(BLOCKS["long-runs"](complete))[2:]
+    assert row == ["4 of 48, 1 prompt × 3 steps", "0.001", "2", "20", "0.900 to 0.910", "0.020"]
+
+
+def test_one_seed_has_no_interval_and_a_shape_that_is_not_there_a_bound(complete: Path) -> None:
+    content = json.loads((complete / "shapes.json").read_text())
+    content["runs"] = {
+        TWO: {"0.001": {"42": run(0.45, 0.9)}},  # after 300 s
+        ONE: {"0.001": {"42": run(0.45, 0.9)}},
+        REFERENCE: {"0.001": {"42": run(0.45, 0.6, 0.7, ended="")}},
+    }
+    (complete / "shapes.json").write_text(json.dumps(content | summary(content)))
+    shown = BLOCKS["headline"](complete)
+    assert rows(shown)[3][3] == "3.33 × (one seed)"
+    assert "was at most at 50% in 2,000 s; the best of two stages is at 90% more than 6.67 × sooner" in shown
+
+
+@pytest.mark.parametrize("name", ["1x3_4of48", "2x3_8of8", REFERENCE])
+def test_the_seconds_of_the_map_are_by_the_prices_of_today(name: str) -> None:
+    """Else `python benchmarks/shapes.py --show` makes them again."""
+    stored = json.loads((RESULTS / "shapes.json").read_text())["charged"][name]
+    assert stored == pytest.approx({place: SHAPES[name].charged(place) for place in PLACES})
 
 
 def test_the_readme_quotes_the_headline() -> None:
-    rows = [line.split(" | ") for line in BLOCKS["headline"](RESULTS).splitlines() if "FLUX.1-dev" in line]
-    than_direct = {row[0].strip("| ").partition(",")[0]: row[-1].split()[0] for row in rows}
     readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
-    assert f"of 24 of 24 [{than_direct['lean_48_keep_8']} × sooner]" in readme
-    assert f"(8 of 8: {than_direct['direct_8']} ×, 24 of 96: {than_direct['two_stage_pruned']} ×)" in readme
+    shares = {cells[0]: cells[-1].split()[0] for cells in rows(BLOCKS["headline"](RESULTS))[2:]}
+    assert f"[{shares['90%']} × sooner](docs/results.md#does-it-pay)" in readme
+    assert f"at 75 % it is {shares['75%']} ×" in readme
+    middle = json.loads((RESULTS / "shapes.json").read_text())["two_stage_over_one_stage"][0]
+    assert shares["90%"] == f"{middle:.2f}"
 
 
-def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
+def test_the_map_and_the_gradients_are_drawn(complete: Path) -> None:
     import plots  # and Matplotlib, which takes seconds
 
-    assert "Not measured" in BLOCKS["reward-figure"](tmp_path)
-    rows = ("direct", "two_stage_nvfp4", "awm_direct")
-    (tmp_path / "convergence.json").write_text(json.dumps(campaign(rows)))
-    plots.reward(tmp_path, tmp_path)
-    picture = tmp_path / "results_reward.png"
-    assert picture.stat().st_size > 1000
-    assert f"(images/{picture.name})" in BLOCKS["reward-figure"](tmp_path)
+    row = {"ratio": 0.02, "stderr": 0.01, "seconds": 3.0}
+    content = {"base": {"prompts": 3, "reward": 0.45, "rows": {"4of4": row, "8of8": row, "4of48": row}}}
+    (complete / "gradient_noise.json").write_text(json.dumps(content))
+    assert rows(BLOCKS["gradient-noise"](complete))[4] == [
+        *("base, reward 0.45", "4 of 48", "3", "0.020 ± 0.010", "3.0", "6.7 ± 3.3")
+    ]
+    plots.shapes(complete, complete)
+    plots.gradient_noise(complete, complete)
+    for name, block in (("results_shapes.png", "shapes-figure"), ("results_gradient_noise.png", "gradient-noise")):
+        assert (complete / name).stat().st_size > 1000
+        assert f"(images/{name})" in BLOCKS[block](complete)
 
 
 @pytest.mark.parametrize(

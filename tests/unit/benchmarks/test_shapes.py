@@ -112,11 +112,20 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     assert shape_results.winner(runs, True) == fast
 
 
-def test_sides_are_compared_by_means_over_seeds_and_a_run_that_was_cut_short_does_not_count(
+def test_a_run_that_was_cut_short_counts_once_it_is_there_and_until_then_only_the_first_seed_does() -> None:
+    there, stopped = run(0.45, 0.9), run(0.45, 0.6, ended="")
+    of_seed = {"42": run(0.45, 0.45, 0.9), "43": run(0.45, 0.9, ended="")}
+    for more, expected in (({}, [20, 10]), ({"44": stopped, "45": there}, [20])):
+        runs = {"4x1_8of8": {"0.001": of_seed | more}}
+        assert shape_results.iterations(runs, "4x1_8of8", "0.001") == pytest.approx(expected)
+    assert shape_results.iterations({"4x1_8of8": {"0.001": {"42": stopped}}}, "4x1_8of8", "0.001") == []
+
+
+def test_sides_are_compared_by_means_over_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Shape, "charged", lambda self, place: 50.0 if self.pool else 100.0)
-    two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9), "44": run(0.4, 0.9, ended="")}
+    two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9)}
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
     long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87)}}}

@@ -1,0 +1,239 @@
+"""Tables of the results page: which shape of an iteration comes soonest to a good model, in one stage and in two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from page_tables import PUBLISHED, measured, read, table, unmeasured
+from shape_results import (
+    BASE,
+    FRONT,
+    HEADLINE,
+    MAP,
+    REAL,
+    REFERENCE,
+    SHAPES,
+    SHARES,
+    iterations,
+    ratio,
+    soonest_of_most_seeds,
+)
+
+FILE, NOISE_FILE = "shapes.json", "gradient_noise.json"
+SHOWN = FRONT + 2
+"""Shapes of each side in the table."""
+SIDES = {True: "two stages", False: "one stage"}
+PLACES = {
+    "flux1_dev": "FLUX.1-dev, H200",
+    "sd35_large": "SD3.5-Large, H200",
+    "flux1_dev_b200": "FLUX.1-dev, B200 (estimate)",
+    "sd35_large_b200": "SD3.5-Large, B200 (estimate)",
+}
+
+
+def shapes_of(results: Path) -> Any:
+    """The map; None before its first run was evaluated twice."""
+    content = read(results, FILE)
+    return content if content and content.get("rates") else None
+
+
+def took(content: Any, name: str, place: str, share: float) -> list[float]:
+    """Charged seconds of each seed of a shape at its best rate to a share of the way, infinite if it was not there."""
+    counts = iterations(content["runs"], name, content["rates"][name], share)
+    return [count * content["charged"][name][place] for count in counts]
+
+
+def side(content: Any, two_stage: bool) -> list[str]:
+    return [name for name in content["rates"] if name in MAP and bool(SHAPES[name].pool) == two_stage]
+
+
+def soonest(content: Any, two_stage: bool, place: str = HEADLINE, share: float = 0.9) -> list[str]:
+    """Shapes of a side by the time to a share of the way, then by that to the first share."""
+
+    def order(name: str) -> list[tuple[bool, int, float]]:
+        return [soonest_of_most_seeds(took(content, name, place, each)) for each in (share, SHARES[0])]
+
+    return sorted(side(content, two_stage), key=order)
+
+
+def words(name: str) -> str:
+    shape = SHAPES[name]
+    steps = f" × {shape.steps} steps" if shape.steps > 1 else ""
+    prompts = "1 prompt" if shape.prompts == 1 else f"{shape.prompts} prompts"
+    return f"{shape.chosen} of {shape.pool or shape.chosen}, {prompts}{steps}{shape.option and f', {shape.option}'}"
+
+
+def times(found: Sequence[float | None] | None) -> str:
+    """A ratio with its interval, or with a word that it has none."""
+    if not found or found[0] is None:
+        return "–"
+    middle, low, high = found
+    return f"{middle:.2f} ×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
+
+
+def longest(content: Any, name: str) -> tuple[float, float]:
+    """The largest reward that a seed of a shape came to, and the charged seconds after which all seeds ended."""
+    runs = content["runs"][name][content["rates"][name]].values()
+    trained = min(run["iterations"][-1] for run in runs) * content["charged"][name][HEADLINE]
+    return max(max(run["reward"]) for run in runs), trained
+
+
+def headline(results: Path) -> str:
+    """The best of both sides by the share of the way, and 24 of 24."""
+    content = shapes_of(results)
+    if content is None:
+        return unmeasured("shapes")
+    rows = [[f"{share:.0%}", *_best(content, HEADLINE, share)] for share in SHARES]
+    header = ["of the way", "two stages, s", "one stage, s", "two stages are sooner"]
+    found = [table(header, rows), *_beside_reference(content), measured("shapes")]
+    return "\n\n".join(found)
+
+
+def _best(content: Any, place: str, share: float) -> list[str]:
+    """Of each side the soonest shape with its seconds, and the ratio."""
+    names = [next(iter(soonest(content, two_stage, place, share)), None) for two_stage in SIDES]
+    found = [took(content, name, place, share) if name else [] for name in names]
+    cells = [
+        f"{np.mean(s):,.0f}: {words(name)}" if name and s and math.isfinite(sum(s)) else "–"
+        for name, s in zip(names, found, strict=True)
+    ]
+    return [*cells, times(ratio(*found))]
+
+
+def _beside_reference(content: Any) -> Iterator[str]:
+    """A sentence on 24 of 24: how many times later than the best of two stages, or at least so many."""
+    if REFERENCE not in content["rates"] or not content["seconds_to_90"]:
+        return
+    found, name = took(content, REFERENCE, HEADLINE, 0.9), words(REFERENCE)
+    if found and math.isfinite(sum(found)):
+        over = times(content["over_24_of_24"])
+        yield f"{name}, is at 90% after {np.mean(found):,.0f} s; the best of two stages is {over} sooner."
+        return
+    reward, trained = longest(content, REFERENCE)
+    over = f"more than {trained / content['seconds_to_90']:.2f} × sooner"
+    yield f"{name}, was at most at {way(reward):.0%} in {trained:,.0f} s; the best of two stages is at 90% {over}."
+
+
+def way(reward: float) -> float:
+    return (reward - BASE) / (REAL - BASE)
+
+
+def figure(results: Path) -> str:
+    content = shapes_of(results)
+    if content is None:
+        return f"*Time to shares of the way, by shape.* {unmeasured('shapes')}"
+    said = []
+    for two_stage, title in SIDES.items():
+        names = side(content, two_stage)
+        there = [sum(content["seconds_to"][HEADLINE][n][f"{share:g}"] is not None for n in names) for share in SHARES]
+        came = ", ".join(f"{count} came to {share:.0%}" for count, share in zip(there, SHARES, strict=True))
+        said.append(f"Of {len(names)} shapes in {title} {came}.")
+    tried: dict[str, int] = {}
+    for of_rate in (content["runs"][name] for name in content["rates"] if name in MAP):
+        for rate in of_rate:
+            tried[rate] = tried.get(rate, 0) + 1
+    rates = ", ".join(f"{rate} ({count} shapes)" for rate, count in sorted(tried.items(), key=lambda item: -item[1]))
+    picture = "![Charged seconds to shares of the way, by samples of an optimiser step](images/results_shapes.png)"
+    return f"{picture}\n\n{' '.join(said)} Learning rates tried: {rates}.\n\n{measured('shapes')}"
+
+
+def front(results: Path) -> str:
+    """The soonest shapes of each side, and 24 of 24."""
+    content = shapes_of(results)
+    if content is None:
+        return unmeasured("shapes")
+    names = [(SIDES[two_stage], name) for two_stage in SIDES for name in soonest(content, two_stage)[:SHOWN]]
+    names += [("one stage", REFERENCE)] * (REFERENCE in content["rates"] and ("one stage", REFERENCE) not in names)
+    shares = " / ".join(f"{share:.0%}" for share in SHARES)
+    header = ["", "shape", "samples a step", "rate", "seeds", f"s to {shares}", "highest reward so far"]
+    rows = []
+    for title, name in names:
+        counts = [took(content, name, HEADLINE, share) for share in SHARES]
+        cells = " / ".join(f"{np.mean(c):,.0f}" if c and math.isfinite(sum(c)) else "–" for c in counts)
+        reward, trained = longest(content, name)
+        shape, seeds = SHAPES[name], len(content["runs"][name][content["rates"][name]])
+        best = f"{reward:.3f}, in {trained:,.0f} s"
+        samples = str(shape.prompts * shape.chosen)
+        rows.append([title, words(name), samples, content["rates"][name], str(seeds), cells, best])
+    return f"{table(header, rows)}\n\n{measured('shapes')}"
+
+
+def progress(results: Path) -> str:
+    """Time to what 24 of 24 reaches, and to shares of it; the paper's table of that kind before."""
+    models = list(next(iter(PUBLISHED["times_sooner"].values())))
+    rows = [[reward, *(f"{found[m]:.1f} ×" for m in models)] for reward, found in PUBLISHED["times_sooner"].items()]
+    paper = table(["× sooner than its baseline (paper)", *models], rows)
+    content = shapes_of(results)
+    if content is None or not content["progress"]:
+        return f"{paper}\n\n{unmeasured('shapes')}"
+    rows = [
+        [f"{float(part):.0%}", f"{at['reference']:,.0f}", times(at.get("one_stage")), times(at.get("two_stage"))]
+        for part, at in content["progress"].items()
+    ]
+    header = ["share of what 24 of 24 reaches", "s of 24 of 24", "one stage, best, is sooner", "two stages, best"]
+    return f"{paper}\n\n{table(header, rows)}\n\n{measured('shapes')}"
+
+
+def prices(results: Path) -> str:
+    """The best of each side, charged as other models and cards."""
+    content = shapes_of(results)
+    if content is None:
+        return unmeasured("shapes")
+    rows = [[title, *_best(content, place, 0.9)] for place, title in PLACES.items()]
+    header = ["charged as", "two stages, s to 90%", "one stage, s to 90%", "two stages are sooner"]
+    return f"{table(header, rows)}\n\n{measured('shapes')}"
+
+
+def options(results: Path) -> str:
+    """What each option does to the time to 90 % of a shape."""
+    content = shapes_of(results)
+    if content is None or not content["options"]:
+        return unmeasured("options")
+    rows = []
+    for name, found in content["options"].items():
+        shape, _, option = name.partition("+")
+        seeds = len(took(content, name, HEADLINE, 0.9))
+        rows.append([words(shape), f"`{option}`", str(seeds), times(found)])
+    header = ["shape", "option", "seeds", "sooner at 90 % than without"]
+    return f"{table(header, rows)}\n\n{measured('options')}"
+
+
+def long_runs(results: Path) -> str:
+    """How far long runs ended below their best."""
+    content = shapes_of(results)
+    rows = list(_long_rows(content["long"])) if content else []
+    if not rows:
+        return unmeasured("long")
+    header = ["shape", "rate", "seeds", "iterations", "reward at the end", "most that a run ended below its best"]
+    return f"{table(header, rows)}\n\n{measured('long')}"
+
+
+def _long_rows(long: Any) -> Iterator[list[str]]:
+    for name, of_rate in long.items():
+        for rate, of_seed in of_rate.items():
+            runs = list(of_seed.values())
+            ends = [run["reward"][-1] for run in runs]
+            fall = max(max(run["reward"]) - run["reward"][-1] for run in runs)
+            made = f"{min(run['iterations'][-1] for run in runs)}"
+            yield [words(name), rate, str(len(runs)), made, f"{min(ends):.3f} to {max(ends):.3f}", f"{fall:.3f}"]
+
+
+def gradient_noise(results: Path) -> str:
+    """Signal over noise of a group's gradient, and of a charged second of groups."""
+    content = read(results, NOISE_FILE)
+    if content is None:
+        return unmeasured("gradient_noise")
+    rows = []
+    for policy, of in content.items():
+        for name, row in of["rows"].items():
+            seconds, sure = row["seconds"], f"{row['ratio']:.3f} ± {row['stderr']:.3f}"
+            worth = f"{1000 * row['ratio'] / seconds:.1f} ± {1000 * row['stderr'] / seconds:.1f}"
+            who = f"{policy}, reward {of['reward']:.2f}"
+            rows.append([who, name.replace("of", " of "), str(of["prompts"]), sure, f"{seconds:.1f}", worth])
+    header = ["policy", "seeds", "prompts", "signal over noise, a group", "s a group", "the same of 1,000 s"]
+    picture = "![Signal over noise of a group's gradient against its price](images/results_gradient_noise.png)"
+    return f"{picture}\n\n{table(header, rows)}\n\n±: a standard error. {measured('gradient_noise')}"
