@@ -114,7 +114,7 @@ class CallableReward(CheckpointReward):
             self.ndims = (VIDEOS,)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         """Executes nothing: `rewards.trial` does that in a child process."""
         if config._own is None:
             own_code.find(config.kind, keys("kind"))

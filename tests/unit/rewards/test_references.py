@@ -132,6 +132,22 @@ def test_clip_edit_adds_the_weighted_cosine_with_the_reference(tiny_clip: Path) 
         reward.score(made, PROMPTS)
 
 
+def test_clip_edit_encodes_a_reference_that_images_share_once(tiny_clip: Path) -> None:
+    made, seen = torch.rand(3, 3, 40, 40, generator=torch.Generator().manual_seed(5)), pictures(1, side=40)[:1]
+    reward = rewards.load([RewardConfig(kind="clip_edit", path=str(tiny_clip), reference_weight=0.3)], "cpu")
+    encoded = list[int]()
+    clip = reward._rewards[0].reward
+    assert isinstance(clip, CLIPEdit)
+    clip._model.vision_model.register_forward_pre_hook(
+        lambda module, args, kwargs: encoded.append(len(kwargs["pixel_values"])), with_kwargs=True
+    )
+    shared, copied = (
+        reward.score(made, ["a"] * 3, each) for each in (seen.expand(3, 1, 3, 40, 40), seen.repeat(3, 1, 1, 1, 1))
+    )
+    assert encoded == [3, 1, 3, 3]
+    torch.testing.assert_close(shared, copied, atol=1e-6, rtol=0)
+
+
 def test_a_judge_sees_each_prompts_references_before_the_picture() -> None:
     question = Question(text='From 0 to 10: "{prompt}"?', references=True)
     made, seen = images(), pictures(2)
