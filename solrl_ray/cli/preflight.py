@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from solrl_ray.cli import cluster_access, guidance, model_facts, outline
@@ -31,8 +30,6 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import scored
 from solrl_ray.records import Prompt
 
-PICTURES_SECONDS = 900.0
-"""Limit of reading prompts with reference pictures, all of whose pixels are looked at: some 30 ms each."""
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
 
@@ -137,8 +134,7 @@ def prompts(run: Run) -> None:
     lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
     run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
     if not lacking:
-        seconds = PICTURES_SECONDS if run.config.model.references else READ_SECONDS
-        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=seconds)
+        _read_prompts(run)
 
 
 def _before_it_starts(key: str, place: str) -> str:
@@ -155,7 +151,8 @@ def _read_prompts(run: Run) -> None:
         try:
             with progress_note.progress_note(f"reading {path}"):
                 named = run.named(f"prompts.{file}")
-                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references))
+                deadlines = config.fleet.deadlines
+                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references, deadlines))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -215,7 +212,8 @@ def resumable(run: Run) -> None:
         print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
         folder.lock.acquire(seconds=RESUME_PATIENCE)
         folder.lock.release()
-    in_time(lambda: check_readable(folder, run.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
+    what, seconds = f"reading {folder.path} (fleet.deadlines.checkpoint)", run.config.fleet.deadlines.checkpoint
+    in_time(lambda: check_readable(folder, run.config), what=what, seconds=seconds)
 
 
 def functions(run: Run) -> None:

@@ -34,7 +34,8 @@ def test_however_a_shape_is_written_the_configuration_is_the_same(given: str, sa
 
 def test_the_order_of_several_shapes_is_a_difference() -> None:
     """An address draws a shape by its place."""
-    one, other = (load([DEMO], [f"model.resolution={each}"]) for each in ("[[64, 32], [32, 32]]", "[[32, 32], [64, 32]]"))
+    orders = ("[[64, 32], [32, 32]]", "[[32, 32], [64, 32]]")
+    one, other = (load([DEMO], [f"model.resolution={each}"]) for each in orders)
     assert continuation.first_difference(one, other, free=()) == "model.resolution"
 
 
