@@ -54,6 +54,8 @@ class Run:
     """It does not start here: what is missing is a note, and nobody's function is tried."""
     elsewhere: bool = False
     """It uses no card of this machine."""
+    evaluates: bool = False
+    """It only evaluates: there are no previews, whose videos may have fewer frames."""
     train: tuple[Prompt, ...] = ()
     heldout: tuple[Prompt, ...] = ()
     facts: ModelFacts | None = None
@@ -230,8 +232,8 @@ def functions(run: Run) -> None:
     from solrl_ray.cli import reward_trial
     from solrl_ray.prompts.prompt_set import two_prompts
 
-    tried = two_prompts(config, run.sources)
-    trials = [own_functions.Trial(run.named(key), each, scored(config), *tried) for key, each in own.items()]
+    tried, shapes = two_prompts(config, run.sources), tuple(config.model.shapes) if run.evaluates else scored(config)
+    trials = [own_functions.Trial(run.named(key), each, shapes, *tried) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, given or (), strict=False):
