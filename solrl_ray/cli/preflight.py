@@ -276,14 +276,17 @@ def rewards(run: Run) -> None:
     if run.outlined:
         return
     from solrl_ray import rewards
+    from solrl_ray.prompts import references
     from solrl_ray.rewards import trial
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
     rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
-        key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts)], "cpu")
+        key, tried = run.named("evaluation.reference"), (run.heldout[0], run.heldout[-1])
+        files = tuple(map(references.contents, tried)) if config.model.references else ()
+        texts = tried[0].text, tried[1].text
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts, files)], "cpu")
 
 
 def first_policy(run: Run) -> None:

@@ -37,7 +37,6 @@ def ladder(levels: str) -> str:
             "rewards.0.remote.references",
             "true model.references 0",
         ),
-        (["model.references=1", "evaluation.reference=a:b"], "evaluation.reference", "a:b model.references"),
         (["rollout.pool=100"], "rollout.explore.micro_batch", "24 rollout.pool 100 20"),
         (["rollout.pool=20", "rollout.keep=4"], "rollout.explore.micro_batch", "24"),
         (["rollout.strategy=direct"], "rollout.keep", "24 96 direct"),

@@ -22,9 +22,11 @@ from transformers import CLIPModel
 from solrl_ray import rewards
 from solrl_ray.config import own_functions
 from solrl_ray.config.rewards import Judge, Question, Remote, RewardConfig
+from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError
-from solrl_ray.records import REFERENCES, PromptEmbedding, SampleShape
+from solrl_ray.records import REFERENCES, Address, PromptEmbedding, SampleShape
 from solrl_ray.rewards import trial
+from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rewards.clip import CLIPEdit
 from solrl_ray.rollout.sampler import references_for
 from tests.support.chat_server import Asked, serving
@@ -110,6 +112,34 @@ def test_a_function_is_tried_with_the_prompts_own_references(tmp_path: Path) -> 
         [own_functions.Trial("rewards.0.kind", config, (SampleShape(8, 8),), ("a", "b"), tuple(files))], "cpu"
     )
     assert scores == pytest.approx([np.asarray(picture(seed, 8)).max() / 255 for seed in (0, 1)])
+
+
+DRAWS = """
+def darker(prompt, address, reference):
+    reference /= 2  # a copy of its own
+    return reference
+
+def means(prompt, address, references=None):
+    return references.mean(dim=0)
+
+def alone(prompt, address, reference):
+    import torch
+    assert reference is None
+    return torch.zeros(3, 8, 8)
+"""
+
+
+def test_what_draws_real_pictures_gets_the_references_that_its_parameters_name(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    where, shown = [Address(run_seed=0, purpose="t", index=n) for n in (0, 1)], pictures()[0]
+
+    def drawn(name: str, references: Tensor | None) -> Tensor:
+        config = EvaluationConfig(reference=f"{tmp_path}/draws.py:{name}")
+        return real_pictures(config, "evaluation.reference", "a", where, references)
+
+    torch.testing.assert_close(drawn("darker", shown), torch.stack([shown[0] / 2] * 2))
+    torch.testing.assert_close(drawn("means", shown), torch.stack([(shown[0] + shown[1]) / 2] * 2))
+    assert drawn("alone", None).shape == (2, 3, 8, 8)
 
 
 def test_clip_edit_adds_the_weighted_cosine_with_the_reference(tiny_clip: Path) -> None:
