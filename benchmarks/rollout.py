@@ -22,7 +22,6 @@ published. With `--preview-decoder` the explorers' decoder is a small one of ran
 and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
 authors say).
 
-`--set model.references=1 --set prompts.train=FILE` has prompts with reference pictures, for families that take them.
 `--set model.cfg.scale=4.5` samples with classifier-free guidance: its price is the ratio of two runs' seconds.
 
 Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
