@@ -12,6 +12,13 @@ from typing import Any
 
 import torch
 
+from solrl_ray import models
+from solrl_ray.config.schema import Model
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.encoding import encode_prompts
+from solrl_ray.prompts.prompt_set import negative_prompt
+from solrl_ray.records import Prompt, PromptEmbedding
+
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
 RESULTS = HERE / "results"
@@ -58,6 +65,18 @@ def make(model: str, work: Path, layers: int | None) -> None:
 def checkpoints(model: str, work: Path) -> list[str]:
     """Settings with which a run reads what `make` wrote."""
     return [f"model.path='{work / model}'", f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]", PROMPTS]
+
+
+def embeddings(config: Model, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+    """Of prompts, encoded by this process: with reference pictures and a negative prompt if the model has them."""
+    model = models.load(config, "cpu", components=models.encoder_components(config))
+    pairs = [(prompt, negative_prompt(config, prompt.references)) for prompt in prompts]
+    wanted = list(dict.fromkeys(prompt for pair in pairs for prompt in pair if prompt))
+    made = {
+        prompt: PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
+        for prompt, tensors in zip(wanted, encode_prompts(model, wanted), strict=True)
+    }
+    return [made[prompt].against(made[other]) if other else made[prompt] for prompt, other in pairs]
 
 
 def write(path: Path, content: Any) -> None:

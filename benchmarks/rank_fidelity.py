@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CONFIGS, RESULTS, write
+from common import CONFIGS, RESULTS, embeddings, write
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
-from solrl_ray.records import PromptEmbedding, WorkUnit
+from solrl_ray.records import WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, audit
 from solrl_ray.rollout.sampler import Sampler
 
@@ -45,15 +45,13 @@ class Bench:
         """`work`: folder in which what was sampled is kept."""
         self._config, self._seeds, self._work, self._device = config, seeds, work, device
         self._reward = rewards.load(config.rewards, device)
-        known = [*read_prompts(config.prompts.heldout), *read_prompts(config.prompts.train)]
+        parts, seen = config.prompts, config.model.references
+        files = {"prompts.heldout": parts.heldout, "prompts.train": parts.train}
+        known = [prompt for key, file in files.items() for prompt in read_prompts(file, key, seen=seen)]
         if len(known) < prompts:
             raise SystemExit(f"--prompts is {prompts}; it must be at most {len(known)}, the prompts that there are.")
         self._prompts = known[:prompts]
-        encoded = models.load(config.model, "cpu").encode([prompt.text for prompt in self._prompts])
-        self._embeddings = [
-            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest="")
-            for prompt, tensors in zip(self._prompts, encoded, strict=True)
-        ]
+        self._embeddings = embeddings(config.model, self._prompts)
 
     def pools(self, tier: str, steps: int) -> np.ndarray:
         """Rewards [prompts, seeds]; as kept in a file, or sampled and kept."""

@@ -298,7 +298,13 @@ def tiny_settings() -> list[str]:
 
 
 def configuration(arguments: argparse.Namespace, name: str) -> Config:
-    return load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
+    config = load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
+    if config.model.references:
+        raise SystemExit(
+            f"model.references is {config.model.references} (--set), but the rehearsal encodes and draws texts alone; "
+            "leave it out."
+        )
+    return config
 
 
 # The command
@@ -377,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
     options(parser)
     arguments = parsed(parser, given)
+    configuration(arguments, "warm")  # refuses what no part can do
     if arguments.only:
         one_part(arguments, arguments.only)
     else:

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, checkpoints, make, options, parsed, write
+from common import CONFIGS, MODELS, checkpoints, embeddings, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
 from full_size import DC_AE, random_model
 
@@ -49,12 +49,11 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder
-from solrl_ray.prompts.embedding_cache import embedding_digest
-from solrl_ray.prompts.prompt_set import negative_prompt, read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import PromptEmbedding, Pruning, WorkUnit
-from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.records import Pruning, WorkUnit
+from solrl_ray.rollout.sampler import Sampler, references_for
 from solrl_ray.rollout.selection import PromptSelection
 
 IMAGES = 4
@@ -104,16 +103,8 @@ class World:
         self.decoders = compile_decoder(self.full.decoder, config.compile, device)
         compile_decoder(self.preview.decoder, config.compile, device)
         self.reward = rewards.load(config.rewards, device)
-        self.prompt = read_prompts(config.prompts.train)[0]
-        negative = negative_prompt(config.model)
-        texts = [self.prompt, *([negative] if negative else [])]
-        encoded = models.load(config.model, "cpu", components={"text"}).encode([prompt.text for prompt in texts])
-        self.embedding, *others = (
-            PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
-            for prompt, tensors in zip(texts, encoded, strict=True)
-        )
-        if others:
-            self.embedding = self.embedding.against(others[0])
+        self.prompt = read_prompts(config.prompts.train, "prompts.train", seen=config.model.references)[0]
+        (self.embedding,) = embeddings(config.model, [self.prompt])
         rollout = config.rollout
         self.sample = Sampler(
             config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch
@@ -155,7 +146,8 @@ class World:
         size = self.config.rollout.regenerate.micro_batch
         latents = torch.randn(size, *model.latent_shape, device=self.device)
         for _ in range(count // size):
-            self.reward.score(model.decode(latents), [self.prompt.text] * size).cpu()
+            images = model.decode(latents)
+            self.reward.score(images, [self.prompt.text] * size, references_for(images, self.embedding)).cpu()
 
     def released(self) -> dict[str, float]:
         """Seconds of the parts of the released schedules, of one prompt."""

@@ -219,7 +219,8 @@ class PromptEmbeddings:
                 await self._give(encoder)
                 while encoder.calls:
                     prompts, call = encoder.calls[0]
-                    seconds = deadlines.encode * len(prompts) + deadlines.start * self._leaves
+                    items = len(prompts) * (1 + self._model.references)
+                    seconds = deadlines.encode * items + deadlines.start * self._leaves
                     many = "s" * (len(prompts) > 1)
                     what = f"encoding {len(prompts)} prompt{many} by {encoder.name} (fleet.deadlines.encode)"
                     made = await self._world.answer(call, what=what, seconds=seconds)

@@ -49,7 +49,8 @@ class Evaluation(Owner):
         Args:
             embeddings: prompt id → reference of its embedding, of all prompts before it begins.
             updates, policy: as for `evaluation_units`.
-            method: the regenerator's; ``score`` takes the configuration, ``score_reference`` no embedding.
+            method: the regenerator's; ``score`` takes the configuration, ``score_reference`` embeddings only of prompts
+                with reference pictures.
             strict: whether a second answer with other rewards is an error (`fleet.strict`).
             tell: is given a sentence for the user.
             changed: called after each answer, with the numbers of answers and of units.
@@ -82,7 +83,7 @@ class Evaluation(Owner):
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
         prompt, pictured = self._prompts[unit.prompt_id], unit.prompt_id in self._pictured
         if self._method == "score_reference":
-            return self._method, (unit, prompt, pictured), 1
+            return self._method, (unit, prompt, self._embeddings.get(prompt.id), pictured), 1
         how = (self._config,) if self._method == "score" else ()
         return self._method, (*how, unit, prompt, self._embeddings[prompt.id], pictured), 1
 

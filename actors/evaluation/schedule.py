@@ -44,7 +44,9 @@ class EvaluationSchedule:
         Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are measured.
         """
         if self._config.evaluation.reference and not self._done("real", 0):
-            await self._evaluator.run("real", 0, self._prompts, {})
+            has_references = self._config.model.references > 0
+            embeddings = await self._embeddings.of(self._prompts) if has_references else {}
+            await self._evaluator.run("real", 0, self._prompts, embeddings)
         if not self._done("base", 0):
             embeddings = await self._embeddings.of(self._prompts, self._config.evaluated_model)
             if self._config.run.init:

@@ -24,7 +24,7 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Ref
 from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
-from solrl_ray.rollout.sampler import group_of
+from solrl_ray.rollout.sampler import group_of, references_for
 from solrl_ray.rollout.samplers import Samplers
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.receive import Receiver
@@ -122,11 +122,17 @@ class Regenerator(SamplingWorker):
             reward_costs=result.reward_costs or {},
         )
 
-    def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
-        """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
+    def score_reference(
+        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding | None, pictures: bool
+    ) -> Evaluated:
+        """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`; `embedding`: if the model
+        has reference pictures, which function and rewards see.
+        """
         began, started = time.time(), time.perf_counter()
-        images = reference_pictures(self._config, unit, prompt)
-        scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
+        images = reference_pictures(self._config, unit, prompt, embedding)
+        scored = images.to(self._device)
+        seen = None if embedding is None else references_for(scored, embedding)
+        scores = self._reward.score(scored, [prompt.text] * len(images), seen)
         return Evaluated(
             unit=unit,
             rewards=tuple(scores.float().cpu().tolist()),

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from solrl_ray.cli import cluster_access, guidance, model_facts, outline
@@ -31,8 +30,6 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import scored
 from solrl_ray.records import Prompt
 
-PICTURES_SECONDS = 900.0
-"""Limit of reading prompts with reference pictures, all of whose pixels are looked at: some 30 ms each."""
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
 
@@ -57,6 +54,8 @@ class Run:
     """It does not start here: what is missing is a note, and nobody's function is tried."""
     elsewhere: bool = False
     """It uses no card of this machine."""
+    evaluates: bool = False
+    """It only evaluates: there are no previews, whose videos may have fewer frames."""
     train: tuple[Prompt, ...] = ()
     heldout: tuple[Prompt, ...] = ()
     facts: ModelFacts | None = None
@@ -137,8 +136,7 @@ def prompts(run: Run) -> None:
     lacking = [key for key in ("prompts.train", "prompts.heldout") if key in missing]
     run.notes += [_before_it_starts(run.named(key), missing[key]) for key in lacking]
     if not lacking:
-        seconds = PICTURES_SECONDS if run.config.model.references else READ_SECONDS
-        in_time(partial(_read_prompts, run), what="reading the prompts", seconds=seconds)
+        _read_prompts(run)
 
 
 def _before_it_starts(key: str, place: str) -> str:
@@ -155,7 +153,8 @@ def _read_prompts(run: Run) -> None:
         try:
             with progress_note.progress_note(f"reading {path}"):
                 named = run.named(f"prompts.{file}")
-                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references))
+                deadlines = config.fleet.deadlines
+                found = tuple(read_prompts(path, named, config.model.shapes, config.model.references, deadlines))
         except UserError as error:
             wrong.append(str(error))
             continue
@@ -215,7 +214,8 @@ def resumable(run: Run) -> None:
         print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
         folder.lock.acquire(seconds=RESUME_PATIENCE)
         folder.lock.release()
-    in_time(lambda: check_readable(folder, run.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
+    what, seconds = f"reading {folder.path} (fleet.deadlines.checkpoint)", run.config.fleet.deadlines.checkpoint
+    in_time(lambda: check_readable(folder, run.config), what=what, seconds=seconds)
 
 
 def functions(run: Run) -> None:
@@ -232,8 +232,8 @@ def functions(run: Run) -> None:
     from solrl_ray.cli import reward_trial
     from solrl_ray.prompts.prompt_set import two_prompts
 
-    tried = two_prompts(config, run.sources)
-    trials = [own_functions.Trial(run.named(key), each, scored(config), *tried) for key, each in own.items()]
+    tried, shapes = two_prompts(config, run.sources), tuple(config.model.shapes) if run.evaluates else scored(config)
+    trials = [own_functions.Trial(run.named(key), each, shapes, *tried) for key, each in own.items()]
     gpu = config.fleet.explorers.num_gpus > 0
     given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, given or (), strict=False):
@@ -276,14 +276,17 @@ def rewards(run: Run) -> None:
     if run.outlined:
         return
     from solrl_ray import rewards
+    from solrl_ray.prompts import references
     from solrl_ray.rewards import trial
 
     config, notes = run.config, run.notes
     tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
     rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
-        key, texts = run.named("evaluation.reference"), (run.heldout[0].text, run.heldout[-1].text)
-        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts)], "cpu")
+        key, tried = run.named("evaluation.reference"), (run.heldout[0], run.heldout[-1])
+        files = tuple(map(references.contents, tried)) if config.model.references else ()
+        texts = tried[0].text, tried[1].text
+        trial.here([own_functions.Trial(key, config.evaluation, config.model.shapes, texts, files)], "cpu")
 
 
 def first_policy(run: Run) -> None:

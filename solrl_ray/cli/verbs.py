@@ -195,7 +195,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     state = asked.state_of(run, arguments.updates)  # before slower checks
     loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     config = own_functions.attached(loaded.config, loaded.sources, [run])
-    preflight.check(Run(config, loaded.sources), "configuration", "files")
+    preflight.check(Run(config, loaded.sources, evaluates=True), "configuration", "files")
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written

@@ -203,8 +203,6 @@ def _evaluation(config: Config) -> Iterator[Problem]:
             yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
-    if evaluation.reference and config.model.references:
-        yield Problem("evaluation.reference", "empty with model.references: it draws from a prompt's text alone")
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 

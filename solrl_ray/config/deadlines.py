@@ -33,8 +33,8 @@ class Deadlines(Section):
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0
-    """The embedding of one prompt; a batch of several gets this much for each, and `start` if it must load the text
-    encoders again.
+    """The embedding of one prompt; a batch of several gets this much for each, as much again for each of their
+    reference pictures, and `start` if it must load the text encoders again. Before the run, looking at one picture.
     """
     fetch: Seconds = 120.0
     """Fetching an answer, the samples of an iteration or their embeddings."""

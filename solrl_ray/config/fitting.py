@@ -270,5 +270,10 @@ def _stages(card: CardMemory) -> str:
 
 
 def _store(arithmetic: Arithmetic) -> str:
+    config, holds = arithmetic.config, ["samples", "two revisions"]
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
-    return f"{describe_size(store)} in Ray's object store (/dev/shm: samples, two revisions)"
+    if config.model.frames:  # of pictures it is little
+        shown = config.evaluation.pictures * config.evaluation.samples
+        store += 3 * shown * config.model.shapes.largest.volume  # a byte a colour
+        holds.append(f"{shown} videos of an evaluation")
+    return f"{describe_size(store)} in Ray's object store (/dev/shm: {', '.join(holds)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
@@ -20,7 +21,7 @@ def as_shape(value: Any) -> SampleShape:
     """A side or ``[height, width]``. Raises ValueError for anything else."""
     sides = value if isinstance(value, (list, tuple)) else (value, value)
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
-        raise ValueError("it must be a number of pixels above 0, or [height, width]")
+        raise ValueError("it must be a whole number of pixels above 0, or two of them as [height, width]")
     return SampleShape(*sides)
 
 
@@ -57,13 +58,13 @@ class Shapes(tuple[SampleShape, ...]):
 
 def as_shapes(value: Any) -> Shapes:
     """One shape, or a list of pairs. Raises ValueError for anything else, too many, and a shape that comes twice."""
+    pairs = value if isinstance(value, (list, tuple)) else ()
     try:
-        return Shapes([as_shape(value)])
-    except ValueError as error:
-        pairs = value if isinstance(value, (list, tuple)) else ()
         if not pairs or not all(isinstance(pair, (list, tuple)) for pair in pairs):
-            raise ValueError(f"{error}, or a list of such pairs") from None
-    shapes = Shapes(map(as_shape, value))
+            return Shapes([as_shape(value)])
+        shapes = Shapes(map(as_shape, pairs))
+    except ValueError as error:
+        raise ValueError(f"{error}, or a list of such pairs") from None
     if len(shapes) > MOST:
         raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled for itself, not {len(shapes)}")
     if twice := next((shape for shape in shapes if shapes.count(shape) > 1), None):
@@ -71,22 +72,28 @@ def as_shapes(value: Any) -> Shapes:
     return shapes
 
 
+def written(shapes: Sequence[SampleShape]) -> int | tuple[int, int] | list[tuple[int, int]]:
+    """The one way to write shapes of pictures; a configuration has it, whichever way its file had."""
+    pairs = [(shape.height, shape.width) for shape in shapes]
+    (height, width), *others = pairs
+    if others:
+        return pairs
+    return height if height == width else (height, width)
+
+
 def _checked_one(value: Any) -> Any:
-    try:  # a union of types would give one error for each of them
-        as_shape(value)
-    except ValueError as error:
-        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
-    return tuple(value) if isinstance(value, list) else value
+    return _written_by(lambda given: [as_shape(given)], value)
 
 
 def _checked(value: Any) -> Any:
-    try:
-        as_shapes(value)
+    return _written_by(as_shapes, value)
+
+
+def _written_by(read: Callable[[Any], Sequence[SampleShape]], value: Any) -> Any:
+    try:  # a union of types would give one error for each of them
+        return written(read(value))
     except ValueError as error:
         raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
-    if isinstance(value, int):
-        return value
-    return tuple(value) if isinstance(value[0], int) else [tuple(pair) for pair in value]
 
 
 OneShape: TypeAlias = Annotated[Positive | Pair, BeforeValidator(_checked_one)]

@@ -335,8 +335,8 @@ class EvaluationConfig(Section):
     share: ShareOrZero = 0.2
     """Share of its time that a live run may spend on ``solrl eval``; 0: none."""
     reference: str = ""
-    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt. Its
-    reward is `reward_real`.
+    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt (and for
+    its references, if a parameter is named `reference` or `references`). Its reward is `reward_real`.
     """
     reference_code: str = ""
     """As `rewards.0.code`, for `reference`."""

@@ -14,7 +14,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors
-from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
@@ -98,9 +98,14 @@ def evaluation_metrics(
     )
 
 
-def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.Tensor:
+def reference_pictures(
+    config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding | None = None
+) -> torch.Tensor:
     """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
 
     Raises as `real_pictures`.
     """
-    return real_pictures(config.evaluation, "evaluation.reference", prompt.text, addresses(unit, config.run.seed))
+    where = addresses(unit, config.run.seed)
+    seen = embedding.references if embedding is not None else None
+    references = seen.float() / 255 if seen is not None else None
+    return real_pictures(config.evaluation, "evaluation.reference", prompt.text, where, references)

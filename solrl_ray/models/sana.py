@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderDC, AutoencoderTiny, SanaPipeline, SanaTransformer2DModel
+from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
 from diffusers.models.transformers.sana_transformer import GLUMBConv
 from torch import Tensor, nn
 
@@ -44,6 +45,55 @@ class LinearGLU(nn.Module):
         return result
 
 
+class LinearAttention:
+    """SANA's linear attention, which sums over tokens in float32, also under the learner's autocast.
+
+    The stock processor casts to float32 what it multiplies, and autocast would round that to bfloat16 again: a learner
+    would compute another policy than the one that sampled. So only the linears are under autocast here.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        """`stock`: a processor of diffusers, whose formula is kept."""
+        self._stock = stock
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: Any = None,
+    ) -> Tensor:
+        device = hidden_states.device.type
+        positions = {} if rotary_emb is None else {"rotary_emb": rotary_emb}
+        inputs = hidden_states, encoder_hidden_states, attention_mask
+        attended: Tensor
+        if hidden_states.is_meta or not torch.is_autocast_enabled(device):
+            attended = self._stock(attn, *inputs, **positions)
+            return attended
+        linears = _LinearsUnderAutocast(attn, device, torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            attended = self._stock(linears, *inputs, **positions)
+        return attended
+
+
+class _LinearsUnderAutocast:
+    """What a processor uses of an attention layer."""
+
+    def __init__(self, attn: Any, device: str, dtype: torch.dtype) -> None:
+        def cast(linear: nn.Module) -> Callable[[Tensor], Tensor]:
+            def call(hidden_states: Tensor) -> Tensor:
+                with torch.autocast(device, dtype=dtype):
+                    projected: Tensor = linear(hidden_states)
+                return projected
+
+            return call
+
+        self.heads, self.norm_q, self.norm_k = attn.heads, attn.norm_q, attn.norm_k
+        self.to_q, self.to_k, self.to_v = cast(attn.to_q), cast(attn.to_k), cast(attn.to_v)
+        self.to_out = [cast(attn.to_out[0]), attn.to_out[1]]
+
+
 class Sana(DiffusionModel):
     """Latents [B, 32, H/32, W/32].
 
@@ -64,6 +114,8 @@ class Sana(DiffusionModel):
     TRAINS_ON_CUDNN = True
     FEED_FORWARD: ClassVar[tuple[type, type]] = (GLUMBConv, LinearGLU)
     """Class of the stock transformer's feed-forward, and ours."""
+    ATTENTION: ClassVar[type] = SanaLinearAttnProcessor2_0
+    """Of the stock transformer, on the image's tokens."""
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
@@ -99,6 +151,8 @@ class Sana(DiffusionModel):
             if isinstance(module, stock):
                 parent, _, leaf = name.rpartition(".")
                 setattr(transformer.get_submodule(parent), leaf, made(module))
+            elif isinstance(getattr(module, "processor", None), cls.ATTENTION):
+                module.processor = LinearAttention(module.processor)
         return transformer
 
     @classmethod

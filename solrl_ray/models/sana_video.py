@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from diffusers import AutoencoderKLWan, SanaVideoPipeline, SanaVideoTransformer3DModel
-from diffusers.models.transformers.transformer_sana_video import GLUMBTempConv
+from diffusers.models.transformers.transformer_sana_video import GLUMBTempConv, SanaLinearAttnProcessor3_0
 from torch import Tensor
 
 from solrl_ray.models import sizes
@@ -44,6 +44,7 @@ class SanaVideo(Sana):
     SIZES = sizes.SANA_VIDEO
     TRAINS_ON_CUDNN = False
     FEED_FORWARD: ClassVar[tuple[type, type]] = (GLUMBTempConv, TemporalGLU)
+    ATTENTION: ClassVar[type] = SanaLinearAttnProcessor3_0
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, std = (

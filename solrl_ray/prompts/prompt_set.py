@@ -8,6 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
@@ -43,7 +46,11 @@ class _Line(NamedTuple):
 
 
 def read_prompts(
-    path: str, key: str = "prompts", shapes: Collection[SampleShape] = (), seen: int | None = None
+    path: str,
+    key: str = "prompts",
+    shapes: Collection[SampleShape] = (),
+    seen: int | None = None,
+    deadlines: Deadlines | None = None,
 ) -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
@@ -54,16 +61,19 @@ def read_prompts(
     Args:
         shapes: those that a prompt may name; empty: any.
         seen: reference pictures that each prompt must have; all their pixels are looked at. None: any number.
+        deadlines: those of the run; `encode` is also that of looking at a picture.
 
-    Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt, or if a
-    prompt names another shape, or comes with two, or has a picture that cannot be taken (`references.opened`).
+    Raises RunError if a disk hangs; `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or
+    without a prompt, or if a prompt names another shape, or comes with two, or has a picture that cannot be taken
+    (`references.opened`).
     """
-    lines, place = _lines(path, key, shapes), f"{key}: {resolve(path)}, line "
+    lines = in_time(lambda: _lines(path, key, shapes), what=f"reading {path}", seconds=READ_SECONDS)
+    place = f"{key}: {resolve(path)}, line "
     for line in lines:
         if seen is not None and len(line.paths) != seen:
             raise UserError(_other_number(line, place, seen))
     named = [(file, f"{place}{line.number}") for line in lines for file in line.paths]
-    found = iter(references.known(named, decode=seen is not None) if named else ())
+    found = iter(references.known(named, decode=seen is not None, deadlines=deadlines) if named else ())
     prompts: dict[str, Prompt] = {}
     for line in lines:
         own = tuple(next(found) for _ in line.paths)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import multiprocessing
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from solrl_ray.errors import UserError
+from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Prompt, Reference
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -102,12 +105,15 @@ def pictures(prompt: Prompt, height: int, width: int, given: Sequence[bytes] | N
     return whole
 
 
-def known(named: Sequence[tuple[str, str]], *, decode: bool) -> list[Reference]:
-    """References of files, each given as path and place in a prompt file. Raises as `read` and `opened`, for the first.
+def known(named: Sequence[tuple[str, str]], *, decode: bool, deadlines: Deadlines | None = None) -> list[Reference]:
+    """References of files, each given as path and place in a prompt file. Raises as `read` and `opened`, for the first;
+    RunError if a disk hangs.
 
     Args:
         decode: whether to look at all pixels, as `opened` does.
+        deadlines: those of the run. `encode` may pass from one picture to the next, so that any number may be read.
     """
+    seconds, key = (deadlines.encode, " (fleet.deadlines.encode)") if deadlines else (READ_SECONDS, "")
 
     def one(each: tuple[str, str]) -> Reference:
         path, place = each
@@ -119,8 +125,18 @@ def known(named: Sequence[tuple[str, str]], *, decode: bool) -> list[Reference]:
     first: dict[str, str] = {}  # several prompts may have the same picture
     for path, place in named:
         first.setdefault(path, place)
-    with ThreadPoolExecutor() as threads:  # hashing and decoding release Python's lock
-        found = dict(zip(first, threads.map(one, first.items()), strict=True))
+    found = dict[str, Reference]()
+    # Hashing and decoding release Python's lock. An executor's threads would be waited for if they hang.
+    with ThreadPool() as threads:
+        results = threads.imap(one, first.items())
+        for path, place in first.items():
+            try:
+                found[path] = results.next(timeout=seconds)
+            except multiprocessing.TimeoutError:
+                raise RunError(
+                    f"{place} names the reference picture {path!r}, whose reading passed its deadline of {seconds:g} s"
+                    f"{key}: the disk does not answer"
+                ) from None
     return [found[path] for path, _ in named]
 
 

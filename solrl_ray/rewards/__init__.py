@@ -42,8 +42,7 @@ def check(
         try:
             found = registered(config, keys)
             reward_kinds.check_frames(config, keys, shapes[0].frames)
-            for shape in shapes:
-                found.check(config, keys, shape)
+            found.check(config, keys, shapes)
         except NotYetThere as error:
             if tell is None:
                 raise

@@ -17,7 +17,7 @@ from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
-from solrl_ray.rewards.clip import check_size, clip_folder, read_preprocessing
+from solrl_ray.rewards.clip import check_sizes, clip_folder, read_preprocessing
 from solrl_ray.rewards.heads import ScoreHead
 from solrl_ray.rewards.preprocessing import Preprocessing
 
@@ -43,10 +43,10 @@ class Aesthetic(CheckpointReward):
         self._preprocessing = preprocessing
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         _, clip = _folders(config, keys)
         preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
-        check_size(preprocessing, clip, keys("base"), shape)
+        check_sizes(preprocessing, clip, keys("base"), shapes)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:

@@ -121,8 +121,8 @@ class CheckpointReward(Reward):
 
     @classmethod
     @abstractmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
-        """Raise `UserError` if it cannot be loaded or cannot take images of this shape. Loads no weights."""
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
+        """Raise `UserError` if it cannot be loaded or cannot take images of these shapes. Loads no weights."""
 
     @classmethod
     @abstractmethod

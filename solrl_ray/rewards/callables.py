@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -63,21 +64,32 @@ def where(error: BaseException, code: OwnCode | None) -> str:
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
-def real_pictures(config: EvaluationConfig, key: str, prompt: str, addresses: Sequence[Address]) -> Tensor:
+def real_pictures(
+    config: EvaluationConfig, key: str, prompt: str, addresses: Sequence[Address], references: Tensor | None = None
+) -> Tensor:
     """Pictures of a prompt, one an address, drawn by `evaluation.reference`: float32 [n, 3, H, W] in [0, 1].
+
+    Args:
+        references: the prompt's, float32 [n, 3, H, W] in [0, 1]. A function with a parameter named as in `base.SEEN`
+            gets copies: [3, H, W], or all.
 
     Raises `UserError` naming `key` as `import_callable`; `RewardError` if the function fails, or draws what is no such
     picture.
     """
     code = config._own or own_code.find(config.reference, key)
     draw = import_callable(config.reference, key, code)
-    return torch.stack([_drawn(draw, config.reference, prompt, address, code) for address in addresses])
+    wanted, pictures = wanted_by(draw), list[Tensor]()
+    for address in addresses:
+        own = seen(wanted, None if references is None else references.clone()[None])
+        given = {name: None if value is None else value[0] for name, value in own.items()}
+        pictures.append(_drawn(partial(draw, prompt, address, **given), config.reference, prompt, code))
+    return torch.stack(pictures)
 
 
-def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, code: OwnCode | None) -> Tensor:
+def _drawn(draw: Callable[[], Any], name: str, prompt: str, code: OwnCode | None) -> Tensor:
     try:
         with settings_kept(name):
-            picture = torch.as_tensor(draw(prompt, address)).float()
+            picture = torch.as_tensor(draw()).float()
     except Exception as error:  # whatever the user's function raises, or returns instead of a tensor
         said = f"{name} failed with {type(error).__name__}: {error}{where(error, code)}"
         raise RewardError(f"{said}, for the prompt {prompt!r}") from error
@@ -114,7 +126,7 @@ class CallableReward(CheckpointReward):
             self.ndims = (VIDEOS,)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         """Executes nothing: `rewards.trial` does that in a child process."""
         if config._own is None:
             own_code.find(config.kind, keys("kind"))

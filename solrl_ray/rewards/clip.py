@@ -49,9 +49,9 @@ class CLIPReward(CheckpointReward):
         self._texts = Texts(name, self._text_features, self._count_tokens, self._max_tokens)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         folder, processor = _folders(config, keys)
-        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), shape)
+        check_sizes(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), shapes)
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
@@ -124,7 +124,8 @@ class CLIPEdit(CLIPScore):
         if reference is None:
             raise RewardError(f"Reward {self.name} needs a reference picture of each prompt; they have none.")
         features = self._image_features(images)
-        kept = (features * self._image_features(reference)).sum(dim=-1)
+        is_shared = reference.stride(0) == 0  # as all samples of a prompt have it (`rollout.sampler`)
+        kept = (features * self._image_features(reference[:1] if is_shared else reference)).sum(dim=-1)
         return (features * self._texts(prompts)).sum(dim=-1) + self._weight * kept
 
 
@@ -155,9 +156,14 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
         raise UserError(paths.unreadable(folder, "its image processor", key, error)) from error
 
 
-def check_size(preprocessing: Preprocessing, folder: Path, key: str, shape: SampleShape) -> None:
-    """Raise `UserError` naming `key` if preprocessed images of this shape do not fit the vision tower."""
+def check_sizes(preprocessing: Preprocessing, folder: Path, key: str, shapes: Sequence[SampleShape]) -> None:
+    """Raise `UserError` naming `key` if preprocessed images of one of these shapes do not fit the vision tower."""
     side = image_size(folder, key)
+    for shape in shapes:
+        _check_size(preprocessing, side, key, shape)
+
+
+def _check_size(preprocessing: Preprocessing, side: int, key: str, shape: SampleShape) -> None:
     try:
         made = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
     except ValueError as error:

@@ -41,7 +41,7 @@ class HPSv2(CheckpointReward):
         self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         cls._folder(config, keys)
 
     @classmethod

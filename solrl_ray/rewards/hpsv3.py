@@ -10,7 +10,7 @@ the head below. Two of its properties, without which scores are others (MizzenAI
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class HPSv3(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         _folders(config, keys)
 
     @classmethod

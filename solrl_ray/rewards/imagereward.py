@@ -74,7 +74,7 @@ class ImageReward(CheckpointReward):
         self._tokens = Texts(name, self._tokenize, self._count_tokens, MAX_TOKENS)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         _folders(config, keys)
 
     @classmethod

@@ -74,12 +74,13 @@ class Judge(CheckpointReward):
         self._format = _format(config.question)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         judge, token = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
+        largest = max(shapes, key=lambda shape: shape.pixels)  # one question: a server may count or charge each
         try:
-            grey = torch.full((1, 3, shape.height, shape.width), 0.5)
+            grey = torch.full((1, 3, largest.height, largest.width), 0.5)
             cls("judge", quick, token).score(grey, ["a grey picture"], grey[:, None])
         except Refusal as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}

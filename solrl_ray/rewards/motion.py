@@ -28,7 +28,7 @@ class Motion(CheckpointReward):
         self._enough = enough
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         """Nothing can be missing."""
 
     @classmethod

@@ -34,7 +34,7 @@ class Ocr(CheckpointReward):
         self._engine = engine
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         pass  # it needs only its library, which was imported
 
     @classmethod

@@ -30,7 +30,7 @@ class RemoteReward(CheckpointReward):
         self._endpoint = Endpoint(name, config.url, token=token, timeout=config.timeout, retries=config.retries)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         remote, _ = _settings(config, keys)
         check_reachable(remote.url, keys("remote.url"), remote.timeout, "start the reward server first")
 

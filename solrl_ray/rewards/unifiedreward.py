@@ -8,6 +8,7 @@ authors, which is never run. `examples/pairwise` compares pictures with each oth
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         _folder(config, keys)
 
     @classmethod

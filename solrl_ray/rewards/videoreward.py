@@ -76,7 +76,7 @@ class VideoReward(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         _folders(config, keys)
 
     @classmethod

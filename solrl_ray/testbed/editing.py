@@ -51,6 +51,11 @@ def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Ten
     return 1 - (inside + outside) / 2
 
 
+def edited(prompt: str, address: Address, reference: Tensor) -> Tensor:
+    """The picture that a prompt asks for: `evaluation.reference`."""
+    return _wanted(reference, parse(prompt))[0]
+
+
 def _wanted(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
     """The reference [3, H, W] with its object in the scene's colour, and how much of each pixel is the object's."""
     background = torch.tensor(list(BACKGROUNDS.values()))[scene.fields[8]][:, None, None]
@@ -114,7 +119,7 @@ def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
         "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
         # Seeds of a prompt differ by little, prompts by much.
         "objective": {"advantage": {"std": "group"}},
-        "evaluation": {"reference": ""},
+        "evaluation": {"reference": "solrl_ray.testbed.editing:edited"},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))

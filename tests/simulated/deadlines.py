@@ -31,7 +31,8 @@ def deadline(config: Config, role: str, method: str, arguments: tuple[Any, ...])
         return deadlines.selector
     if role == "text_encoder":
         load = deadlines.start * encodes_on_cards(config.fleet)
-        return deadlines.encode * len(arguments[0]) + load if method == "embed" else deadlines.start
+        items = (1 + config.model.references) * (len(arguments[0]) if arguments else 0)
+        return deadlines.encode * items + load if method == "embed" else deadlines.start
     if role == "learner":
         return 4 * deadlines.fetch if method == "feed" else getattr(deadlines, LEARNERS[method])
     if method == "node":

@@ -293,6 +293,19 @@ def test_a_hanging_encoder_is_named_with_a_deadline_that_counts_its_prompts() ->
         )
 
 
+def test_a_deadline_also_counts_the_reference_pictures_of_prompts(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        await scene.embeddings.of(read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a", "b"], 8))))
+
+    with pytest.raises(RunError, match=r"^encoding 2 prompts .* failed: no answer within its deadline of 120 s$"):
+        played(
+            play,
+            "model.references=2",
+            "fleet={encoders: {micro_batch: 4}, deadlines: {encode: 20}}",
+            faults=[Fault("text_encoder", 2, "hangs")],
+        )
+
+
 def test_an_encoder_that_does_not_start_is_named() -> None:
     async def play(scene: Scene) -> None:
         await scene.embeddings.await_encoder()

@@ -30,7 +30,6 @@ rollout.keep | 23 | rollout.keep=23
 rewards.0.kind | clip_edit model.references 0 | rewards=[{kind: clip_edit, path: p}]
 rewards.0.remote.references | true model.references 0 \
   | rewards=[{kind: remote, remote: {url: 'http://h', references: true}}]
-evaluation.reference | a:b model.references | model.references=1 & evaluation.reference=a:b
 rollout.explore.micro_batch | 24 rollout.pool 100 20 | rollout.pool=100
 rollout.explore.micro_batch | 24 | rollout.pool=20 & rollout.keep=4
 rollout.keep | 24 96 direct | rollout.strategy=direct

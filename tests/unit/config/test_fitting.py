@@ -245,6 +245,22 @@ def test_a_plan_counts_samples_and_two_revisions_in_the_store() -> None:
     assert "(dpm2, fp8) · 66% of the transformer's weights quantised" in said[1]
 
 
+def test_a_plan_of_videos_counts_those_that_an_evaluation_shows() -> None:
+    """Large enough that nothing else counts: 100 prompts with 4 videos of 49 frames, a byte a colour."""
+    parts = ("wan21_1_3b", "two_stage", "diffusion_nft", "clipscore", "one_gpu", "rollout.explore.precision=fp8")
+    sizes = (
+        "rewards.0.frames={count: 4}",
+        "model.resolution=[480, 832]",
+        "model.frames=49",
+        "rollout={prompts: 1, pool: 24, keep: 2}",
+    )
+    run = planned(*parts, *sizes, "evaluation={prompts: 100, pictures: 100, samples: 4}")
+    shown = 400 * 3 * 480 * 832 * 49
+    store = dict(fitting.rows(run))["store"]
+    assert store.startswith(f"{(shown + 2 * run.revision_bytes + run.latents_bytes) / 1e9:.1f} GB ")
+    assert shown / 1e9 == pytest.approx(23.48, abs=0.01)
+
+
 def test_the_largest_card_of_a_split_fleet_is_shown_with_each_of_its_processes() -> None:
     rows = dict(fitting.rows(made_up(SPLIT)))
     assert list(rows) == ["GPU memory", "GPU peak", "store"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from solrl_ray.config import continuation
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
@@ -21,6 +22,23 @@ def test_a_number_is_a_square_and_a_pair_is_height_and_width(given: str, shape: 
     assert load([DEMO], [f"model.resolution={given}"]).model.shapes == (shape,)
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [("512", "[512, 512]"), ("512", "[[512, 512]]"), ("[512, 768]", "[[512, 768]]")],
+)
+def test_however_a_shape_is_written_the_configuration_is_the_same(given: str, same: str) -> None:
+    one, other = (load([DEMO], [f"model.resolution={each}"]) for each in (given, same))
+    assert continuation.first_difference(one, other, free=()) is None
+    assert to_yaml(one) == to_yaml(other)
+
+
+def test_the_order_of_several_shapes_is_a_difference() -> None:
+    """An address draws a shape by its place."""
+    orders = ("[[64, 32], [32, 32]]", "[[32, 32], [64, 32]]")
+    one, other = (load([DEMO], [f"model.resolution={each}"]) for each in orders)
+    assert continuation.first_difference(one, other, free=()) == "model.resolution"
+
+
 def test_a_list_of_pairs_is_several_shapes_and_survives_a_run_folder(tmp_path: Path) -> None:
     model = load([DEMO], ["model.resolution=[[64, 32], [32, 32]]"]).model
     tall, square = SampleShape(64, 32), SampleShape(32, 32)
@@ -32,14 +50,18 @@ def test_a_list_of_pairs_is_several_shapes_and_survives_a_run_folder(tmp_path: P
 
 @pytest.mark.parametrize(
     "given",
-    ["0", "-8", "true", "wide", "512.5", "[]", "[512]", "[512, 0]", "[512, 512, 3]", "[[512, 512], 512]", "[[512]]"],
+    [
+        *("0", "-8", "true", "null", "wide", "512x512", "512.5", "512.0", "[]", "[512]", "[512, 0]", "[512.5, 512]"),
+        *("[512, 512, 3]", "[[512, 512], 512]", "[[512]]", "[[]]", "[[512, 512], [512, 0]]", "{height: 512}"),
+    ],
 )
 def test_what_is_no_shape_is_refused_in_one_sentence(given: str) -> None:
     with pytest.raises(UserError) as refused:
         load([DEMO], [f"model.resolution={given}"])
     said = str(refused.value)
     assert said.startswith("model.resolution in --set is ")
-    assert "[height, width]" in said
+    assert all(right in said for right in ("whole number", "[height, width]", "list"))
+    assert ". " not in said
 
 
 def test_more_shapes_than_can_be_compiled_are_refused() -> None:

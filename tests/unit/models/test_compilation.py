@@ -111,21 +111,24 @@ def test_five_revisions_are_taken_without_compiling_again() -> None:
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
 
 
+@pytest.mark.parametrize("cfg", ["{}", "{scale: 3, interval: [0.3, 0.7]}"], ids=["unguided", "guided at some levels"])
 @pytest.mark.parametrize("shapes", [[[32, 32]], [[32, 32], [24, 40]]], ids=["one shape", "two shapes"])
 def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_compile_anything(
-    shapes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    shapes: list[list[int]], cfg: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=counter, **how))
     torch._dynamo.reset()
     sizes = ("rollout.explore.precision=float32", "compile.enabled=true", f"model.resolution={shapes}")
-    config = small_config(Path("unused"), "unused", *sizes)
+    config = small_config(Path("unused"), "unused", *sizes, f"model.cfg={cfg}")
     explorer = Explorer("explorer-0", config)
     attestation = explorer.start()
     assert counter.frame_count == 0
-    text = models.load(config.model, "cpu", components={"text"}).encode(["a red circle"])[0]
-    embedding = PromptEmbedding(prompt_id="p", tensors=text, digest="p")
+    texts = models.load(config.model, "cpu", components={"text"}).encode(["a red circle", ""])
+    embedding, negative = (PromptEmbedding(prompt_id="p", tensors=each, digest="p") for each in texts)
+    if config.model.cfg.is_on:
+        embedding = embedding.against(negative)
     for shape in range(attestation.warm_ups):
         explorer.warm_up(shape, embedding)
     known = counter.frame_count

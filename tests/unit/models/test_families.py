@@ -342,6 +342,19 @@ def test_bfloat16_stays_close_to_float32(family: Family, path: Path, model: Diff
     assert (rough - exact).norm() < 0.06 * exact.norm()
 
 
+def test_a_learners_bfloat16_is_its_samplers(family: Family, path: Path) -> None:
+    """Samples are learned from as they were made: the ratio of an unchanged policy is 1. On a GPU autocast also keeps
+    norms in float32, which rounds less than a sampler does.
+    """
+    low = models.load(family.config(path, dtype="bfloat16"), "cpu", components={"text", "transformer"})
+    adapters.attach(low.transformer, low.config.lora, run_seed=1)
+    latents, texts = noise(2, *low.latent_shape), batch_of(low, TEXTS)
+    with torch.no_grad():
+        made = low.velocity(latents, 0.6, texts)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(low.velocity(latents, 0.6, texts), made)
+
+
 def test_a_checkpoint_of_another_family_is_refused(family: Family, path: Path) -> None:
     other = "sd3" if family.name == "flux" else "flux"
     with pytest.raises(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from solrl_ray.errors import UserError
+from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts import references
 from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
 from tests.support.editing import picture, write_prompts
+from tests.support.patience import patience
 
 
 def saved(image: Image.Image, file: Path, **how: object) -> None:
@@ -184,3 +190,39 @@ def test_a_picture_that_changes_while_a_run_goes_on_is_noticed(tmp_path: Path) -
     saved(picture(5, 8), Path(prompt.references[0].path))
     with pytest.raises(UserError, match=r"p-0-0\.png .* has changed"):
         references.contents(prompt)
+
+
+def slow_pictures(folder: Path, count: int) -> Path:
+    """A prompt file whose pictures are pipes: who reads one waits for its writer."""
+    lines = [json.dumps({"text": str(number), "reference": f"{number}.png"}) for number in range(count)]
+    (folder / "p.jsonl").write_text("\n".join(lines))
+    for number in range(count):
+        os.mkfifo(folder / f"{number}.png")
+    return folder / "p.jsonl"
+
+
+def test_many_pictures_may_take_longer_than_the_deadline_of_one(tmp_path: Path) -> None:
+    file, content, seconds = slow_pictures(tmp_path, 4), io.BytesIO(), patience(1.0)
+    picture(0, 8).save(content, "PNG")
+
+    def write() -> None:
+        for number in range(4):
+            time.sleep(seconds / 2)
+            (tmp_path / f"{number}.png").write_bytes(content.getvalue())
+
+    began = time.monotonic()
+    threading.Thread(target=write, daemon=True).start()
+    found = read_prompts(str(file), seen=1, deadlines=Deadlines(encode=seconds))
+    assert time.monotonic() - began > seconds
+    assert [each.references[0].digest for each in found] == [hashlib.sha256(content.getvalue()).hexdigest()] * 4
+
+
+def test_a_picture_whose_disk_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    file = slow_pictures(tmp_path, 1)
+    with pytest.raises(RunError) as caught:
+        read_prompts(str(file), "prompts.train", seen=1, deadlines=Deadlines(encode=0.2))
+    said = str(caught.value)
+    assert said.startswith(f"prompts.train: {file}, line 1 ")
+    assert f"'{tmp_path}/0.png'" in said
+    assert "0.2 s (fleet.deadlines.encode)" in said
+    os.close(os.open(tmp_path / "0.png", os.O_WRONLY))  # the abandoned thread ends

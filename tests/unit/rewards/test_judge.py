@@ -296,6 +296,12 @@ def test_an_endpoint_that_is_busy_before_the_run_may_answer_later() -> None:
         assert len(server.asked) == 1
 
 
+def test_a_run_with_several_shapes_asks_once_before_it_starts_with_a_picture_of_the_largest() -> None:
+    with serving(lambda asked: "5") as server:
+        rewards.check([config(server.url)], [SampleShape(5, 5), SampleShape(4, 9), SampleShape(7, 2)], str)
+        assert [asked.picture.shape for asked in server.asked] == [(4, 9, 3)]
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_questions_are_answered(name: str) -> None:
     (entry,) = read_file(CONFIGS / f"{name}.yaml")["rewards"]

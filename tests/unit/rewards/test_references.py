@@ -22,9 +22,11 @@ from transformers import CLIPModel
 from solrl_ray import rewards
 from solrl_ray.config import own_functions
 from solrl_ray.config.rewards import Judge, Question, Remote, RewardConfig
+from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError
-from solrl_ray.records import REFERENCES, PromptEmbedding, SampleShape
+from solrl_ray.records import REFERENCES, Address, PromptEmbedding, SampleShape
 from solrl_ray.rewards import trial
+from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rewards.clip import CLIPEdit
 from solrl_ray.rollout.sampler import references_for
 from tests.support.chat_server import Asked, serving
@@ -112,6 +114,34 @@ def test_a_function_is_tried_with_the_prompts_own_references(tmp_path: Path) -> 
     assert scores == pytest.approx([np.asarray(picture(seed, 8)).max() / 255 for seed in (0, 1)])
 
 
+DRAWS = """
+def darker(prompt, address, reference):
+    reference /= 2  # a copy of its own
+    return reference
+
+def means(prompt, address, references=None):
+    return references.mean(dim=0)
+
+def alone(prompt, address, reference):
+    import torch
+    assert reference is None
+    return torch.zeros(3, 8, 8)
+"""
+
+
+def test_what_draws_real_pictures_gets_the_references_that_its_parameters_name(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    where, shown = [Address(run_seed=0, purpose="t", index=n) for n in (0, 1)], pictures()[0]
+
+    def drawn(name: str, references: Tensor | None) -> Tensor:
+        config = EvaluationConfig(reference=f"{tmp_path}/draws.py:{name}")
+        return real_pictures(config, "evaluation.reference", "a", where, references)
+
+    torch.testing.assert_close(drawn("darker", shown), torch.stack([shown[0] / 2] * 2))
+    torch.testing.assert_close(drawn("means", shown), torch.stack([(shown[0] + shown[1]) / 2] * 2))
+    assert drawn("alone", None).shape == (2, 3, 8, 8)
+
+
 def test_clip_edit_adds_the_weighted_cosine_with_the_reference(tiny_clip: Path) -> None:
     made, seen = images(side=40), pictures(1, side=40)
     model = CLIPModel.from_pretrained(tiny_clip).eval()
@@ -130,6 +160,22 @@ def test_clip_edit_adds_the_weighted_cosine_with_the_reference(tiny_clip: Path) 
     torch.testing.assert_close(unchanged, text + 0.3, atol=1e-5, rtol=0)
     with pytest.raises(RewardError, match="needs a reference"):
         reward.score(made, PROMPTS)
+
+
+def test_clip_edit_encodes_a_reference_that_images_share_once(tiny_clip: Path) -> None:
+    made, seen = torch.rand(3, 3, 40, 40, generator=torch.Generator().manual_seed(5)), pictures(1, side=40)[:1]
+    reward = rewards.load([RewardConfig(kind="clip_edit", path=str(tiny_clip), reference_weight=0.3)], "cpu")
+    encoded = list[int]()
+    clip = reward._rewards[0].reward
+    assert isinstance(clip, CLIPEdit)
+    clip._model.vision_model.register_forward_pre_hook(
+        lambda module, args, kwargs: encoded.append(len(kwargs["pixel_values"])), with_kwargs=True
+    )
+    shared, copied = (
+        reward.score(made, ["a"] * 3, each) for each in (seen.expand(3, 1, 3, 40, 40), seen.repeat(3, 1, 1, 1, 1))
+    )
+    assert encoded == [3, 1, 3, 3]
+    torch.testing.assert_close(shared, copied, atol=1e-6, rtol=0)
 
 
 def test_a_judge_sees_each_prompts_references_before_the_picture() -> None:

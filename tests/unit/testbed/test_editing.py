@@ -67,11 +67,14 @@ def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path
     one_process.train(one_process.checked(config))
     run = read_run(folder(config))
     assert all(record.gradient_norm > 0 and record.differing_results == 0 for record in run.iterations)
-    assert all(0.5 < record.reward_mean < 1 for record in run.evaluations)
+    by_policy = {record.policy: record.reward_mean for record in run.evaluations}
+    assert by_policy.keys() == {"real", "base", "ema"}
+    assert by_policy["real"] == pytest.approx(1, abs=0.01)  # it draws what is asked for
+    assert all(0.5 < by_policy[policy] < 0.99 for policy in ("base", "ema"))
     first = read_prompts(config.prompts.heldout)[0]
     assert run.pictures[REFERENCE].keys() == {(first.id, 0)}
     (shown,) = Gallery.of_run(run).cards
-    assert list(shown.rows) == [REFERENCE, "base", "final"]
+    assert list(shown.rows) == [REFERENCE, "base", "final", "real"]
     published = card.contents(run, card.Target(repository="me/edits", revision=None, licence={}))
     assert "<th>reference</th><th>base</th><th>trained</th>" in published["README.md"].decode()
     assert published[f"images/references-{first.id}-0.png"].startswith(b"\x89PNG")
