@@ -129,7 +129,7 @@ class Key:
     def job(self, arguments: argparse.Namespace) -> Job:
         shape, folder = SHAPES[self.shape], self.folder(arguments)
         every = 2 if arguments.tiny else max(1, round(EVALUATE_SECONDS / shape.charged(HEADLINE)))
-        held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4"
+        held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4, micro_batch: 384"
         settings = (
             *shape.settings,
             *shape.larger_batches,
