@@ -153,7 +153,9 @@ class SleepingRegenerator(SleepingWorker):
         )
         return result, group
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+    def evaluate(
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
+    ) -> Evaluated:
         return Evaluated(unit=unit, rewards=self.rewards(unit), images=None, seconds=0.0, started=time.time())
 
 

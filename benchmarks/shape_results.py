@@ -61,9 +61,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
     "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
     "all": ("learner.epochs=2", "objective={clip_range: 0.1, shared_noise: true, kl: 0}"),
+    "decay_2000": (),
+    "decay_4000": (),
 }
 """What may take noise from a gradient at the same price, or its price at the same noise. Of 10 steps 4 are trained;
-halves have as many, `two_early` has two.
+halves have as many, `two_early` has two. With a decay the learning rate falls in a straight line to 0 at the end.
+"""
+HORIZONS = {"decay_2000": 2000.0, "decay_4000": 4000.0}
+"""Charged seconds, as FLUX.1-dev, after which a run with a decay ends. They have to be chosen before: the time to a
+share of the way is that of somebody who gives a run so long, and a run that is not there at its end never is.
 """
 PLACES = {"flux1_dev": ("flux1_dev", "h200"), "sd35_large": ("sd35_large", "h200")}
 PLACES |= {f"{model}_b200": (model, "b200") for model in MODELS}
@@ -105,6 +111,22 @@ class Shape:
             *((f"rollout={{{two_stage}}}", prune) if self.pool else (f"rollout={{{one_stage}}}",)),
             *OPTIONS.get(self.option, ()),
         )
+
+    @property
+    def horizon(self) -> float | None:
+        """Charged seconds of the run, as FLUX.1-dev, if the option fixes them."""
+        return HORIZONS.get(self.option)
+
+    @property
+    def schedule(self) -> tuple[str, ...]:
+        """Of the learning rate. It follows from what an iteration is charged, which it does not change."""
+        if self.horizon is None:
+            return ()
+        return (f"learner.schedule={{decay: linear, steps: {self.steps * self.iterations_in(self.horizon)}}}",)
+
+    def iterations_in(self, seconds: float) -> int:
+        """Charged seconds, as FLUX.1-dev, in iterations; at least two."""
+        return max(2, math.ceil(seconds / self.charged(HEADLINE)))
 
     @property
     def larger_batches(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ there. The search is the same for one stage and for two, in stages that follow f
     long       the best of each side, five seeds, `LONG` iterations without an end before: how far do they fall?
     options    the best of each side without and with each of `OPTIONS`, five seeds
 
-`--shapes` names others than the best of each side.
+One stage follows another while there is time. `--stage` trains only one; `--shapes` names its shapes.
 
 A lent GPU is there for minutes: after `--seconds` what still trains is stopped and kept as a run that was cut short.
 The same command goes on, with its folder if that is still there, else from its beginning; what the results file has as
@@ -42,11 +42,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ from solrl_ray.storage.run_folder import RunFolder
 RESULTS = REPOSITORY / "benchmarks" / "results" / "shapes.json"
 CHARGED_LIMIT = 6000.0
 """Charged seconds that a run may take, as FLUX.1-dev: about twice what the best shapes need for 90 %. The reference,
-which needs longer, may take twice as many.
+which needs longer, may take twice as many; a decay of the learning rate has its own.
 """
 MOST_ITERATIONS = 600
 """Of a run: the smallest iterations are charged for so little that they would not end here."""
@@ -124,8 +124,10 @@ class Key:
     def iterations(self, arguments: argparse.Namespace) -> int:
         if self.long:
             return 4 if arguments.tiny else LONG
-        limit = arguments.limit * (2 if self.shape == REFERENCE else 1)
-        return min(MOST_ITERATIONS, max(2, math.ceil(limit / SHAPES[self.shape].charged(HEADLINE))))
+        shape, limit = SHAPES[self.shape], arguments.limit * (2 if self.shape == REFERENCE else 1)
+        if shape.horizon is not None:  # all of it: the learning rate falls until then
+            return shape.iterations_in(shape.horizon)
+        return min(MOST_ITERATIONS, shape.iterations_in(limit))
 
     def folder(self, arguments: argparse.Namespace) -> Path:
         root: Path = arguments.root.absolute()
@@ -134,10 +136,11 @@ class Key:
     def job(self, arguments: argparse.Namespace) -> Job:
         shape, folder = SHAPES[self.shape], self.folder(arguments)
         every = 2 if arguments.tiny else max(1, round(EVALUATE_SECONDS / shape.charged(HEADLINE)))
-        held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4"
+        held_out = "prompts: 8, samples: 1" if arguments.tiny else "prompts: 96, samples: 4, micro_batch: 384"
         settings = (
             *shape.settings,
             *shape.larger_batches,
+            *shape.schedule,
             f"learner.optimizer.lr={self.rate:g}",
             f"evaluation={{every: {every}, {held_out}, steps: 10, pictures: 0, reference: ''}}",
             f"run={{name: {folder.name}, root: '{folder.parent}', seed: {self.seed}}}",
@@ -151,25 +154,50 @@ def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = 
     """The runs of a stage, by what is known.
 
     Args:
-        given: shapes of the last two stages, in place of the best of each side.
+        given: shapes in place of those that the stage would choose.
     """
+    chosen = list(given) or _chosen(stage, runs, names)
     if stage == "screen":
-        return [Key(name, RATES[0], SEEDS[0]) for name in names]
+        return [Key(name, RATES[0], SEEDS[0]) for name in chosen]
     if stage == "rates":
-        near = {REFERENCE: None}
-        for order in (ranked(runs, two_stage, SHARES[0]) for two_stage in (False, True)):
-            near |= dict.fromkeys(name for took, name in order if took <= NEAR * order[0][0])
-        return [Key(name, rate, SEEDS[0]) for name in near for rate in RATES[1:]]
-    if stage in ("long", "options"):
-        chosen = list(given) or [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
-    else:
-        chosen = [name for two_stage in (True, False) for _, name in ranked(runs, two_stage)[:FRONT]]
-        chosen = list(dict.fromkeys([*chosen, REFERENCE]))
+        return [Key(name, rate, SEEDS[0]) for name in chosen for rate in RATES[1:]]
     rates = {name: float(best_rate(runs, name)[1]) for name in chosen}
     ends = ("", *(f"+{option}" for option in OPTIONS)) if stage == "options" else ("",)
     return [
         Key(f"{name}{end}", rates[name], seed, stage == "long") for seed in SEEDS for name in chosen for end in ends
     ]
+
+
+def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
+    """The shapes of a stage."""
+    if stage == "screen":
+        return list(names)
+    if stage in ("long", "options"):
+        return [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
+    if stage == "rates":
+        orders = [ranked(runs, two_stage, SHARES[0]) for two_stage in (False, True)]
+        near = (name for order in orders for took, name in order if took <= NEAR * order[0][0])
+        return list(dict.fromkeys([REFERENCE, *near]))
+    front = (name for two_stage in (True, False) for _, name in ranked(runs, two_stage)[:FRONT])
+    return list(dict.fromkeys([*front, REFERENCE]))
+
+
+def train_stages(
+    stages: Sequence[str], names: Sequence[str], results: dict[str, Any], arguments: argparse.Namespace
+) -> None:
+    """Train one stage after the other, until the time is over or one has runs that did not end: the next follows from
+    them.
+    """
+    deadline = time.monotonic() + arguments.seconds
+    for stage in stages:
+        missing = [key for key in wanted(stage, results["runs"], names, arguments.shapes) if not key.has_ended(results)]
+        left = deadline - time.monotonic()
+        print(f"{stage}: {len(missing)} runs to train", flush=True)
+        if missing and left > 0:
+            train(missing, results, arguments, left, Pace.of(results["runs"]) if stage in STAGES[:2] else None)
+            save(results, arguments.results)  # before prices are worked out, which takes a while
+        if not all(key.has_ended(results) for key in missing):
+            return
 
 
 def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[str, Any] | None:
@@ -192,8 +220,12 @@ def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[
     return run | {"ended": "behind" if pace and pace.look(key.shape, run) else ""}
 
 
-def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, pace: Pace | None) -> None:
-    """Train runs and put them into the results; those of most iterations first, which take longest."""
+def train(
+    keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, seconds: float, pace: Pace | None
+) -> None:
+    """Train runs for so many seconds at most, and put them into the results; those of most iterations first, which
+    take longest.
+    """
     last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: -key.iterations(arguments))}
     jobs = {key.job(arguments): key for key in last}
 
@@ -204,7 +236,7 @@ def train(keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Name
         train_all(
             list(jobs),
             at_once=arguments.at_once,
-            seconds=arguments.seconds,
+            seconds=seconds,
             places=places,
             enough=lambda job: (run := found(job)) is not None and run["ended"] in ("reached", "behind"),
         )
@@ -233,8 +265,10 @@ def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=STAGES, help="default: the first that is not complete")
-    parser.add_argument("--shapes", nargs="+", choices=MAP, metavar="NAME", default=(), help="of the last two stages")
+    parser.add_argument("--stage", choices=STAGES, help="only this one; default: all, one after the other")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=MAP, metavar="NAME", default=(), help="in place of a stage's own choice"
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
@@ -252,18 +286,7 @@ def main() -> None:
     if arguments.results.exists():
         results = json.loads(arguments.results.read_text())
     if not arguments.show:
-        stages = (arguments.stage,) if arguments.stage else STAGES
-        missing = (
-            (
-                stage,
-                [key for key in wanted(stage, results["runs"], names, arguments.shapes) if not key.has_ended(results)],
-            )
-            for stage in stages
-        )
-        stage, keys = next((found for found in missing if found[1]), ("all stages", []))
-        print(f"{stage}: {len(keys)} runs to train", flush=True)
-        train(keys, results, arguments, Pace.of(results["runs"]) if stage in STAGES[:2] else None)
-        save(results, arguments.results)  # before prices are worked out, which takes a while
+        train_stages((arguments.stage,) if arguments.stage else STAGES, names, results, arguments)
     results |= summary(results)
     save(results, arguments.results)
     show(results)

@@ -135,8 +135,8 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """A fixed set of seeds of one prompt: one call, one answer. Its members are ``indices``, sampled in micro-batches
-    of one shape; a score is a function of the unit alone.
+    """A fixed set of seeds of one prompt, in evaluations of several: one call, one answer. Its members are ``indices``,
+    sampled in micro-batches of one shape; a score is a function of the unit alone.
     """
 
     stage: str
@@ -154,24 +154,28 @@ class WorkUnit:
     """Solver steps, if not its stage's: for a preview on a level of the fallback ladder."""
     prune: Pruning | None = None
     """For a preview, if not all members are sampled to the end."""
+    beside: tuple[str, ...] = ()
+    """Of an evaluation: further prompts, whose samples of the same indices are in the same forward."""
 
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
         """By position, in a third of the time of a dataclass's own way: an iteration may have 100,000."""
         work = self.stage, self.iteration, self.revision, self.prompt_id, self.indices
-        return WorkUnit, (*work, self.policy, self.steps, self.prune)
+        return WorkUnit, (*work, self.policy, self.steps, self.prune, self.beside)
 
     @property
     def id(self) -> str:
         first, last = self.indices[0], self.indices[-1]
         policy = "" if self.policy == "old" else f"/{self.policy}"
-        return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}{policy}"
+        beside = f"+{len(self.beside)}" if self.beside else ""
+        return f"{self.stage}/{self.iteration}/{self.prompt_id}{beside}/{first}-{last}{policy}"
 
     def describe(self) -> str:
         """For messages: ``explore (iteration 3, prompt 88fda0ff22421a62, seeds 0 to 95)``; iterations from 1."""
         when = f"after {self.iteration} updates" if self.stage == "evaluate" else f"iteration {self.iteration + 1}"
         first, last, count = self.indices[0], self.indices[-1], len(self.indices)
         seeds = f"seeds {first} to {last}" if last - first == count - 1 > 0 else f"{count} of its seeds"
-        return f"{self.stage} ({when}, prompt {self.prompt_id}, {seeds})"
+        beside = f" and {len(self.beside)} more" if self.beside else ""
+        return f"{self.stage} ({when}, prompt {self.prompt_id}{beside}, {seeds})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,7 @@ class Evaluation(Owner):
                 with reference pictures.
             strict: whether a second answer with other rewards is an error (`fleet.strict`).
             tell: is given a sentence for the user.
-            changed: called after each answer, with the numbers of answers and of units.
+            changed: called after each answer, with the numbers of prompts that are answered and of all.
         """
         self.batch = batch
         self.answers: dict[str, Evaluated] = {}
@@ -81,25 +82,29 @@ class Evaluation(Owner):
     # Owner
 
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
-        prompt, pictured = self._prompts[unit.prompt_id], unit.prompt_id in self._pictured
-        if self._method == "score_reference":
-            return self._method, (unit, prompt, self._embeddings.get(prompt.id), pictured), 1
+        prompts = [self._prompts[prompt_id] for prompt_id in (unit.prompt_id, *unit.beside)]
+        pictured = sum(prompt.id in self._pictured for prompt in prompts)
         how = (self._config,) if self._method == "score" else ()
-        return self._method, (*how, unit, prompt, self._embeddings[prompt.id], pictured), 1
+        # References in a list would not be resolved.
+        lacking = self._method == "score_reference"
+        embeddings = [self._embeddings[each.id] for each in prompts if not lacking or each.id in self._embeddings]
+        return self._method, (*how, unit, prompts, pictured, *embeddings), 1
 
     async def judge(self, answer: Answer) -> Evaluated:
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
-        scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
+        found = {one.unit.prompt_id: one for one in (replace(value, beside=()), *value.beside)}
+        rewards = tuple(reward for one in found.values() for reward in one.rewards)
+        scores = repr(rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)
         if outcome is Outcome.ACCEPTED:
-            self.answers[unit.prompt_id] = value
+            self.answers |= found
         elif outcome is Outcome.VIOLATION:
             said = f"{answer.worker} has other rewards for {unit.describe()} than {self.ledger.finisher(unit.id)}"
             if self._strict:
                 raise RunError(f"{said}, and fleet.strict is true")
             self._tell(f"{said}; the first ones count")
-        self._changed(len(self.answers), len(self.units))
+        self._changed(len(self.answers), len(self._prompts))
         self.answered.set()
         if self.ledger.complete:
             self.completed.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,6 +43,8 @@ class Evaluated:
     """As `UnitResult.reward_costs`."""
     columns: tuple[tuple[float, ...], ...] = ()
     """Scores by each of several rewards, if the worker has them separately."""
+    beside: tuple[Evaluated, ...] = ()
+    """Of the unit's further prompts, each as if it had a unit."""
 
 
 class Regenerator(SamplingWorker):
@@ -104,30 +106,49 @@ class Regenerator(SamplingWorker):
         """Score seeds that were not selected as if they had been; their samples are discarded."""
         return self._scored(self._sampler, unit, prompt, embedding)[0]
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        """Score the loaded policy at a prompt's fixed evaluation addresses."""
-        return self._evaluated(self._evaluate, unit, prompt, embedding, pictures)
+    def evaluate(
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
+    ) -> Evaluated:
+        """Score the loaded policy at the fixed evaluation addresses of the unit's prompts.
+
+        Args:
+            pictures: how many prompts' images are asked for, the first ones'.
+        """
+        return self._evaluated(self._evaluate, None, unit, prompts, pictures, embeddings)
 
     def _evaluated(
-        self, sampler: Samplers, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+        self,
+        sampler: Samplers,
+        columns: Columns | None,
+        unit: WorkUnit,
+        prompts: Sequence[Prompt],
+        pictures: int,
+        embeddings: Sequence[PromptEmbedding],
     ) -> Evaluated:
-        result, sampled = self._scored(sampler, unit, prompt, embedding)
-        images = _shown(sampled.images) if pictures else None
-        return Evaluated(
-            unit=unit,
-            rewards=result.rewards,
-            images=images,
-            seconds=result.seconds,
-            started=result.started,
-            reward_costs=result.reward_costs or {},
-        )
+        result, sampled = self._scored(sampler.evaluate, unit, prompts, embeddings)
+        found, each = [], len(unit.indices)
+        for place, prompt in enumerate(prompts):
+            rows = slice(place * each, (place + 1) * each)
+            one = Evaluated(
+                unit=replace(unit, prompt_id=prompt.id, beside=()) if place else unit,
+                rewards=result.rewards[rows],
+                images=_shown(sampled.images[rows]) if place < pictures else None,
+                seconds=result.seconds,
+                started=result.started,
+                reward_costs={} if place else result.reward_costs or {},
+                columns=tuple(column[rows] for column in columns.last) if columns else (),
+            )
+            found.append(one)
+        return replace(found[0], beside=tuple(found[1:]))
 
     def score_reference(
-        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding | None, pictures: bool
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
-        """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`; `embedding`: if the model
-        has reference pictures, which function and rewards see.
+        """Score real pictures of the unit's one prompt, drawn by the callable of `evaluation.reference`; its embedding
+        is given if the model has reference pictures, which function and rewards see.
         """
+        (prompt,) = prompts
+        embedding = embeddings[0] if embeddings else None
         began, started = time.time(), time.perf_counter()
         images = reference_pictures(self._config, unit, prompt, embedding)
         scored = images.to(self._device)
@@ -143,7 +164,12 @@ class Regenerator(SamplingWorker):
         )
 
     def score(
-        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+        self,
+        config: Config,
+        unit: WorkUnit,
+        prompts: Sequence[Prompt],
+        pictures: int,
+        *embeddings: PromptEmbedding,
     ) -> Evaluated:
         """As `evaluate`, with the rewards and settings of a requested evaluation.
 
@@ -155,12 +181,12 @@ class Regenerator(SamplingWorker):
                 self._outside = None
                 columns = Columns(rewards.load(config.rewards, self._device))
                 self._outside = _Outside(config, columns, evaluating(config, self._model, columns))
-            evaluated = self._evaluated(self._outside.sampler, unit, prompt, embedding, pictures)
+            outside = self._outside
+            return self._evaluated(outside.sampler, outside.columns, unit, prompts, pictures, embeddings)
         except BaseException:  # also if they do not fit in memory, which the run's own work needs
             self._outside = None
             free_cache()
             raise
-        return replace(evaluated, columns=self._outside.columns.last)
 
 
 def _shown(images: torch.Tensor) -> torch.Tensor:
@@ -184,14 +210,15 @@ class Scorer(Regenerator):
         self._columns = Columns(rewards.load(self._config.rewards, self._device))
         return self._columns
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        """As a regenerator's, with a column for every reward. A unit is one micro-batch, so nothing is padded."""
-        evaluated = super().evaluate(unit, prompt, embedding, pictures)
-        return replace(evaluated, columns=self._columns.last)
+    def evaluate(
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
+    ) -> Evaluated:
+        """As a regenerator's, with a column for every reward."""
+        return self._evaluated(self._evaluate, self._columns, unit, prompts, pictures, embeddings)
 
 
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Samplers:
-    """Samplers for evaluations: the ODE, a prompt's addresses in one micro-batch, guided as evaluations are."""
-    steps, micro_batch = Drawing.of(config).steps, config.evaluation.samples
+    """Samplers for evaluations: the ODE, whole prompts in one micro-batch, guided as evaluations are."""
+    steps, micro_batch = Drawing.of(config).steps, config.evaluation.prompts_at_once * config.evaluation.samples
     guided = model.with_guidance(config.evaluated_model)
     return Samplers(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

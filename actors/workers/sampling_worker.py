@@ -6,7 +6,7 @@ A revision is loaded in place, proved by a receipt, and checked before every uni
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -35,6 +35,9 @@ from solrl_ray.weight_sync.shared_model import Role, SharedModel
 
 PROBE_SIGMA = 0.5
 S = TypeVar("S", Sampled, Previewed)
+P = TypeVar("P", Prompt, Sequence[Prompt])
+E = TypeVar("E", PromptEmbedding, Sequence[PromptEmbedding])
+"""A unit's prompt, or those of an evaluation's unit, and the same of embeddings."""
 
 
 class SamplingWorker(Callee):
@@ -179,10 +182,10 @@ class SamplingWorker(Callee):
 
     def _scored(
         self,
-        sampler: Callable[[WorkUnit, Prompt, PromptEmbedding], S],
+        sampler: Callable[[WorkUnit, P, E], S],
         unit: WorkUnit,
-        prompt: Prompt,
-        embedding: PromptEmbedding,
+        prompt: P,
+        embedding: E,
     ) -> tuple[UnitResult, S]:
         """A unit's rewards as reported, the seconds taken, and the result of `sampler`.
 

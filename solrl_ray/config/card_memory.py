@@ -198,7 +198,8 @@ def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, .
     """Without offloading the quantised copy stays: a prompt is regenerated while others are explored."""
     config = arithmetic.config
     copy = {"quantised copy": _quantized_copy(arithmetic, facts) * (_shares(roles) and not config.fleet.offload)}
-    evaluate = {"a micro-batch": _sampling(config.evaluated_model, facts, config.evaluation.samples)}
+    at_once = config.evaluation.prompts_at_once * config.evaluation.samples
+    evaluate = {"a micro-batch": _sampling(config.evaluated_model, facts, at_once)}
     regenerate = {"a micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
     stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
     return stages | {EVALUATE: copy | evaluate}

@@ -324,6 +324,10 @@ class EvaluationConfig(Section):
     """Held-out prompts used: the first ones of the file."""
     samples: Positive = 4
     """Fixed addresses per prompt."""
+    micro_batch: Natural = 0
+    """Samples in one forward, of as many whole prompts as fit; 0: those of one prompt. A larger one keeps a GPU busier
+    where the model or `samples` is small. It changes the last bits of a score.
+    """
     steps: Positive = 10
     """Solver steps of an evaluated sample."""
     guidance: AtLeastZero | None = None
@@ -341,6 +345,11 @@ class EvaluationConfig(Section):
     reference_code: str = ""
     """As `rewards.0.code`, for `reference`."""
     _own: OwnCode | None = PrivateAttr(default=None)
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts whose samples share a forward."""
+        return max(1, min(self.prompts, self.micro_batch // self.samples))
 
 
 class Compile(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors
-from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
+from solrl_ray.records import Prompt, PromptEmbedding, SampleShape, WorkUnit
 from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rollout.sampler import addresses
+from solrl_ray.sampling.shapes import shape_of
 from solrl_ray.weight_sync.manifest import Policy
 
 EVAL_POLICIES: tuple[Policy, ...] = ("base", "default", "ema")
@@ -47,18 +49,30 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
 
 
 def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:
-    """One unit per prompt: its fixed addresses, the same in every evaluation.
+    """One unit for as many prompts of one shape as share a forward: their fixed addresses, the same in every
+    evaluation.
 
     Args:
         updates: updates done; also the revision.
         policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; ``real`` for real pictures.
     """
-    indices = tuple(range(config.evaluation.samples))
+    evaluation, of_shape = config.evaluation, defaultdict[SampleShape, list[str]](list)
+    for prompt in prompts:
+        of_shape[shape_of(prompt, config.model.shapes, config.run.seed)].append(prompt.id)
+    # Pictures of a world have no forward to share.
+    most = 1 if policy == UNIT_POLICY["real"] else evaluation.prompts_at_once
+    groups = [ids[first : first + most] for ids in of_shape.values() for first in range(0, len(ids), most)]
     return [
         WorkUnit(
-            stage="evaluate", iteration=updates, revision=updates, prompt_id=prompt.id, indices=indices, policy=policy
+            stage="evaluate",
+            iteration=updates,
+            revision=updates,
+            prompt_id=first,
+            indices=tuple(range(evaluation.samples)),
+            policy=policy,
+            beside=tuple(beside),
         )
-        for prompt in prompts
+        for first, *beside in groups
     ]
 
 

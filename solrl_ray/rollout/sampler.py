@@ -165,7 +165,7 @@ class Sampler:
         """
         if unit.prune is not None:
             raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
-        batch, scored = self._batch(unit, prompt, embedding), self._scorer(prompt, embedding)
+        batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
         latents, images, scores, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
@@ -181,9 +181,37 @@ class Sampler:
         )
 
     @torch.no_grad()
+    def evaluate(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Sampled:
+        """Sample a unit of an evaluation, which is one micro-batch at most; the results prompt by prompt.
+
+        What fills up the micro-batch is not scored: some rewards cost money.
+
+        Raises RewardError if the reward fails, ValueError if the prompts or the embeddings are not the unit's.
+        """
+        asked, each = (unit.prompt_id, *unit.beside), len(unit.indices)
+        if any(asked != tuple(found) for found in ((p.id for p in prompts), (e.prompt_id for e in embeddings))):
+            raise ValueError(f"{unit.describe()} came with other prompts or embeddings")
+        spare = self._micro_batch - each * len(asked)
+        batch = self._model.batch_embeddings([e for e in embeddings for _ in unit.indices] + [embeddings[-1]] * spare)
+        where = [a for name in asked for a in addresses(replace(unit, prompt_id=name), self._run_seed, self._sampler)]
+        noise = initial_noise(where + where[-1:] * spare, self._model.latent_shape).to(self._model.device)
+        state, _ = self._advance(unit, State(noise), batch)
+        count = len(where)
+        images = self._model.decode(state.latents)[:count]
+        scores = self._scorer(*zip(prompts, embeddings, strict=True))(images)
+        return Sampled(
+            latents=state.latents[:count].float(),
+            images=images.float(),
+            rewards=scores[:, 0],
+            components=scores[:, 1:],
+            shape=self._shape,
+            reward_costs=self._reward.take_costs(),
+        )
+
+    @torch.no_grad()
     def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
         """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
-        batch, scored = self._batch(unit, prompt, embedding), self._scorer(prompt, embedding)
+        batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         count = len(unit.indices)
         if unit.prune is None:
             ends = (self._advance(part, self._noise(part), batch)[0] for part in self._micro_batches(unit))
@@ -250,13 +278,17 @@ class Sampler:
             latents = latents[:, :, self._previewed_frames]
         return self._model.decode(latents)
 
-    def _scorer(self, prompt: Prompt, embedding: PromptEmbedding) -> Scorer:
-        """Gives a prompt's images their scores, float32 [B, 1 + rewards] on the CPU: the reward, then what
-        `Sampled.components` has.
+    def _scorer(self, *members: tuple[Prompt, PromptEmbedding]) -> Scorer:
+        """Gives images, as many of each prompt in turn, their scores, float32 [B, 1 + rewards] on the CPU: the reward,
+        then what `Sampled.components` has.
         """
 
         def scores(images: Tensor) -> Tensor:
-            prompts, seen = [prompt.text] * len(images), references_for(images, embedding)
+            parts = images.chunk(len(members))
+            prompts = [prompt.text for part, (prompt, _) in zip(parts, members, strict=True) for _ in part]
+            found = [references_for(part, embedding) for part, (_, embedding) in zip(parts, members, strict=True)]
+            given = [one for one in found if one is not None]  # all prompts have some, or none has
+            seen = torch.cat(given) if len(given) > 1 else given[0] if given else None
             if self._weights:
                 return self._reward.score_each(images, prompts, seen).float().cpu()
             return self._reward.score(images, prompts, seen).float().cpu()[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from solrl_ray.config.schema import Config
@@ -30,6 +30,10 @@ class Samplers:
 
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
         return self._of(prompt)(unit, prompt, embedding)
+
+    def evaluate(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Sampled:
+        """The prompts are of one shape."""
+        return self._of(prompts[0]).evaluate(unit, prompts, embeddings)
 
     def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
         return self._of(prompt).preview(unit, prompt, embedding)

@@ -43,8 +43,9 @@ class Scores(Worker):
         return receipt
 
     def score(
-        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictured: bool
+        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictured: int, embedding: PromptEmbedding
     ) -> Evaluated:
+        (prompt,) = prompts
         assert self._held == (unit.policy, unit.revision)
         assert embedding.prompt_id == prompt.id
         word, _, path = prompt.text.partition(" ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,10 @@ class MortalRegenerator(Regenerator):
             once(self._config.run.root, "regenerator in a unit")
         return answer
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        evaluated = super().evaluate(unit, prompt, embedding, pictures)
+    def evaluate(
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
+    ) -> Evaluated:
+        evaluated = super().evaluate(unit, prompts, pictures, *embeddings)
         if unit.revision in (0, self._config.run.iterations):
             once(self._config.run.root, f"regenerator in the evaluation after {unit.revision} updates")
         return evaluated

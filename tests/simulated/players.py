@@ -172,14 +172,31 @@ class Regenerator(Worker):
     def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         return self._result(unit)
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        rewards = held_out(self._weights, self._rewards(unit))
-        return Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.5, started=0.0)
+    def evaluate(
+        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
+    ) -> Evaluated:
+        units = [replace(unit, prompt_id=prompt.id, beside=()) for prompt in prompts[1:]]
+        first, *others = (
+            Evaluated(
+                unit=each,
+                rewards=held_out(self._weights, self._rewards(each)),
+                images=None,
+                seconds=0.5,
+                started=0.0,
+            )
+            for each in (unit, *units)
+        )
+        return replace(first, beside=tuple(others))
 
     def score(
-        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+        self,
+        config: Config,
+        unit: WorkUnit,
+        prompts: Sequence[Prompt],
+        pictures: int,
+        *embeddings: PromptEmbedding,
     ) -> Evaluated:
-        return self.evaluate(unit, prompt, embedding, pictures)
+        return self.evaluate(unit, prompts, pictures, *embeddings)
 
 
 def _group(unit: WorkUnit, rewards: tuple[float, ...], worker: str) -> SampleGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,12 +42,14 @@ class Loads:
         self.count, self.error = 0, ""
         monkeypatch.setattr(regenerator.rewards, "load", self.load)
         monkeypatch.setattr(regenerator, "Columns", lambda mixture: SimpleNamespace(last=((0.5,),)))
-        monkeypatch.setattr(regenerator, "evaluating", lambda config, model, columns: self.sample)
+        monkeypatch.setattr(
+            regenerator, "evaluating", lambda config, model, columns: SimpleNamespace(evaluate=self.sample)
+        )
 
     def load(self, *_: Any) -> None:
         self.count += 1
 
-    def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Any:
+    def sample(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Any:
         if self.error:
             raise RewardError(self.error)
         images, components = torch.zeros(1, 3, 2, 2), torch.empty(1, 0)
@@ -74,7 +77,7 @@ def worker(config: Config, monkeypatch: pytest.MonkeyPatch) -> Regenerator:
 
 
 def score(worker: Regenerator, config: Config) -> tuple[tuple[float, ...], ...]:
-    return worker.score(config, UNIT, PROMPT, EMBEDDING, False).columns
+    return worker.score(config, UNIT, [PROMPT], 0, EMBEDDING).columns
 
 
 def test_rewards_from_outside_are_loaded_once_for_all_policies_and_go_when_the_run_goes_on(

@@ -17,6 +17,7 @@ from shapes import Key
 
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import trained_timesteps
+from solrl_ray.objectives.schedules import learning_rate
 
 
 def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
@@ -31,6 +32,19 @@ def test_a_shape_with_an_option_is_a_valid_run_beside_the_one_without(option: st
     assert (changed.objective, changed.learner) != (plain.objective, plain.learner)
     passes = {"two_early": 2}.get(option, 4)
     assert trained_timesteps(changed) == passes
+
+
+@pytest.mark.parametrize("shape", ["1x1_4of4", "4x1_8of48", "2x3_24of24"])
+def test_a_decay_ends_with_the_run_after_its_charged_seconds(shape: str) -> None:
+    given = argparse.Namespace(root=Path("runs"), gpu=True, tiny=False, limit=1000.0)
+    for option, seconds in (("decay_2000", 2000.0), ("decay_4000", 4000.0)):
+        key = Key(f"{shape}+{option}", 1e-3, 42)
+        config, charged = key.job(given).config, shape_results.SHAPES[shape].charged("flux1_dev")
+        assert seconds <= config.run.iterations * charged < seconds + charged
+        steps = config.run.iterations * config.learner.optimizer_steps
+        rates = [learning_rate(config.learner, step) for step in (1, steps // 2 + 1, steps)]
+        assert rates == pytest.approx([1e-3, 5e-4, 0], abs=1e-3 / (steps - 1))
+        assert shape_results.SHAPES[key.shape].charged("flux1_dev") == charged
 
 
 def test_an_option_is_charged_for_the_passes_that_it_makes() -> None:
@@ -119,6 +133,37 @@ def test_a_run_that_was_cut_short_counts_once_it_is_there_and_until_then_only_th
         runs = {"4x1_8of8": {"0.001": of_seed | more}}
         assert shape_results.iterations(runs, "4x1_8of8", "0.001") == pytest.approx(expected)
     assert shape_results.iterations({"4x1_8of8": {"0.001": {"42": stopped}}}, "4x1_8of8", "0.001") == []
+
+
+@pytest.mark.parametrize("stage", shapes.STAGES)
+def test_named_shapes_take_the_place_of_a_stages_own(stage: str) -> None:
+    keys = shapes.wanted(stage, {}, shapes.MAP, ["4x1_8of96", "1x1_4of4"])
+    assert {key.shape.partition("+")[0] for key in keys} == {"4x1_8of96", "1x1_4of4"}
+    seeds, rates = {key.seed for key in keys}, {key.rate for key in keys}
+    assert seeds == (set(SEEDS[:1]) if stage in ("screen", "rates") else set(SEEDS))
+    assert rates == (set(shape_results.RATES[1:]) if stage == "rates" else {shape_results.RATES[0]})
+
+
+@pytest.mark.parametrize(("ends", "expected"), [(9, ["screen", "rates"]), (1, ["screen", "rates"]), (0, ["screen"])])
+def test_a_stage_follows_another_whose_runs_have_ended(
+    ends: int, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ends`: of how many stages all runs end."""
+    trained: list[list[Key]] = []
+
+    def train(keys: list[Key], results: dict[str, Any], arguments: argparse.Namespace, left: float, pace: Any) -> None:
+        assert 0 < left <= 100
+        trained.append(keys)
+        for key in keys:
+            key.keep(results, run(0.45, 0.5, ended="limit" if len(trained) <= ends else ""))
+
+    monkeypatch.setattr(shapes, "train", train)
+    results: dict[str, Any] = {"runs": {}, "long": {}}
+    given = argparse.Namespace(seconds=100.0, shapes=["1x1_4of4"], results=tmp_path / "shapes.json")
+    shapes.train_stages(["screen", "rates"], shapes.MAP, results, given)
+    assert trained == [shapes.wanted(stage, {}, (), ["1x1_4of4"]) for stage in expected]
+    shapes.train_stages(["screen", "rates"], shapes.MAP, results, given)
+    assert len(trained) == len(expected) + (ends < 2)
 
 
 def test_sides_are_compared_by_means_over_seeds(

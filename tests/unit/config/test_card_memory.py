@@ -137,6 +137,12 @@ def test_guidance_is_one_more_forward_of_each_sample_and_keeps_no_activations(ob
     assert unguided[EXPLORE] == pytest.approx(kept[EXPLORE])
 
 
+def test_an_evaluation_has_all_prompts_of_a_forward_at_once() -> None:
+    (process,) = cards(made_up("evaluation.micro_batch=7"))[0].processes  # of two samples each
+    decoded = 4 * 0.1
+    assert gigabytes(process)[EVALUATE] == pytest.approx(HELD + QUANTISED + 1.1 * (6 * (0.01 + IMAGE) + decoded))
+
+
 def test_offloaded_frozen_weights_are_gone_while_exploring_and_then_the_quantised_copy_is() -> None:
     (card,) = cards(made_up("fleet.offload=true"))
     stages, kept = gigabytes(card.processes[0]), gigabytes(cards(made_up())[0].processes[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +16,16 @@ from actors.dispatch.unit_router import UnitRouter
 from actors.evaluation.evaluator import Evaluation
 from actors.workers.regenerator import Evaluated
 from actors.world import Tasks
+from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES, UNIT_POLICY, evaluation_units
-from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.records import Prompt, SampleShape, WorkUnit
 from tests.support import made_runs
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 T = TypeVar("T")
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
+REST: dict[str, Any] = {"images": None, "seconds": 0.1, "started": 0.0}
 
 
 def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
@@ -31,6 +35,52 @@ def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
     assert all(len(units) == 2 for units in made)
     assert all(one.isdisjoint(other) for one, other in combinations(made, 2))
     assert len(set(EVAL_POLICIES)) == len(EVAL_POLICIES)
+
+
+def test_prompts_of_one_shape_share_a_unit_as_far_as_its_micro_batch_has_room_for_whole_ones() -> None:
+    settings = ("evaluation={samples: 2, micro_batch: 5}", "model.resolution=[[32, 16], [32, 32]]")
+    base = load([CONFIGS / "demo.yaml"], settings)
+    tall, square = SampleShape(32, 16), SampleShape(32, 32)
+    prompts = [Prompt(id=str(n), text="", shape=tall if n == 1 else square) for n in range(5)]
+    units = evaluation_units(base, prompts, updates=3, policy="ema")
+    assert [(unit.prompt_id, *unit.beside) for unit in units] == [("0", "2"), ("3", "4"), ("1",)]
+    assert {unit.indices for unit in units} == {(0, 1)}
+    assert len(evaluation_units(base, prompts, updates=0, policy="real")) == 5
+
+
+def test_a_units_answer_counts_for_each_of_its_prompts() -> None:
+    given: list[tuple[WorkUnit, tuple[Any, ...]]] = []
+
+    class Worker(Regenerator):
+        def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
+            given.append((unit, arguments))
+            other = Evaluated(unit=replace(unit, prompt_id="bb", beside=()), rewards=(0.7,), **REST)
+            value = Evaluated(unit=unit, rewards=(0.5,), beside=(other,), **REST)
+            self._router.answered(self, unit, batch, value, None)
+
+    async def scenario(tasks: Tasks) -> Evaluation:
+        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, Said(), lambda worker, why: None)  # type: ignore[arg-type]
+        changes: list[tuple[int, int]] = []
+        one = evaluation(
+            "evaluation",
+            router,
+            PROMPTS,
+            together=True,
+            strict=True,
+            tell=Said().message,
+            changed=lambda done, total: changes.append((done, total)),
+        )
+        router.ready(Worker(router), ("old", 0))
+        one.begin()
+        await one.completed.wait()
+        await one.finish()
+        assert changes == [(2, 2)]
+        return one
+
+    found = in_a_run(scenario)
+    ((unit, arguments),) = given
+    assert arguments == (unit, PROMPTS, 2, "an embedding", "an embedding")
+    assert {prompt_id: one.rewards for prompt_id, one in found.answers.items()} == {"aa": (0.5,), "bb": (0.7,)}
 
 
 def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: Path) -> None:
@@ -51,7 +101,7 @@ class Regenerator:
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
         (prompt,) = (each for each in PROMPTS if each.id == unit.prompt_id)
-        assert (method, arguments, parts) == ("evaluate", (unit, prompt, "an embedding", True), 1)
+        assert (method, arguments, parts) == ("evaluate", (unit, [prompt], 1, "an embedding"), 1)
         for name, rewards in (("regenerator-0", (0.5,)), ("regenerator-1", (0.5 if unit.prompt_id == "aa" else 0.7,))):
             self.name = name
             value = Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.1, started=0.0)
@@ -76,9 +126,18 @@ class Clock:
 
 
 def evaluation(
-    name: str, router: UnitRouter, prompts: Sequence[Prompt], *, reproducible: bool = True, **given: Any
+    name: str,
+    router: UnitRouter,
+    prompts: Sequence[Prompt],
+    *,
+    reproducible: bool = True,
+    together: bool = False,
+    **given: Any,
 ) -> Evaluation:
     config = made_runs.config()
+    if together:
+        evaluated = config.evaluation.model_copy(update={"micro_batch": len(prompts) * config.evaluation.samples})
+        config = config.model_copy(update={"evaluation": evaluated})
     rewards = [reward.model_copy(update={"reproducible": reproducible}) for reward in config.rewards]
     config, embeddings = config.model_copy(update={"rewards": rewards}), dict.fromkeys(("aa", "bb"), "an embedding")
     return Evaluation(name, config, prompts, embeddings, router, updates=0, policy="old", **given)

@@ -127,7 +127,7 @@ def drawn_by_run(config: Config, prompt: Prompt) -> Tensor:
     )
     embedding = own.against(negative)
     unit = WorkUnit(stage="evaluate", iteration=3, revision=0, prompt_id=prompt.id, indices=(0, 1))
-    return evaluating(config, model, Brightness("brightness"))(unit, prompt, embedding).images
+    return evaluating(config, model, Brightness("brightness")).evaluate(unit, [prompt], [embedding]).images
 
 
 GUIDANCE: dict[str, dict[str, Any]] = {name: {"scale": 3.5, "negative_prompt": "blue circles"} for name in SHIPPED}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
@@ -19,6 +22,15 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 UNIT = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id="p", indices=(3, 0, 5))
 WIDE, TALL = SampleShape(24, 40), SampleShape(40, 24)
 """Of as many image tokens: nothing but their places tells them apart."""
+
+
+class Scored(Brightness):
+    """Ten thousand times as much for what is blue."""
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        assert len(images) == len(prompts) in (3, 6)  # nothing else is paid for
+        factors = [1e4 if "blue" in prompt else 1.0 for prompt in prompts]
+        return super().compute(images, prompts) * torch.tensor(factors)
 
 
 def configured(resolution: str) -> Config:
@@ -42,3 +54,30 @@ def test_a_unit_is_sampled_at_its_prompts_shape_as_in_a_run_of_that_shape_alone(
     result = UnitResult(unit=UNIT, rewards=tuple(found.rewards.tolist()), worker="w", score_class="", seconds=0.0)
     assert (group_of(result, found).shape, group_of(result, expected).shape) == (shape, None)
     assert len(samplers.warm_ups) == 2
+
+
+def test_prompts_that_are_evaluated_together_have_the_samples_that_they_have_alone() -> None:
+    config = configured("32")
+    loaded = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
+    prompts = [Prompt(id=name, text=text) for name, text in (("p", "a red ring"), ("q", "two blue squares"))]
+    encoded = zip(prompts, loaded.encode([prompt.text for prompt in prompts]), strict=True)
+    embeddings = [PromptEmbedding(prompt_id=p.id, tensors=tensors, digest=p.id) for p, tensors in encoded]
+    unit = WorkUnit(stage="evaluate", iteration=4, revision=4, prompt_id="p", indices=(0, 1, 2), beside=("q",))
+
+    def sampler(micro_batch: int) -> Sampler:
+        return Sampler(config, loaded, Scored("brightness"), steps=3, micro_batch=micro_batch)
+
+    found = sampler(8).evaluate(unit, prompts, embeddings)  # with room for two more
+    alone = [
+        sampler(3)(replace(unit, prompt_id=prompt.id, beside=()), prompt, embedding)
+        for prompt, embedding in zip(prompts, embeddings, strict=True)
+    ]
+    for name in ("latents", "images", "rewards"):
+        expected = torch.cat([getattr(each, name) for each in alone])
+        torch.testing.assert_close(getattr(found, name), expected, rtol=1e-5, atol=1e-5)
+    assert (found.rewards[:3] < 2).all()
+    assert (found.rewards[3:] > 2).all()
+    exactly = sampler(3).evaluate(replace(unit, beside=()), prompts[:1], embeddings[:1])
+    assert torch.equal(exactly.latents, alone[0].latents)
+    with pytest.raises(ValueError, match="other prompts or embeddings"):
+        sampler(8).evaluate(unit, prompts, embeddings[::-1])
