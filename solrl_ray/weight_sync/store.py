@@ -70,10 +70,10 @@ class RevisionStore:
             self._path(number).unlink()
 
     def _undamaged(self, revision: int) -> Revision | None:
-        """A stored revision; None if it is missing or damaged."""
+        """A stored revision; None if it is missing, damaged, or the disk does not give it."""
         try:
             return self.load(revision)
-        except RunError:
+        except (RunError, OSError):
             return None
 
     def _path(self, revision: int) -> Path:

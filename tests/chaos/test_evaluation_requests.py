@@ -127,7 +127,7 @@ async def live(folder: Path, *overrides: str) -> AsyncIterator[Live]:
             await embeddings.await_encoder()
             nothing: Any = None
             probe = ray.put("probe")
-            publisher = PolicyPublisher(config, RunFolder(folder), there, scene.fleet, nothing, nothing, probe)
+            publisher = PolicyPublisher(config, RunFolder(folder), there, tasks, scene.fleet, nothing, nothing, probe)
             publisher.newest = PublishedRevision(revision(5), "", 0)
             tell = scene.telemetry.message
             asked = EvaluationRequests(config, there, scene.fleet.router, publisher, embeddings, tell)

@@ -152,6 +152,11 @@ def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) 
     assert ended.digests == undisturbed(shape)
 
 
+def test_a_checkpoint_that_is_half_removed_is_none_to_go_back_to() -> None:
+    """Power is lost while the first of three is removed; then the newest cannot be read any more."""
+    assert not judge(Plan.of(439032))[0]
+
+
 def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:
     plan = Plan(2, replace(Plan.of(4).shape, iterations=4, staleness=1), explorers=1, regenerators=1, ranks=1)
     told: list[str] = []

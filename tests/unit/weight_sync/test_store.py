@@ -9,6 +9,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publish import assemble
 from solrl_ray.weight_sync.store import RevisionStore
+from tests.support.bad_disk import make_unreadable
 from tests.support.weight_sync import LORA, OUT, QUERY, factors, flipped, publisher
 
 
@@ -76,6 +77,13 @@ def test_a_damaged_revision_is_refused_by_name_and_no_obstacle_to_a_run_that_mak
             store.load(1)
         store.save(revision)
         assert file.read_bytes() == content
+
+
+def test_a_revision_that_the_disk_does_not_give_is_no_obstacle_to_a_run_that_makes_it_again(tmp_path: Path) -> None:
+    store, revision = RevisionStore(tmp_path), publisher().build(1, factors())
+    make_unreadable(store.save(revision))
+    store.save(revision)
+    assert store.load(1).manifest == revision.manifest
 
 
 def test_the_newest_revisions_are_kept(tmp_path: Path) -> None:
