@@ -170,7 +170,7 @@ def _attempt(plan: Plan, config: Config, path: Any, promises: Promises, ended: E
     finally:
         ended.happened += world.happened
         ended.trace += world.trace
-        ended.missed = world.left
+        ended.missed = world.faults.left
 
 
 def _size(unit: WorkUnit) -> float:
