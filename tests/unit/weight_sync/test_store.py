@@ -10,7 +10,7 @@ from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publish import assemble
 from solrl_ray.weight_sync.store import RevisionStore
 from tests.support.bad_disk import make_unreadable
-from tests.support.weight_sync import LORA, OUT, QUERY, factors, flipped, publisher
+from tests.support.weight_sync import LORA, OUT, QUERY, factors, flipped, model, publisher
 
 
 def test_the_stored_revision_is_its_factors_and_the_checksums_of_all_its_weights(tmp_path: Path) -> None:
@@ -44,6 +44,10 @@ def test_a_stored_revision_never_changes(tmp_path: Path) -> None:
     assert file.stat().st_mtime_ns == written
     with pytest.raises(RunError, match="a revision never changes"):
         store.save(publisher().build(1, factors(seed=99)))
+    other_base = model()
+    other_base.get_parameter(f"{QUERY}.weight").mul_(0.5)
+    with pytest.raises(RunError, match="a revision never changes"):
+        store.save(publisher(other_base).build(1, factors()))
 
 
 def test_an_empty_store_has_no_revision(tmp_path: Path) -> None:
