@@ -8,15 +8,15 @@ from solrl_ray.config.section import Positive, Section
 
 
 class Frames(Section):
-    """Which frames of a video a reward of pictures scores, and how their scores become one."""
+    """Which frames of a video a reward sees, and how their scores become one."""
 
     count: Positive
     """Evenly spaced frames, the first and the last among them; 2: these two; 1: the middle one. Of a preview with fewer
     frames at most all.
     """
     combine: Literal["mean", "worst", "together"] = "mean"
-    """The ``mean`` of their scores, or the ``worst``, which is the lowest. ``together``, for ``judge``: one question
-    about all of them, in their order.
+    """The ``mean`` of their scores, or the ``worst``, which is the lowest. ``together``, for ``judge`` and
+    ``videoreward``: one question about all of them, in their order.
     """
 
 

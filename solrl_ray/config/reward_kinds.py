@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from solrl_ray.config import named
 from solrl_ray.config.problems import listed, nearest
@@ -28,6 +29,8 @@ class RewardKind:
     """Whether it gives a picture the same score each time, unless its entry says otherwise."""
     videos: bool = False
     """Whether it scores whole videos; else pictures, and of videos chosen frames."""
+    together: Literal["", "can", "must"] = ""
+    """Whether it can see chosen frames of a video together, or must."""
     gpu_bytes: int = 0
     """Bytes of the published checkpoint as loaded: in float32, of a vision-language model in bfloat16. 0 for what
     computes on the CPU or elsewhere.
@@ -54,7 +57,7 @@ REGISTERED = {
     # 960 tokens through 6.5e9 weights and 1,024 patches through 0.67e9: 14 TFLOP, at half of 989 a second.
     "hpsv3": RewardKind(source="hpsv3:HPSv3", options=_BOTH, required=_BOTH, gpu_bytes=15_500_000_000, ms=28),
     "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
-    "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE, reproducible=False),
+    "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE, reproducible=False, together="can"),
     "motion": RewardKind(source="motion:Motion", options=_ENOUGH, required=_ENOUGH, videos=True),
     "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
     "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, required=_PATH, gpu_bytes=3_940_000_000),
@@ -62,6 +65,15 @@ REGISTERED = {
     # 80 tokens one after another at 25 ms for a batch of 24, and 7 TFLOP before them.
     "unifiedreward": RewardKind(
         source="unifiedreward:UnifiedReward", options=_PATH, required=_PATH, gpu_bytes=16_590_000_000, ms=100
+    ),
+    # Of 6 frames of 200,704 pixels 1,600 tokens through 1.5e9 weights and 3,072 patches through 0.67e9: 9 TFLOP.
+    "videoreward": RewardKind(
+        source="videoreward:VideoReward",
+        options=_BOTH,
+        required=_BOTH,
+        together="must",
+        gpu_bytes=4_420_000_000,
+        ms=18,
     ),
 }
 """By name in a configuration."""
@@ -112,13 +124,20 @@ def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) 
     if not frames:
         if kind.videos:
             raise UserError(f"{keys('kind')} is {config.kind!r}, which scores videos, but model.frames is not given.")
-        if chosen:
+        if chosen or kind.together == "must":
             raise UserError(
-                f"{keys('frames')} is given, but model.frames is not: the samples are pictures; leave it out."
+                f"{keys('frames') if chosen else keys('kind')} is {'given' if chosen else repr(config.kind)}, but "
+                f"model.frames is not: the samples are pictures; {'leave it out' if chosen else 'take another reward'}."
             )
         return
     if kind.videos and chosen:
         raise UserError(f"{keys('frames')} is given, but {config.kind} scores whole videos; leave it out.")
+    if kind.together == "must" and (not chosen or chosen.combine != "together" or chosen.count % 2):
+        shown = f"{{count: {chosen.count}, combine: {chosen.combine}}}" if chosen else "missing"
+        raise UserError(
+            f"{keys('frames')} is {shown}, but {config.kind} sees an even number of frames together; its authors show "
+            "two a second, so for three seconds it is {count: 6, combine: together}."
+        )
     if not kind.videos and not chosen and kind is not FUNCTION:
         raise UserError(
             f"{keys('frames')} is missing: {config.kind} scores pictures, so say which frames of a video, such as "
@@ -126,8 +145,9 @@ def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) 
         )
     if chosen and chosen.count > frames:
         raise UserError(f"{keys('frames.count')} is {chosen.count}, but model.frames is {frames}; at most so many.")
-    if chosen and chosen.combine == "together" and config.kind != "judge":
-        raise UserError(f"{keys('frames.combine')} is 'together', which only judge can; take 'mean' or 'worst'.")
+    if chosen and chosen.combine == "together" and not kind.together:
+        able = listed(sorted(name for name, each in REGISTERED.items() if each.together))
+        raise UserError(f"{keys('frames.combine')} is 'together', which only {able} can; take 'mean' or 'worst'.")
 
 
 def _unknown(kind: str, key: str) -> str:

@@ -83,15 +83,16 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``hpsv3``, ``imagereward``,
-    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``motion``, ``remote``, ``judge``) or your own function,
-    ``module:function`` or ``file.py:function``."""
+    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``motion``, ``videoreward``, ``remote``, ``judge``) or
+    your own function, ``module:function`` or ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
     """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
-    tokenizer of ``imagereward``, CLIP model of ``aesthetic``, Qwen2-VL of ``hpsv3``."""
+    tokenizer of ``imagereward``, CLIP model of ``aesthetic``, Qwen2-VL of ``hpsv3`` and
+    ``videoreward``."""
     weight: float = 1.0
     """Its factor in the sum of all rewards."""
     normalize: Normalization | None = None

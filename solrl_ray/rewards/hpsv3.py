@@ -10,7 +10,6 @@ the head below. Two of its properties, without which scores are others (MizzenAI
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
 
-from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
@@ -40,11 +38,6 @@ TOKEN = "<|Reward|>"
 AREA = 256 * 28 * 28
 """Pixels of a resized image: 448 x 448 of a square one of 512 or 1024."""
 WIDTHS = (1024, 16, 2)
-_RENAMED = (
-    (re.compile(r"^(model\.)?visual\."), "visual."),
-    (re.compile(r"^model\.(language_model\.)?(?!visual\.)"), "language_model."),
-)
-"""Names of transformers before and since 4.52 → those of `Qwen2VLModel`."""
 
 
 class HPSv3(qwen_vl.QwenVLReward):
@@ -76,18 +69,8 @@ class HPSv3(qwen_vl.QwenVLReward):
         head = score_head(sizes.text_config.hidden_size)
         checkpoints.fill(head, _under(weights, "rm_head."), folder, FILE, keys("path"))
         sizes.text_config.vocab_size = len(processor.tokenizer)
-        named = {
-            _renamed(key): tensor for key, tensor in weights.items() if not key.startswith(("rm_head.", "lm_head"))
-        }
-        try:
-            with progress_note(f"loading {FILE}"):
-                model, info = Qwen2VLModel.from_pretrained(
-                    None, config=sizes, state_dict=named, dtype=qwen_vl.DTYPE, output_loading_info=True
-                )
-        except (RuntimeError, ValueError) as error:
-            raise UserError(paths.unreadable(folder, FILE, keys("path"), error)[:600]) from error
-        if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
-            raise UserError(f"{keys('path')} is {config.path!r}, but {FILE} does not fit Qwen2-VL, first {wrong[0]}.")
+        named = {key: tensor for key, tensor in weights.items() if not key.startswith("rm_head.")}
+        model = qwen_vl.network(sizes, named, folder, FILE, keys("path"))
         return cls(name, model, head, processor, device)
 
     def answer(self, images: Tensor, prompt: str) -> Tensor:
@@ -113,13 +96,6 @@ def score_head(features: int) -> nn.Sequential:
     )
 
 
-def _renamed(key: str) -> str:
-    for pattern, replacement in _RENAMED:
-        if pattern.match(key):
-            return pattern.sub(replacement, key)
-    return key
-
-
 def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
 
@@ -134,11 +110,4 @@ def _read(folder: Path, key: str) -> dict[str, Tensor]:
 def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
     """Folders of the checkpoint and of Qwen2-VL."""
     folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
-    base = checkpoints.folder(config.base, qwen_vl.PROCESSOR, keys("base"))
-    found = paths.read_json(base, "config.json", keys("base")).get("model_type")
-    if found != "qwen2_vl":
-        raise UserError(
-            f"{keys('base')} is {config.base!r}, a checkpoint of type {found!r}, but {config.kind} needs a 'qwen2_vl' "
-            "one: Qwen/Qwen2-VL-7B-Instruct."
-        )
-    return folder, base
+    return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
+from solrl_ray.common.progress_note import progress_note
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.rewards import checkpoints, pillow
-from solrl_ray.rewards.base import CheckpointReward
+from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
 
 DTYPE = torch.bfloat16
@@ -27,6 +31,11 @@ PROCESSOR = (
     ("chat_template.json", "chat_template.jinja", "tokenizer_config.json"),
 )
 """Files of a checkpoint from which its processor is made."""
+_RENAMED = (
+    (re.compile(r"^(model\.)?visual\."), "visual."),
+    (re.compile(r"^model\.(language_model\.)?(?!visual\.)"), "language_model."),
+)
+"""Names of transformers before and since 4.52 → those of `Qwen2VLModel`."""
 
 
 class QwenVLReward(CheckpointReward):
@@ -86,3 +95,40 @@ def load_processor(processor_class: Any, folder: Path, key: str) -> Any:
     if processor.chat_template is None and processor.tokenizer.chat_template is None:
         raise UserError(paths.unreadable(folder, "its chat template", key, ValueError("no file has one")))
     return processor
+
+
+def base_folder(config: RewardConfig, keys: Keys, right: str) -> Path:
+    """The folder of `base`, whose sizes and processor are Qwen2-VL's; `right` is the id of one that would be."""
+    base = checkpoints.folder(config.base, PROCESSOR, keys("base"))
+    found = paths.read_json(base, "config.json", keys("base")).get("model_type")
+    if found != "qwen2_vl":
+        raise UserError(
+            f"{keys('base')} is {config.base!r}, a checkpoint of type {found!r}, but {config.kind} needs a 'qwen2_vl' "
+            f"one: {right}."
+        )
+    return base
+
+
+def network(sizes: Qwen2VLConfig, weights: Mapping[str, Tensor], folder: Path, file: str, key: str) -> Qwen2VLModel:
+    """Qwen2-VL without its language head, of the weights of `file` under any version's names.
+
+    Raises `UserError` naming `key` if they do not fit.
+    """
+    named = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith("lm_head")}
+    try:
+        with progress_note(f"loading {file}"):
+            model, info = Qwen2VLModel.from_pretrained(
+                None, config=sizes, state_dict=named, dtype=DTYPE, output_loading_info=True
+            )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(paths.unreadable(folder, file, key, error)[:600]) from error
+    if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
+        raise UserError(paths.unreadable(folder, file, key, ValueError(f"it does not fit Qwen2-VL, first {wrong[0]}")))
+    return model
+
+
+def _renamed(name: str) -> str:
+    for pattern, replacement in _RENAMED:
+        if pattern.match(name):
+            return pattern.sub(replacement, name)
+    return name

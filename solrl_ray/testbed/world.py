@@ -96,17 +96,23 @@ def parse(caption: str) -> Scene:
     return Scene((1 if words[3] is None else 2, *indices))
 
 
-def render(fields: torch.Tensor, jitter: torch.Tensor, resolution: int = RESOLUTION) -> torch.Tensor:
+def render(
+    fields: torch.Tensor,
+    jitter: torch.Tensor,
+    resolution: int = RESOLUTION,
+    centres: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Draws a batch of scenes.
 
-    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1); resolution: pixels a side.
+    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1); resolution: pixels a side;
+    centres: float32 [B, 2 objects, (x, y)] in place of those that the relation gives.
     Returns float32 [B, 3, resolution, resolution] in [0, 1], on the device of `fields`.
     """
     device = fields.device
     grid = (torch.arange(resolution, device=device, dtype=torch.float32) + 0.5) * (2.0 / resolution) - 1.0
     y, x = torch.meshgrid(grid, grid, indexing="ij")
     picture = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, resolution, resolution)
-    centres = _centres(fields, jitter)
+    centres = _centres(fields, jitter) if centres is None else centres
     for number, first_field in ((0, 1), (1, 5)):
         size, colour, shape = fields[:, first_field], fields[:, first_field + 1], fields[:, first_field + 2]
         extent = torch.tensor(list(SIZES.values()), device=device)[size]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from full_size import qwen_words
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 from transformers import (
@@ -28,7 +30,8 @@ from transformers import (
 SPECIAL = "<|im_start|><|im_end|><|vision_start|><|vision_end|><|image_pad|><|video_pad|>"
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|><|{{ part.type }}_pad|><|vision_end|>"
+    "{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ANSWER = ("Alignment Score (1-5): 2.5\n", "Coherence Score (1-5): 4\n", "Style Score (1-5): 1.75")
@@ -72,29 +75,72 @@ def build_hpsv3(folder: Path, base: Path) -> tuple[Qwen2VLForConditionalGenerati
 
     Returns network, head and processor, the latter with the added token.
     """
+    model, processor = _qwen2_vl(base, ["<|Reward|>"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        head = nn.Sequential(
+            nn.Linear(WIDTH, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+        )
+    weights = {name: tensor.clone() for name, tensor in _before_4_52(model.state_dict()).items()}
+    weights |= {f"rm_head.{name}": tensor for name, tensor in head.state_dict().items()}
+    save_file(weights, folder / "HPSv3.safetensors")
+    return model, head, processor
+
+
+def _qwen2_vl(base: Path, tokens: list[str]) -> tuple[Qwen2VLForConditionalGeneration, Any]:
+    """Write processor and sizes; returns a network for it and the processor, both with `tokens` added."""
     processor = processor_of(base)
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2, "patch_size": PATCH}
     sizes = Qwen2VLConfig(**_sizes(processor.tokenizer, vision))
     sizes.save_pretrained(base)
-    processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
+    processor.tokenizer.add_tokens(tokens, special_tokens=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(8)
         model = Qwen2VLForConditionalGeneration(sizes).eval()
         model.resize_token_embeddings(len(processor.tokenizer))
-        for parameter in model.parameters():
-            parameter.data.mul_(4)  # away from the tiny initial weights, so that pictures and positions matter
-        head = nn.Sequential(
-            nn.Linear(WIDTH, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
-        )
-    names = {r"^model\.visual\.": "visual.", r"^model\.language_model\.": "model."}  # of transformers before 4.52
-    weights = {}
-    for name, tensor in model.state_dict().items():
+    for parameter in model.parameters():
+        parameter.data.mul_(4)  # away from the tiny initial weights, so that pictures and positions matter
+    return model, processor
+
+
+def _before_4_52(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names that transformers gave before that version."""
+    names = {r"model\.visual\.": "visual.", r"model\.language_model\.": "model."}
+    found = {}
+    for name, tensor in state.items():
         for pattern, old in names.items():
-            name = re.sub(pattern, old, name)
-        weights[name] = tensor.clone()
-    weights |= {f"rm_head.{name}": tensor for name, tensor in head.state_dict().items()}
-    save_file(weights, folder / "HPSv3.safetensors")
-    return model, head, processor
+            name = re.sub(pattern, old, name, count=1)
+        found[name] = tensor
+    return found
+
+
+def build_videoreward(folder: Path, base: Path, *, outputs: int = 1) -> tuple[Any, Any]:
+    """Write VideoReward's checkpoint to `folder`, and a Qwen2-VL checkpoint without weights to `base`.
+
+    Returns the PEFT model with the head as its `rm_head`, and the processor with the added tokens.
+    """
+    model, processor = _qwen2_vl(base, ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"])
+    model.rm_head = nn.Linear(WIDTH, outputs, bias=False)
+    lora = {"lora_alpha": 6, "use_rslora": True}
+    config = LoraConfig(
+        r=2, init_lora_weights=False, target_modules=r".*language_model.*(q_proj|down_proj|embed_tokens)", **lora
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        model.rm_head.reset_parameters()
+        config.modules_to_save = ["rm_head"]
+        model = get_peft_model(model, config).eval()
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data.normal_(std=0.3)
+    (folder / "checkpoint-200").mkdir(parents=True)
+    (folder / "checkpoint-9").mkdir()
+    torch.save({}, folder / "checkpoint-9" / "model.pth")
+    torch.save(_before_4_52(model.state_dict()), folder / "checkpoint-200" / "model.pth")
+    scale = {"VQ_mean": 3.0, "VQ_std": 2.0, "MQ_mean": 1.0, "MQ_std": 0.5, "TA_mean": -2.0, "TA_std": 4.0}
+    settings = {"data_config": {"max_frame_pixels": 200704}, "peft_lora_config": lora, "inference_config": scale}
+    (folder / "model_config.json").write_text(json.dumps(settings))
+    return model, processor
 
 
 def build_unifiedreward(folder: Path, kind: str) -> Any:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from transformers import AutoProcessor
 from solrl_ray import rewards
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, UserError
-from solrl_ray.rewards import hpsv3, qwen_vl, unifiedreward
+from solrl_ray.rewards import hpsv3, qwen_vl, unifiedreward, videoreward
 from tests.support import tiny_vl
 from tests.unit.rewards.test_preprocessing import to_pillow
 
@@ -159,3 +160,81 @@ def test_a_checkpoint_of_another_type_is_refused(hpsv3_parts: tuple[Path, Path, 
     (base / "model.safetensors").touch()
     with pytest.raises(UserError, match=r"rewards\[0\]\.path.*'qwen2_vl'.*qwen3_vl"):
         rewards.load([RewardConfig(kind="unifiedreward", path=str(base))], "cpu")
+
+
+VIDEO = {"count": 6, "combine": "together"}
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def videoreward_parts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, Any]:
+    folder, base = tmp_path_factory.mktemp("videoreward"), tmp_path_factory.mktemp("qwen2vl")
+    return folder, base, tiny_vl.build_videoreward(folder, base, outputs=request.param)
+
+
+@pytest.fixture(scope="module")
+def films() -> Tensor:
+    coarse = torch.rand(3, 3, 4, 6, 6, generator=torch.Generator().manual_seed(2))
+    return torch.nn.functional.interpolate(coarse, (11, 360, 416), mode="trilinear").clamp(0, 1)
+
+
+@torch.no_grad()
+def test_videoreward_is_the_sum_of_three_qualities_of_the_published_network(
+    videoreward_parts: tuple[Path, Path, Any], films: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, base, (model, processor) = videoreward_parts
+    monkeypatch.setattr(qwen_vl, "DTYPE", torch.float32)
+    question, network = videoreward.QUESTION.read_text(), model.base_model.model
+    expected = []
+    for film, prompt in zip(films, PROMPTS, strict=True):
+        frames = [film[:, at] for at in (0, 2, 4, 6, 8, 10)]
+        size = (
+            364,
+            420,
+        )  # whole patches of 28 nearest to 360 x 416, which is between the smallest and the largest area
+        seen = torch.stack([torch.from_numpy(np.array(to_pillow(each).resize(size[::-1], 3))) for each in frames])
+        chat = [
+            {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question.format(prompt=prompt)}]}
+        ]
+        text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        kept = {"do_resize": False, "do_sample_frames": False}
+        given = processor(text=[text], videos=[seen.permute(0, 3, 1, 2)], videos_kwargs=kept, return_tensors="pt")
+        assert given.video_grid_thw.tolist() == [[3, 26, 30]]
+        # As published: embeddings are put together first, the language model gets no positions, LoRA is not merged.
+        embedded = network.model.language_model.embed_tokens(given.input_ids)
+        found = torch.cat(
+            network.model.get_video_features(given.pixel_values_videos, given.video_grid_thw).pooler_output
+        )
+        embedded[given.input_ids == network.config.video_token_id] = found
+        outputs = network.rm_head(network.model.language_model(inputs_embeds=embedded).last_hidden_state)[0]
+        places = [processor.tokenizer.convert_tokens_to_ids(f"<|{name}_reward|>") for name in ("VQ", "MQ", "TA")]
+        values = [outputs[given.input_ids[0] == token][0] for token in places]
+        raw = [value[n if len(value) == 3 else 0].item() for n, value in enumerate(values)]
+        expected.append((raw[0] - 3) / 2 + (raw[1] - 1) / 0.5 + (raw[2] + 2) / 4)
+    wanted = {"kind": "videoreward", "path": str(folder), "base": str(base), "frames": VIDEO}
+    assert score(films, **wanted).tolist() == pytest.approx(expected, abs=2e-3)
+    assert max(expected) - min(expected) > 0.05
+    assert score(films[:1], PROMPTS[:1], **wanted).tolist() == pytest.approx(expected[:1], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: shutil.rmtree(folder / "checkpoint-200"), ["rewards[0].path", "model.pth"]),
+        (lambda folder: (folder / "checkpoint-200" / "model.pth").write_bytes(b"x"), ["rewards[0].path", "model.pth"]),
+        (lambda folder: (folder / "model_config.json").write_text("{}"), ["rewards[0].path", "max_frame_pixels"]),
+        (lambda folder: (folder / "model_config.json").unlink(), ["rewards[0].path", "model_config.json"]),
+    ],
+)
+def test_a_wrong_checkpoint_of_videoreward_is_named(
+    videoreward_parts: tuple[Path, Path, Any], tmp_path: Path, spoil: Any, said: list[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(videoreward_parts[0], folder)
+    spoil(folder)
+    with pytest.raises(UserError) as refused:
+        rewards.load(
+            [RewardConfig(kind="videoreward", path=str(folder), base=str(videoreward_parts[1]), frames=VIDEO)], "cpu"
+        )
+    assert all(each in str(refused.value) for each in said)

@@ -1,0 +1,83 @@
+"""The moving world: two objects of the testbed that turn about each other, from one relation to another.
+
+    a small red circle left of a large blue ring then above on black
+
+The first frame is a picture of the testbed's scene with the first relation, the last frame one with the second. So the
+testbed's own reward can tell whether a clip shows what its caption says.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from testbed_assets import captions
+from torch import Tensor
+
+from solrl_ray.testbed.world import FIELD_VALUES, JITTERS, RELATIONS, RESOLUTION, Scene, render
+
+FRAMES = 9
+"""Three latent frames of an autoencoder with Wan's stride of 4."""
+RELATION = 4
+"""Column of `Scene.fields`."""
+MEANINGS = 3 * math.prod(map(len, FIELD_VALUES))
+"""More than `captions.meaning` has values."""
+DISTANCE = 0.48
+"""Of either object from the middle, as in the testbed's pictures."""
+
+
+def draw(count: int, generator: torch.Generator) -> Tensor:
+    """Random clips: int64 [count, 10], a scene of two objects, and the relation that the last frame has instead."""
+    scenes = captions.draw(count, generator, single=0.0)
+    device = generator.device
+    further = torch.randint(1, len(RELATIONS), (count,), device=device, generator=generator)
+    return torch.cat([scenes, ((scenes[:, RELATION] + further) % len(RELATIONS))[:, None]], dim=1)
+
+
+def corrupt(clips: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Each word replaced with probability `share` by a random one of its kind."""
+    device = clips.device
+    other = torch.randint(len(RELATIONS), (len(clips),), device=device, generator=generator)
+    replaced = torch.rand(len(clips), device=device, generator=generator) < share
+    last = torch.where(replaced, other, clips[:, -1])
+    return torch.cat([captions.corrupt(clips[:, :-1], share, generator), last[:, None]], dim=1)
+
+
+def meaning(clips: Tensor) -> Tensor:
+    """One integer per clip, equal for captions of the same clips; int64 [B]."""
+    first, last = (captions.meaning(scenes) for scenes in (clips[:, :-1], last_scenes(clips)))
+    return first * MEANINGS + last
+
+
+def last_scenes(clips: Tensor) -> Tensor:
+    """The testbed's scenes that clips end with, int64 [B, 9]."""
+    scenes = clips[:, :-1].clone()
+    scenes[:, RELATION] = clips[:, -1]
+    return scenes
+
+
+def caption(clip: Tensor) -> str:
+    """Of one clip, int64 [10]."""
+    first = Scene(tuple(clip[:-1].tolist())).caption
+    scene, _, background = first.rpartition(" on ")
+    return f"{scene} then {list(RELATIONS)[int(clip[-1])]} on {background}"
+
+
+def render_clips(clips: Tensor, generator: torch.Generator, frames: int = FRAMES) -> Tensor:
+    """One clip of each row, its free numbers drawn: float32 [B, 3, frames, 32, 32] in [0, 1]."""
+    jitter = torch.rand(len(clips), JITTERS, device=clips.device, generator=generator)
+    scenes = clips[:, :-1]
+    pictures = [render(scenes, jitter, RESOLUTION, _centres(clips, jitter, n / (frames - 1))) for n in range(frames)]
+    return torch.stack(pictures, dim=2)
+
+
+def _centres(clips: Tensor, jitter: Tensor, progress: float) -> Tensor:
+    """Centres [B, 2, (x, y)] after a share of the turn. It takes the shorter way, and half a turn goes clockwise."""
+    angles = torch.tensor([math.atan2(y, x) for x, y in RELATIONS.values()], device=clips.device)
+    first, last = angles[clips[:, RELATION]], angles[clips[:, -1]]
+    turn = (last - first + math.pi - 1e-4) % (2 * math.pi) - math.pi + 1e-4
+    angle = first + progress * turn
+    towards = torch.stack([angle.cos(), angle.sin()], dim=1)
+    across = torch.stack([-angle.sin(), angle.cos()], dim=1) * 0.4 * (jitter[:, 3, None] - 0.5)
+    near = 0.12 * (torch.stack([jitter[:, 0:2], jitter[:, 4:6]], dim=1) - 0.5)
+    return torch.stack([DISTANCE * towards, -DISTANCE * towards], dim=1) + across[:, None] + near

@@ -1,0 +1,168 @@
+"""The moving world's video model: parts of a Wan pipeline, untrained, and what their training computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from emoji_assets.objectives import mixed
+from torch import Tensor, nn
+from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
+from video_assets import clips
+
+from solrl_ray.config.schema import SigmaSchedule
+from solrl_ray.sampling import schedules, solvers
+from solrl_ray.testbed.world import FIELD_VALUES
+
+LENGTH = 24
+"""Tokens of a text: 21 words and an end, and padding."""
+SHIFT = 3.0
+TIMESTEPS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    autoencoder: int = 16
+    """Its width at full resolution."""
+    channels: int = 16
+    """Of a latent; a cell is 4 pixels wide and, but for the first, 4 frames long."""
+    heads: int = 4
+    blocks: int = 6
+    text_width: int = 96
+
+
+FULL = Sizes()
+"""1.7 million parameters of the transformer, 1.9 million of the autoencoder."""
+TINY = Sizes(autoencoder=4, channels=4, heads=2, blocks=2, text_width=32)
+"""For tests."""
+
+
+def pipeline(sizes: Sizes) -> WanPipeline:
+    """In float32, on the CPU; weights by torch's global seed."""
+    words = sorted({word for words in FIELD_VALUES for text in words for word in text.split()} | {"a", "on", "then"})
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0), *((f"▁{word}", -1.0) for word in words)]
+    tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=LENGTH)
+    text = UMT5Config(
+        vocab_size=len(tokenizer),
+        d_model=sizes.text_width,
+        d_kv=32,
+        d_ff=2 * sizes.text_width,
+        num_layers=2,
+        num_heads=sizes.text_width // 32,
+        dropout_rate=0.0,
+    )
+    transformer = WanTransformer3DModel(
+        patch_size=(1, 1, 1),
+        num_attention_heads=sizes.heads,
+        attention_head_dim=32,
+        in_channels=sizes.channels,
+        out_channels=sizes.channels,
+        text_dim=sizes.text_width,
+        freq_dim=64,
+        ffn_dim=4 * 32 * sizes.heads,
+        num_layers=sizes.blocks,
+        rope_max_seq_len=32,
+    )
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel(text),
+        vae=AutoencoderKLWan(
+            base_dim=sizes.autoencoder,
+            z_dim=sizes.channels,
+            dim_mult=[1, 2, 4],
+            num_res_blocks=1,
+            temperal_downsample=[True, True],
+            latents_mean=[0.0] * sizes.channels,  # these two are computed when it is trained
+            latents_std=[1.0] * sizes.channels,
+            scale_factor_temporal=4,
+            scale_factor_spatial=4,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        transformer=transformer,
+    )
+
+
+def trainable(pipe: WanPipeline) -> dict[str, nn.Module]:
+    """What flow matching trains."""
+    return {"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}
+
+
+def tokens(pipe: WanPipeline, texts: Sequence[str]) -> Tensor:
+    """Ids int64 [B, LENGTH]; 0 is padding."""
+    ids: Tensor = pipe.tokenizer(list(texts), padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
+    return ids
+
+
+def encode_texts(pipe: WanPipeline, ids: Tensor) -> Tensor:
+    """As the pipeline's ``encode_prompt``, with zeros for padding: [B, LENGTH, width]."""
+    mask = ids != 0
+    states: Tensor = pipe.text_encoder(ids, mask.long()).last_hidden_state
+    return states * mask[..., None]
+
+
+def velocity(pipe: WanPipeline, x_t: Tensor, t: Tensor, states: Tensor) -> Tensor:
+    """Float32, like `x_t` [B, channels, T, H, W]; t: [B] in [0, 1]."""
+    found: Tensor = pipe.transformer(x_t, timestep=t * TIMESTEPS, encoder_hidden_states=states, return_dict=False)[0]
+    return found.float()
+
+
+def autoencoder_loss(vae: Any, batch: int, generator: torch.Generator) -> Tensor:
+    seen = clips.render_clips(clips.draw(batch, generator), generator) * 2 - 1
+    with mixed(seen.device):
+        posterior = vae.encode(seen).latent_dist
+        # The decoder also learns from latents that are slightly wrong, like a sampler's.
+        noise = torch.randn(posterior.mean.shape, device=seen.device, generator=generator)
+        restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
+    error = restored - seen
+    divergence = posterior.kl().mean() / posterior.mean[0].numel()
+    return error.abs().mean() + error.square().mean() + 1e-3 * divergence
+
+
+def matching_loss(pipe: WanPipeline, x0: Tensor, noise: Tensor, t: Tensor, ids: Tensor) -> Tensor:
+    """Flow matching: x_t = (1 - t) x0 + t noise, whose velocity is noise - x0."""
+    x_t = torch.lerp(x0, noise, t[:, None, None, None, None])
+    with mixed(x0.device):
+        found = velocity(pipe, x_t, t, encode_texts(pipe, ids))
+    return (found - (noise - x0)).square().mean()
+
+
+@torch.no_grad()
+def encode(pipe: WanPipeline, videos: Tensor) -> Tensor:
+    """Videos in [0, 1] to normalised latents, float32 [B, channels, T, H, W]."""
+    with mixed(videos.device):
+        latents = pipe.vae.encode(videos * 2 - 1).latent_dist.mean.float()
+    mean, std = _statistics(pipe, latents)
+    return (latents - mean) / std
+
+
+@torch.no_grad()
+def decode(pipe: WanPipeline, latents: Tensor) -> Tensor:
+    """The other way; float32 in [0, 1]."""
+    mean, std = _statistics(pipe, latents)
+    with mixed(latents.device):
+        videos = pipe.vae.decode(latents * std + mean).sample
+    return (videos.float() / 2 + 0.5).clamp(0, 1)
+
+
+@torch.no_grad()
+def sample(pipe: WanPipeline, ids: Tensor, noise: Tensor, steps: int) -> Tensor:
+    """Latents of texts by Euler's method, like `noise`."""
+    grid = schedules.sigmas(SigmaSchedule(kind="shift", shift=SHIFT), steps, noise[0, 0].numel())
+    with mixed(noise.device):
+        states = encode_texts(pipe, ids)
+
+    def field(x: Tensor, sigma: float) -> Tensor:
+        with mixed(x.device):
+            return velocity(pipe, x, x.new_full((len(x),), sigma), states)
+
+    return solvers.integrate(field, noise, grid, "euler")
+
+
+def _statistics(pipe: WanPipeline, latents: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = (
+        latents.new_tensor(pipe.vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std")
+    )
+    return mean, std

@@ -1,0 +1,172 @@
+"""VideoReward (Liu et al. 2025, arXiv 2501.13918): Qwen2-VL-2B fine-tuned on human preferences between videos.
+
+It estimates visual quality, motion quality and text alignment, each from the hidden state of a token of its own. The
+published code (KwaiVGI/VideoAlign) is written for transformers 4.45 and is not run: its weights go into transformers'
+own network and the head below. What scores depend on:
+
+* The checkpoint is the state of a PEFT model. Its LoRA is added to the weights here, once and in float32; published it
+  is applied in each forward, so scores differ by rounding.
+* The tokens of the video have the plain positions 0, 1, 2, … of a text, as with HPSv3.
+* Each quality is brought to a common scale with the mean and deviation in ``model_config.json``; the score is the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+from solrl_ray.config.frames import evenly_spaced
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+from solrl_ray.models.checkpoint import freeze
+from solrl_ray.records import SampleShape
+from solrl_ray.rewards import checkpoints, pillow, qwen_vl
+from solrl_ray.rewards.base import VIDEOS, Keys
+from solrl_ray.rewards.preprocessing import eight_bits
+
+SETTINGS = "model_config.json"
+WEIGHTS = "model.pth"
+QUESTION = Path(__file__).with_name("videoreward_question.txt")
+"""What the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
+QUALITIES = ("VQ", "MQ", "TA")
+"""In the order in which the question asks for them."""
+TOKENS = tuple(f"<|{quality}_reward|>" for quality in QUALITIES)
+LEAST_AREA = 128 * 28 * 28
+"""Pixels of a resized frame; the most is ``max_frame_pixels`` of the settings."""
+
+
+class VideoReward(qwen_vl.QwenVLReward):
+    """The sum of the three normalised qualities, about -6 to 6. `path` is the published folder, `base` is
+    Qwen2-VL-2B-Instruct. The network in bfloat16, the head in float32.
+    """
+
+    ndims = (VIDEOS,)
+
+    def __init__(
+        self,
+        name: str,
+        model: Qwen2VLModel,
+        head: Tensor,
+        processor: Qwen2VLProcessor,
+        settings: Mapping[str, Any],
+        frames: int,
+        device: torch.device | str,
+    ) -> None:
+        """
+        Args:
+            head: float32 [1 or 3, width]; with three rows each quality has its own.
+            settings: of the published file.
+            frames: of a video that are shown.
+        """
+        super().__init__(name, processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"])), device)
+        self._model: Any = freeze(model).to(self._device)
+        self._head = head.expand(len(QUALITIES), -1).to(self._device)
+        self._frames = frames
+        self._tokens = processor.tokenizer.convert_tokens_to_ids(list(TOKENS))
+        scale = settings.get("inference_config") or {}
+        self._mean = torch.tensor([scale.get(f"{quality}_mean", 0.0) for quality in QUALITIES], device=self._device)
+        self._std = torch.tensor([scale.get(f"{quality}_std", 1.0) for quality in QUALITIES], device=self._device)
+        self._question = QUESTION.read_text(encoding="utf-8")
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, shape: SampleShape) -> None:
+        _folders(config, keys)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> VideoReward:
+        folder, weights_file, base = _folders(config, keys)
+        settings = _settings(folder, keys("path"))
+        processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
+        processor.tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
+        sizes = Qwen2VLConfig.from_pretrained(str(base))
+        sizes.text_config.vocab_size = len(processor.tokenizer)
+        weights = merged(
+            checkpoints.read_torch(weights_file.parent, WEIGHTS, keys("path")), settings.get("peft_lora_config") or {}
+        )
+        head = weights.pop("rm_head.weight", torch.empty(0, 0)).float()
+        if head.shape not in ((1, sizes.text_config.hidden_size), (len(QUALITIES), sizes.text_config.hidden_size)):
+            raise UserError(
+                f"{keys('path')} is {config.path!r}, but the head of {WEIGHTS} has the shape {list(head.shape)}; right "
+                f"would be [1 or 3, {sizes.text_config.hidden_size}]."
+            )
+        model = qwen_vl.network(sizes, weights, folder, WEIGHTS, keys("path"))
+        assert config.frames is not None  # `reward_kinds.check_frames`
+        return cls(name, model, head, processor, settings, config.frames.count, device)
+
+    def answer(self, images: Tensor, prompt: str) -> Tensor:
+        shown = images[:, :, evenly_spaced(images.shape[2], self._frames)]
+        given = self._inputs(shown, self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt)))
+        tokens = given["input_ids"]
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
+        hidden = self._model(**given, position_ids=positions, use_cache=False).last_hidden_state
+        asked = torch.stack([hidden[tokens == token] for token in self._tokens], dim=1).float()
+        return ((torch.einsum("bqw,qw->bq", asked, self._head) - self._mean) / self._std).sum(dim=1)
+
+    def _inputs(self, videos: Tensor, question: str) -> dict[str, Tensor]:
+        """The network's arguments for videos [B, 3, T, H, W], each with the same question behind it."""
+        chat = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}]
+        asked: str = self._processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        processor = self._processor.video_processor
+        size = smart_resize(*videos.shape[3:], processor.patch_size * processor.merge_size, *self._pixels)
+        frames = eight_bits(videos.transpose(1, 2).flatten(0, 1).to(self._device))
+        resized = pillow.resize(frames, size, "bicubic").to(torch.uint8).unflatten(0, (len(videos), -1))
+        given = self._processor(
+            text=[asked] * len(videos),
+            videos=list(resized),
+            videos_kwargs={"do_resize": False, "do_sample_frames": False},
+            return_tensors="pt",
+        )
+        return dict(given.to(self._device))
+
+
+def merged(state: Mapping[str, Tensor], lora: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights of a PEFT model's `state` with its LoRA added, under the names that they have without PEFT.
+
+    Args:
+        lora: ``lora_alpha`` and ``use_rslora``, as published.
+    """
+    named = {key.removeprefix("base_model.model."): tensor for key, tensor in state.items()}
+    plain = {
+        key.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
+        for key, tensor in named.items()
+        if ".lora_" not in key and ".original_module." not in key
+    }
+    for kind in ("lora_", "lora_embedding_"):
+        for key, down in named.items():
+            layer, found, rest = key.partition(f".{kind}A.default")
+            if not found:
+                continue
+            up = named[f"{layer}.{kind}B.default{rest}"]
+            rank = len(down)
+            scale = float(lora["lora_alpha"]) / (rank**0.5 if lora.get("use_rslora") else rank)
+            change = scale * (up.float() @ down.float())
+            weight = plain[f"{layer}.weight"]
+            plain[f"{layer}.weight"] = (weight.float() + (change if kind == "lora_" else change.T)).to(weight.dtype)
+    return plain
+
+
+def _settings(folder: Path, key: str) -> dict[str, Any]:
+    settings = paths.read_json(folder, SETTINGS, key)
+    if not isinstance(settings.get("data_config"), dict) or "max_frame_pixels" not in settings["data_config"]:
+        raise UserError(paths.unreadable(folder, SETTINGS, key, ValueError("it has no data_config.max_frame_pixels")))
+    return settings
+
+
+def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
+    """The checkpoint's folder, its newest file of weights, and the folder of Qwen2-VL."""
+    folder = checkpoints.folder(config.path, [(SETTINGS,)], keys("path"), whole=True)
+    found: Sequence[Path] = list(folder.glob(f"checkpoint-*/{WEIGHTS}"))
+    if not found:
+        raise UserError(
+            f"{keys('path')} is {config.path!r}, but no checkpoint-…/{WEIGHTS} is in {folder}; run `hf download "
+            f"{config.path}` on every machine that scores."
+        )
+    newest = max(found, key=lambda file: int(file.parent.name.rpartition("-")[2] or 0))
+    return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
