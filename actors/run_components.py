@@ -124,7 +124,7 @@ class RunComponents:
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = await self.embeddings.probe(self.heldout[0])
-        self.publisher = PolicyPublisher(config, world, self.fleet, self.learners, self.fallback, probe)
+        self.publisher = PolicyPublisher(config, world, tasks, self.fleet, self.learners, self.fallback, probe)
         evaluator = Evaluator(config, world, self.fleet.router, self.folder, self.telemetry)
         self.evaluations = EvaluationSchedule(
             config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry

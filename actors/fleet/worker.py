@@ -44,7 +44,8 @@ class PayloadRefs:
         self.publication = publication
         self._world = world
         self._seconds = seconds
-        self._made: dict[Content, asyncio.Task[tuple[Any, int]]] = {}
+        self._made: dict[Content, tuple[Any, int]] = {}
+        self._turn = asyncio.Lock()
 
     async def ref(self, role: str, *, full: bool = False) -> Any:
         """Reference of the payload for a role; `full`: see `Publication.content`."""
@@ -55,12 +56,11 @@ class PayloadRefs:
         return (await self._payload(self.publication.content(role)))[1]
 
     async def _payload(self, content: Content) -> tuple[Any, int]:
-        if content not in self._made:
-            what = f"making the payload of {self.publication.name}"
-            self._made[content] = asyncio.ensure_future(
-                self._world.blocking(lambda: self._make(content), what, self._seconds)
-            )
-        return await asyncio.shield(self._made[content])
+        async with self._turn:  # if who makes it leaves, the next one does
+            if content not in self._made:
+                what = f"making the payload of {self.publication.name}"
+                self._made[content] = await self._world.blocking(lambda: self._make(content), what, self._seconds)
+        return self._made[content]
 
     def _make(self, content: Content) -> tuple[Any, int]:
         encoded = self.publication.encoded(content)

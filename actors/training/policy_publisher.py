@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.fleet.fleet import Fleet
 from actors.training.learner_group import LearnerGroup
-from actors.world import World
+from actors.world import Tasks, World
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
@@ -43,13 +43,15 @@ class PolicyPublisher:
         self,
         config: Config,
         world: World,
+        tasks: Tasks,
         fleet: Fleet,
         learners: LearnerGroup,
         fallback: FallbackLadder,
         probe: Any,
     ) -> None:
         """`probe`: reference of the prompt embedding of the probe forward."""
-        self._world, self._fleet, self._learners, self._fallback = world, fleet, learners, fallback
+        self._world, self._tasks, self._fleet = world, tasks, fleet
+        self._learners, self._fallback = learners, fallback
         self._probe = probe
         self._mode = config.publish.mode
         self._seconds = config.fleet.deadlines.publish
@@ -79,7 +81,8 @@ class PolicyPublisher:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
         what = f"taking the digest of {revision.name}"
-        digest = asyncio.ensure_future(self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds))
+        work = self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds)
+        digest = self._tasks.start(work, what)
         self.newest = PublishedRevision(self._publication(revision), digest, fallback_level)
 
     async def to_explorers(self) -> None:

@@ -110,7 +110,8 @@ class LearnerState(Portable, read_only=True):
         """Read a state written by `save`.
 
         Raises:
-            UserError: the folder is missing, of another format, or any file differs from its checksum.
+            UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
+                its checksum.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
@@ -149,10 +150,9 @@ def _sha256(pieces: Sequence[bytes | memoryview]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "state.json"
-    if not path.is_file():
-        raise UserError(f"{folder} holds no complete learner state: there is no state.json in it")
+    content = _read(path, f"{folder} holds no complete learner state: there is no state.json in it")
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
@@ -169,9 +169,17 @@ def _manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
-    if not path.is_file():
-        raise UserError(f"the learner state is incomplete: {path} is missing")
-    data = path.read_bytes()
+    data = _read(path, f"the learner state is incomplete: {path} is missing")
     if _sha256([data]) != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data
+
+
+def _read(path: Path, missing: str) -> bytes:
+    """The content of a file. Raises UserError, with the sentence `missing` if there is none."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(missing) from None
+    except OSError as error:  # such as a bad block
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error

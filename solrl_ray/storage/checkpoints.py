@@ -73,7 +73,7 @@ def newest_state(
     for updates, path in reversed(checkpoints):
         try:
             state = LearnerState.load(path)
-        except (UserError, OSError) as error:
+        except UserError as error:
             damaged.append((updates, str(error)))
             continue
         notes = (

@@ -128,7 +128,7 @@ async def live(folder: Path, *overrides: str) -> AsyncIterator[Live]:
             await embeddings.await_encoder()
             nothing: Any = None
             probe = ray.put("probe")
-            publisher = PolicyPublisher(config, there, scene.fleet, nothing, nothing, probe)
+            publisher = PolicyPublisher(config, there, tasks, scene.fleet, nothing, nothing, probe)
             publisher.newest = PublishedRevision(revision(5), "", 0)
             tell = scene.telemetry.message
             asked = EvaluationRequests(config, there, scene.fleet.router, publisher, embeddings, tell)

@@ -27,7 +27,7 @@ from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Selector
 from actors.world import Process
 from solrl_ray.common import files
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning import state
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.records import WorkUnit
@@ -88,8 +88,8 @@ def ends_at_a_checkpoint_that_the_disk_does_not_give(patch: pytest.MonkeyPatch) 
     def loaded(folder: Path) -> LearnerState:
         try:
             return load(folder)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be read: {error}") from error
+        except UserError as error:
+            raise RunError(str(error)) from error
 
     patch.setattr(LearnerState, "load", loaded)
 

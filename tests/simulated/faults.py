@@ -1,8 +1,12 @@
-"""Faults of the simulated world, and their times."""
+"""Faults of the simulated world, their times, and which of them a call meets."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tests.simulated.processes import Call, Ref
 
 KINDS = {
     "dies before": "the process ends before it does the call",
@@ -30,6 +34,8 @@ KINDS = {
     "is full": "the disk takes no more bytes",
 }
 """Possible faults of an actor's call, the controller, a node, or the disk."""
+HARMLESS = ("is slow", "cannot start", "lost its samples")
+"""Those because of which no process may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +51,52 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.role} {self.kind} (call {self.call})"
+
+
+class Faults:
+    """Those that have not happened yet, and what is counted for them."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._left = sorted(faults, key=lambda fault: fault.call)
+        self.counts: Counter[str] = Counter()
+        """Calls of actors by role; the controller's calls (``sent``), its blocking work and the disk's operations."""
+
+    @property
+    def left(self) -> tuple[Fault, ...]:
+        return tuple(self._left)
+
+    def counted(self, what: str) -> int:
+        """Count one more; returns how many there are."""
+        self.counts[what] += 1
+        return self.counts[what]
+
+    def hits(self, role: str, kind: str, count: int) -> bool:
+        """Whether a fault is due; it is then over."""
+        for fault in self._left:
+            if (fault.role, fault.kind) == (role, kind) and fault.call <= count:
+                self._left.remove(fault)
+                return True
+        return False
+
+    def of_call(self, role: str, call: Call) -> str:
+        """The kind of fault that the next call of a role's actors meets: the first that is due and can happen to it."""
+        count = self.counted(role)
+        for fault in self._left:
+            if fault.role == role and fault.call <= count and _can_happen(fault.kind, call):
+                self._left.remove(fault)
+                return fault.kind
+        return ""
+
+
+def _can_happen(fault: str, call: Call) -> bool:
+    if fault.startswith("answers"):
+        return call.method in ("explore", "audit", "sample")
+    if fault == "cannot start":
+        return call.method == "start"
+    if fault == "is never placed":
+        return call.method == "node"
+    if fault == "lost its samples":
+        return call.parts == 2
+    if fault == "loses its input":
+        return any(isinstance(each, Ref) for each in call.arguments)
+    return True

@@ -25,6 +25,7 @@ from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit
 from solrl_ray.report import data
@@ -138,13 +139,22 @@ def run(plan: Plan, *, lost: int | None = None) -> Ended:
 
 
 def _damage(path: Any, promises: Promises, chance: random.Random) -> None:
-    """Let the newest checkpoint be damaged, if there is one before it, or a journal."""
-    *before, newest = [None, None, *RunFolder(path).checkpoints()]
+    """Let the newest checkpoint that can be read be damaged, if another one before it can, or a journal."""
+    *before, newest = [None, None, *[each for each in RunFolder(path).checkpoints() if _is_whole(each[1])]]
     if newest is None or before[-1] is None or chance.random() < 0.5:
         damage_a_line(path.disk, chance)
     else:
         path.disk.damage(str(chance.choice(sorted(newest[1].iterdir()))), chance)
         promises.newest = before[-1][0]
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Not one that was damaged before, or half removed."""
+    try:
+        LearnerState.load(checkpoint)
+    except UserError:
+        return False
+    return True
 
 
 def _attempt(plan: Plan, config: Config, path: Any, promises: Promises, ended: Ended) -> bool:
@@ -161,7 +171,7 @@ def _attempt(plan: Plan, config: Config, path: Any, promises: Promises, ended: E
     finally:
         ended.happened += world.happened
         ended.trace += world.trace
-        ended.missed = world.left
+        ended.missed = world.faults.left
 
 
 def _size(unit: WorkUnit) -> float:
@@ -195,6 +205,8 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         if (point := getattr(controller._components, "point", None)) is not None:
             assert point.updates >= promised, f"{promised} updates were saved, and it goes on after {point.updates}"
         if not world.crashed.is_set():
+            if not life.cancelled():
+                life.exception()  # is raised below
             _check_end(controller, world, told)
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
@@ -239,6 +251,8 @@ async def _clear_away(world: SimulatedWorld, others: list[asyncio.Task[None]]) -
 
 def _check_end(controller: Controller, world: SimulatedWorld, told: list[tuple[float, str]]) -> None:
     """Nobody and nothing is left behind, and each death was told once."""
+    loop: Any = asyncio.get_running_loop()
+    assert not loop.unseen, f"errors that nobody saw: {loop.unseen}"
     left = [name for name in _tasks() if not name.startswith(("the process of ", "beside: "))]
     assert not left, f"tasks left: {left}"
     pools = [actor for actor in world.actors if actor.role in ("explorer", "regenerator")]

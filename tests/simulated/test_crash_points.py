@@ -25,14 +25,14 @@ def points(monkeypatch: pytest.MonkeyPatch) -> tuple[range, range]:
 
     async def noted(self: SimulatedWorld, work: Callable[[], Any], what: str, seconds: float) -> Any:
         def worked() -> Any:
-            before = self._count["disk"]
+            before = self.faults.counts["disk"]
             done = work()
             if what.startswith(SAVE):
-                disk.extend(range(before + 1, self._count["disk"] + 1))
+                disk.extend(range(before + 1, self.faults.counts["disk"] + 1))
             return done
 
         if what.startswith(SAVE):
-            works.append(self._count["blocking"] + 1)
+            works.append(self.faults.counts["blocking"] + 1)
         return await blocking(self, worked, what, seconds)
 
     with monkeypatch.context() as patch:

@@ -79,7 +79,10 @@ def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
     shape = Plan.of(seed).shape
     assert (shape.on_collapse, shape.iterations) == ("rollback", 4)
     calm = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=colocated)
-    told = [text for text in run(calm).told if "goes back" in text]
+    ended = run(calm)
+    assert ended.digests is not None
+    assert ended.digests[4] == str(len(back))  # which the state counts, and its steps grow smaller by
+    told = [text for text in ended.told if "goes back" in text]
     assert [text.partition("the policy ")[2].partition(",")[0] for text in told] == back
     # Each makes the step smaller, counted by the records of those before.
     rates = [float(text.partition(" with ")[2].split()[0]) for text in told]
@@ -150,6 +153,11 @@ def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) 
     assert [error for error in ended.errors if said in error] == ended.errors
     assert bool(ended.errors) == bool(said)
     assert ended.digests == undisturbed(shape)
+
+
+def test_a_checkpoint_that_is_half_removed_is_none_to_go_back_to() -> None:
+    """Power is lost while the first of three is removed; then the newest cannot be read any more."""
+    assert not judge(Plan.of(439032))[0]
 
 
 def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:

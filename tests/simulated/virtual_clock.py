@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,9 +38,22 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._clock = _NoWait()
         super().__init__(self._clock)
         self._clock_resolution = 1e-9
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.set_task_factory(partial(_kept, self._tasks))
+
+    @property
+    def unseen(self) -> list[str]:
+        """Ended tasks with an error that nobody has asked for; asyncio tells of them when they are forgotten."""
+        failed: list[Any] = [task for task in self._tasks if task.done() and not task.cancelled()]
+        return [f"{task.get_name()}: {task._exception!r}" for task in failed if task._log_traceback]
 
     def time(self) -> float:
         return self._clock.now
+
+
+def _kept(tasks: list[asyncio.Task[Any]], loop: Any, work: Any, **how: Any) -> asyncio.Task[Any]:
+    tasks.append(asyncio.Task(work, loop=loop, **how))
+    return tasks[-1]
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

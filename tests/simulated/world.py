@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from tests.simulated.deadlines import check_named, deadline
-from tests.simulated.faults import Fault
+from tests.simulated.faults import HARMLESS, Fault, Faults
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.processes import Call, Host, Ref, SimulatedActor
 from tests.simulated.promises import Promises
@@ -42,8 +41,6 @@ LATE = 1000.0
 """Factor of a late call's time."""
 SLOW = 13.5
 """Seconds that a slow call takes, of a unit for each micro-batch."""
-HARMLESS = ("is slow", "cannot start", "lost its samples")
-"""Faults because of which no process may be lost."""
 UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
 """What a run may lose with its machine."""
 
@@ -77,11 +74,9 @@ class SimulatedWorld:
         self._make, self._size, self._ranks, self._config = make, size, cards, config
         self._cards: dict[int, Host] = {}
         self._random = random.Random(seed)
-        self._faults = sorted(faults, key=lambda fault: fault.call)
+        self.faults = Faults(faults)
         self.visits: dict[int, Callable[[], None]] = {}
         """Outside actions at the controller's n-th call."""
-        self._count: Counter[str] = Counter()
-        """Calls of actors of a role; and other counts for faults."""
         self._nodes = [f"node-{number + 1}" for number in range(nodes)]
         self._draining: set[str] = set()
         self._tier = ""
@@ -141,11 +136,6 @@ class SimulatedWorld:
             self._fail(call, actor, KILLED)
 
     @property
-    def left(self) -> tuple[Fault, ...]:
-        """Faults that have not happened."""
-        return tuple(self._faults)
-
-    @property
     def causes(self) -> list[str]:
         """For each process that the run may have lost, a name and why."""
         hosts = {id(actor.host): f"{actor.name} {actor.host.cause}" for actor in self.actors if actor.host.cause}
@@ -194,12 +184,12 @@ class SimulatedWorld:
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
         if self._config is not None:
             check_named(self._config, what, seconds)
-        self._count["blocking"] += 1
-        if self._hits("controller", "hangs at the disk", self._count["blocking"]):
+        count = self.faults.counted("blocking")
+        if self.faults.hits("controller", "hangs at the disk", count):
             self._happens(f"the controller hangs at the disk: {what}")
             await asyncio.sleep(seconds)
             raise RunError(f"{what} passed its deadline of {seconds:g} s")
-        dies = self._hits("controller", "dies beside the disk", self._count["blocking"])
+        dies = self.faults.hits("controller", "dies beside the disk", count)
         if dies and self._random.random() < 0.5:
             await self._controller_dies(f"before {what}")
         await asyncio.sleep(self._random.uniform(0.0, 0.05))
@@ -237,16 +227,15 @@ class SimulatedWorld:
 
     def _meanwhile(self) -> None:
         """The controller has sent a call."""
-        self._count["sent"] += 1
-        sent = self._count["sent"]
+        sent = self.faults.counted("sent")
         if sent in self.visits:
             self.visits[sent]()
-        if self._hits("controller", "dies", sent):
+        if self.faults.hits("controller", "dies", sent):
             self._happens("the controller dies")
             self._crash()
-        if len(self._nodes) > 1 and self._hits("node", "dies", sent):
+        if len(self._nodes) > 1 and self.faults.hits("node", "dies", sent):
             self._node_dies(self._random.choice(self._nodes))
-        if len(self._nodes) > 1 and self._hits("node", "drains", sent):
+        if len(self._nodes) > 1 and self.faults.hits("node", "drains", sent):
             node = self._random.choice(self._nodes)
             self._happens(f"{node} drains")
             self._nodes.remove(node)
@@ -284,27 +273,18 @@ class SimulatedWorld:
             raise PowerLoss
         if user.startswith("controller") and not self._is_blocking:
             raise AssertionError(f"the controller uses the disk ({operation}) outside of World.blocking")
-        self._count["disk"] += 1
-        count = self._count["disk"]
-        if self._hits("disk", "loses power", count) or self._hits("disk", "loses power and a block", count):
+        count, hits = self.faults.counted("disk"), self.faults.hits
+        if hits("disk", "loses power", count) or hits("disk", "loses power and a block", count):
             self._happens(f"{user} loses power at {operation}")
             self.disk.gone.add(user)
             if user.startswith("controller"):
                 self.crashed.set()
             raise PowerLoss
-        if not self._is_full and self._hits("disk", "is full", count):
+        if not self._is_full and hits("disk", "is full", count):
             self._is_full = True
             self._happens("the disk is full")
         if self._is_full and operation in ("write", "create", "mkdir"):
             raise OSError(errno.ENOSPC, "No space left on device")
-
-    def _hits(self, role: str, kind: str, count: int) -> bool:
-        """Whether a fault is due; it is then over."""
-        for fault in self._faults:
-            if (fault.role, fault.kind) == (role, kind) and fault.call <= count:
-                self._faults.remove(fault)
-                return True
-        return False
 
     def _happens(self, what: str) -> None:
         self.happened.append(what)
@@ -344,13 +324,10 @@ class SimulatedWorld:
             actor, call = await host.inbox.get()
             if not actor.alive:
                 continue
-            self._count[actor.role] += 1
-            fault = self._fault(actor, call)
+            fault = self._met(actor, call)
             sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
             size = max(sizes, default=1.0)
             seconds = self._random.uniform(0.1, 1.0) * size
-            if fault:
-                self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
             if fault.startswith("dies before"):
@@ -371,29 +348,14 @@ class SimulatedWorld:
             if fault == "hangs after":
                 await asyncio.get_running_loop().create_future()
 
-    def _fault(self, actor: SimulatedActor, call: Call) -> str:
-        """The fault of a call: the first that is due and applies to this kind of call."""
-        for fault in self._faults:
-            if fault.role == actor.role and fault.call <= self._count[actor.role] and self._applies(fault.kind, call):
-                self._faults.remove(fault)
-                if fault.kind not in HARMLESS:
-                    actor.host.cause = fault.kind
-                return fault.kind
-        return ""
-
-    def _applies(self, fault: str, call: Call) -> bool:
-        """Whether a fault applies to this kind of call."""
-        if fault.startswith("answers"):
-            return call.method in ("explore", "audit", "sample")
-        if fault == "cannot start":
-            return call.method == "start"
-        if fault == "is never placed":
-            return call.method == "node"
-        if fault == "lost its samples":
-            return call.parts == 2
-        if fault == "loses its input":
-            return any(isinstance(each, Ref) for each in call.arguments)
-        return True
+    def _met(self, actor: SimulatedActor, call: Call) -> str:
+        """The kind of fault that a call meets; empty if there is none."""
+        fault = self.faults.of_call(actor.role, call)
+        if fault:
+            self._happens(f"{actor.name} {fault} at {call.method}")
+        if fault and fault not in HARMLESS:
+            actor.host.cause = fault
+        return fault
 
     def _do(self, actor: SimulatedActor, call: Call, fault: str) -> None:
         """Do a call and answer it; with ``dies after`` and ``hangs after``, its writes remain and its answer is

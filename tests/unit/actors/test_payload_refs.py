@@ -1,6 +1,7 @@
 """Payloads of a publication: each is made once, for all who are sent the same."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from actors.fleet.worker import PayloadRefs
+from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR
 from tests.support.weight_sync import factors, publication, publisher
@@ -44,3 +46,38 @@ def test_explorers_and_regenerators_that_get_the_factors_share_one_payload(mode:
     assert regenerator == without_learner
     assert payload.read(store.contents[card]).tensors == {}
     assert size == len(store.contents[explorer])
+
+
+class Hangs(Store):
+    """Its first work never returns, and ends with an error after a while."""
+
+    asked = 0
+
+    async def blocking(self, work: Callable[[], Any], name: str, seconds: float) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            await asyncio.sleep(seconds)
+            raise RunError(f"{name} passed its deadline of {seconds:g} s")
+        return work()
+
+
+def test_a_payload_whose_asker_leaves_is_made_for_the_next_one_and_its_error_is_nobodys() -> None:
+    """Also if nobody else asks for it: then a task would be left with an error that nobody sees."""
+    unseen: list[Any] = []
+
+    async def asked(others: int) -> list[int]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+        store: Any = Hangs()
+        payloads = PayloadRefs(publication(publisher().build(1, factors()), "lora"), store, 0.05)
+        first, *rest = [asyncio.create_task(payloads.ref(EXPLORER)) for _ in range(1 + others)]
+        await asyncio.sleep(0.01)
+        first.cancel()
+        found = await asyncio.gather(*rest)
+        await asyncio.sleep(0.1)
+        assert len(store.contents) == (others > 0)
+        return found
+
+    assert asyncio.run(asked(others=0)) == []
+    assert asyncio.run(asked(others=2)) == [0, 0]
+    gc.collect()
+    assert not unseen

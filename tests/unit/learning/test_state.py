@@ -11,6 +11,7 @@ import torch
 
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
+from tests.support.bad_disk import make_unreadable
 
 
 def a_state(updates: int = 3) -> LearnerState:
@@ -86,6 +87,14 @@ def test_a_changed_cut_off_or_missing_file_is_refused_by_name(tmp_path: Path, na
             LearnerState.load(tmp_path / "state")
     file.unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
+        LearnerState.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_file_that_the_disk_does_not_give_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    a_state().save(tmp_path / "state")
+    make_unreadable(tmp_path / "state" / name)
+    with pytest.raises(UserError, match=f"{name} cannot be read: Input/output error"):
         LearnerState.load(tmp_path / "state")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
+from tests.support.bad_disk import make_unreadable
 from tests.support.made_checkpoints import small_state as state
 
 NAMES = (
@@ -218,17 +218,8 @@ def test_a_damaged_note_of_the_prompts_is_named(tmp_path: Path, content: str, pr
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "state.json"])
-def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    bad, read = folder.checkpoint(4) / name, Path.read_bytes
-
-    def given(path: Path) -> bytes:
-        if path == bad:
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", given)
+def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(folder: RunFolder, name: str) -> None:
+    make_unreadable(folder.checkpoint(4) / name)
     point = resume_point(folder, iterations=9)
     assert point.updates == 3
     (note,) = point.notes
