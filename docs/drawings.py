@@ -100,7 +100,7 @@ PICTURES = {
             ),
             Box(560, 310, 190, 92, "full", "regenerators", ("the same 24 seeds,", "10 steps, BF16,", "scored again")),
             Box(270, 310, 200, 92, "full", "learner group", ("advantages, one update", "of the LoRA factors")),
-            Box(10, 310, 150, 92, "plain", "run folder", ("checkpoint, journal,", "samples, revisions")),
+            Box(10, 310, 150, 92, "plain", "run folder", ("checkpoint, journal,", "samples")),
             Arrow("M 160 158 H 266"),
             Note(214, 150, ("embeddings",)),
             Arrow("M 470 158 H 586"),

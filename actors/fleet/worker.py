@@ -120,7 +120,7 @@ class Worker:
         """
         Args:
             pool: its pool's name, as in `config.pools`.
-            unit_seconds: deadline of one unit.
+            unit_seconds: deadline of one unit, in evaluations of each of its prompts.
             weights: what it should hold now.
             alone: whether no other worker of its pool is placed and stays.
             unplaced: called repeatedly while this worker has no place, with the seconds that it has waited; once these
@@ -289,7 +289,8 @@ class Worker:
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent) -> None:
         try:
             what = f"{unit.describe()} on {self.name}"
-            value = await self._world.answer(sent, what=what, seconds=self._unit_seconds)
+            seconds = self._unit_seconds * (1 + len(unit.beside))
+            value = await self._world.answer(sent, what=what, seconds=seconds)
         except NonsenseError as error:
             self._router.nonsense(self, unit, batch, error)
         except BaseException as error:

@@ -190,8 +190,10 @@ class Regenerator(SamplingWorker):
 
 
 def _shown(images: torch.Tensor) -> torch.Tensor:
-    """Images on the CPU; videos, which are large, with the eight bits that their files keep."""
-    return images.cpu() if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
+    """A copy of images on the CPU, as the rest of a shared forward would be sent with a part; videos, which are large,
+    with the eight bits that their files keep.
+    """
+    return images.to("cpu", copy=True) if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ class Deadlines(Section):
     explore: Seconds = 120.0
     """One micro-batch of previews; a unit of several gets this much for each."""
     regenerate: Seconds = 300.0
-    """Regeneration, audit or evaluation of one prompt; one unit of a pool in strategies of one stage."""
+    """Regeneration, audit or evaluation of one prompt; prompts that are evaluated in one forward get this much for
+    each. Also one unit of a pool in strategies of one stage.
+    """
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0
@@ -39,8 +41,8 @@ class Deadlines(Section):
     fetch: Seconds = 120.0
     """Fetching an answer, the samples of an iteration or their embeddings."""
     checkpoint: Seconds = 600.0
-    """Writing a checkpoint and its revision to the run folder and removing old ones; also whatever else the controller
-    reads or writes there: metrics, an evaluation, the report.
+    """Writing a checkpoint to the run folder and removing old ones; also whatever else the controller reads or writes
+    there: metrics, an evaluation, the report.
     """
     upload: Seconds = 600.0
     """Copying the last checkpoints and the report at the run's end, if `checkpoints.upload` is set."""

@@ -325,7 +325,7 @@ class EvaluationConfig(Section):
     samples: Positive = 4
     """Fixed addresses per prompt."""
     micro_batch: Natural = 0
-    """Samples in one forward, of as many whole prompts as fit; 0: those of one prompt. A larger one keeps a GPU busier
+    """Samples in one forward, of as many whole prompts as fit, and of one at least. A larger one keeps a GPU busier
     where the model or `samples` is small. It changes the last bits of a score.
     """
     steps: Positive = 10

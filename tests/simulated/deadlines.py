@@ -7,6 +7,7 @@ from typing import Any
 
 from solrl_ray.config.pools import encodes_on_cards
 from solrl_ray.config.schema import Config
+from solrl_ray.records import WorkUnit
 
 LEARNERS = {
     **dict.fromkeys(("start", "node", "address", "join", "load"), "start"),
@@ -40,6 +41,8 @@ def deadline(config: Config, role: str, method: str, arguments: tuple[Any, ...])
     seconds: float = getattr(deadlines, SAMPLERS[method])
     if method == "explore":
         return seconds * len(arguments[0].indices) / config.rollout.explore.micro_batch
+    if method in ("evaluate", "score"):
+        return seconds * next(1 + len(each.beside) for each in arguments if isinstance(each, WorkUnit))
     return seconds
 
 

@@ -52,6 +52,8 @@ class Shape:
     on_collapse: str = "warn"
     prune: str = "null"
     """How units of previews are pruned, after 1 of 3 steps."""
+    together: bool = False
+    """Whether held-out prompts are evaluated two at a time."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -72,7 +74,8 @@ class Shape:
                 if self.fallback
                 else []
             ),
-            f"evaluation={{every: {self.every}, prompts: 2, samples: 2, pictures: 0, reference: ''}}",
+            f"evaluation={{every: {self.every}, prompts: 2, samples: 2, micro_batch: {4 * self.together}, pictures: 0, "
+            "reference: ''}",
         )
 
 

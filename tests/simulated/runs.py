@@ -175,8 +175,8 @@ def _attempt(plan: Plan, config: Config, path: Any, promises: Promises, ended: E
 
 
 def _size(unit: WorkUnit) -> float:
-    """Of a preview: its micro-batches, of 4."""
-    return len(unit.indices) / 4 if unit.stage == "explore" else 1.0
+    """Of a preview: its micro-batches, of 4; of others: prompts."""
+    return len(unit.indices) / 4 if unit.stage == "explore" else 1.0 + len(unit.beside)
 
 
 async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, said: list[str]) -> bool:

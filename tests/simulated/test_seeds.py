@@ -213,6 +213,21 @@ def test_a_unit_that_is_three_micro_batches_may_take_three_times_as_long() -> No
     assert len(taken) > 20
 
 
+@pytest.mark.parametrize("kind", ["is slow", "dies before", "dies after", "hangs", "comes twice"])
+def test_prompts_that_are_evaluated_together_are_lost_together_and_may_take_twice_as_long(kind: str) -> None:
+    """A slow call takes 27 s; `DEADLINES` has 16 for a prompt."""
+    shape, taken = replace(WHOLE, every=1, together=True), 0
+    for call in range(4, 18):
+        ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1, faults=(Fault("regenerator", call, kind),)))
+        assert ended.digests == undisturbed(shape)
+        assert not ended.errors
+        if any("evaluate" in each.partition(" at ")[2] for each in ended.happened):
+            taken += 1
+            replaced = any("regenerator-0.1" in line for line in ended.trace)
+            assert replaced == (kind not in ("is slow", "comes twice"))
+    assert taken >= 2
+
+
 @pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs", "answers NaN"])
 def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
     for call in (5, 6, 7, 8):

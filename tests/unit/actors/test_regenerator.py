@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,3 +104,27 @@ def test_rewards_from_outside_that_fail_leave_nothing_behind(worker: Regenerator
     with pytest.raises(RewardError, match="no room for its network"):
         score(worker, config)
     assert worker._outside is None
+
+
+def test_an_answer_for_several_prompts_has_for_each_its_own_part_and_carries_no_other_pictures(
+    worker: Regenerator,
+) -> None:
+    prompts = [Prompt(id=name, text="") for name in "pqr"]
+    embeddings = [replace(EMBEDDING, prompt_id=prompt.id) for prompt in prompts]
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 64, 64).contiguous()
+    sampled = SimpleNamespace(
+        rewards=torch.arange(6.0), components=torch.empty(6, 0), images=images, reward_costs={"questions": 6}
+    )
+    worker._evaluate = SimpleNamespace(evaluate=lambda *_: sampled)  # type: ignore[assignment]
+    unit = replace(UNIT, indices=(0, 1), beside=("q", "r"))
+    sent = pickle.dumps(worker.evaluate(unit, prompts, 2, *embeddings))
+    found = pickle.loads(sent)
+    assert found.unit == unit
+    parts = [found, *found.beside]
+    assert [part.unit.prompt_id for part in parts] == ["p", "q", "r"]
+    assert [part.rewards for part in parts] == [(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)]
+    assert [part.reward_costs for part in parts] == [{"questions": 6}, {}, {}]
+    pictured = [part.images for part in parts]
+    assert [images is None for images in pictured] == [False, False, True]
+    assert [images[:, 0, 0, 0].tolist() for images in pictured[:2]] == [[0, 1], [2, 3]]
+    assert len(sent) < 5 * images[0].nbytes  # four are asked for
