@@ -42,6 +42,7 @@ TARGETS = {
     "qwen_image_edit": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "wan": ["to_q", "to_k", "ffn.net.2"],
+    "wan_i2v": ["to_q", "to_k", "ffn.net.2"],
     "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }
 """Family → LoRA targets."""
