@@ -276,7 +276,7 @@ SHOWN: dict[Break, list[Plan]] = {
     ],
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
     promises.does_not_tell_a_new_selector_what_the_journal_had: [Plan.of(160585)],
-    promises.waits_for_nobody_who_prepares: [Plan.of(132958), Plan.of(190348)],
+    promises.waits_for_nobody_who_prepares: [Plan.of(210002)],
     promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
     promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
     promises.charges_for_workers_that_leave: [

@@ -59,5 +59,6 @@ def test_what_is_held_is_the_same_after_twice_as_many_iterations(
         shape = replace(Plan.of(4).shape, iterations=iterations, staleness=1, every=1)
         assert runs.run(Plan(1, shape, explorers=explorers, regenerators=1, ranks=1)).digests
     few, many = held
+    # What was answered since the last look for late units is remembered, too.
     assert len(few) > 40
-    assert not {name: (few[name], many[name]) for name in many if many[name] > few[name] + REMEMBERED}
+    assert not {name: (few[name], many[name]) for name in many if many[name] > few[name] + 2 * REMEMBERED}
