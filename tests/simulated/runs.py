@@ -28,7 +28,6 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit
-from solrl_ray.report import data
 from solrl_ray.report.data import read_summary
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.resume import check_prompts
@@ -360,9 +359,6 @@ def judge(plan: Plan) -> tuple[str, tuple[Fault, ...]]:
     return said, ended.missed
 
 
-# A configuration is written as JSON, which is YAML too, and read as that when a result is checked: parsers of YAML take
-# a third of a run.
-run_folder.to_yaml = Config.model_dump_json
-data.load = lambda files: Config.model_validate_json(files[0].read_text())
+run_folder.to_yaml = Config.model_dump_json  # which is YAML too; with comments and lines it takes a fourth of a run
 worker.PING_SECONDS = fleet.NODES_SECONDS = 4.0  # instead of 2, which takes a tenth of a run
 gc.freeze()  # what is imported is never garbage: runs take a fifth less
