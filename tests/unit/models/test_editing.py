@@ -25,7 +25,7 @@ from torch import Tensor
 
 from solrl_ray import models
 from solrl_ray.config.guidance import Cfg
-from solrl_ray.config.schema import Model
+from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import stock_call
@@ -191,6 +191,7 @@ def test_in_bfloat16_the_latent_of_a_first_frame_is_rounded_once(tmp_path: Path)
 def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:
     identity = loaded(family.config(path)).text_identity()
     assert {"vae", "shape"} <= identity.keys()
+    assert loaded(family.config(path, decoding=Decoding(tiling=True))).text_identity() != identity
 
 
 def test_another_number_of_references_is_refused(family: Family, path: Path) -> None:
