@@ -138,11 +138,16 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
 
 
 def _check_preview(config: Config, sources: Sources) -> None:
-    """Raise `UserError` for latent frames that the videos do not have."""
-    chosen, model = config.rollout.preview.latent_frames, config.model
-    frames = FAMILIES[model.family].sizes.latent_frames(model.shapes[0])
+    """Raise `UserError` for latent frames that the videos do not have, or that are no seed's own."""
+    chosen, model, key = config.rollout.preview.latent_frames, config.model, "rollout.preview.latent_frames"
+    sizes = FAMILIES[model.family].sizes
+    frames = sizes.latent_frames(model.shapes[0])
+    if chosen == [0] and model.references and not sizes.adds_references:
+        raise UserError(
+            f"{key} ({sources.of(key)}) is [0], but the first latent frame of model.family {model.family!r} is the "
+            "prompt's picture, the same for all seeds; take later ones too, such as [0, 1]."
+        )
     if chosen and chosen[-1] >= frames:
-        key = "rollout.preview.latent_frames"
         raise UserError(
             f"{key} ({sources.of(key)}) is {chosen}, but {model.frames} frames (model.frames) are {frames} "
             f"latent frames, 0 to {frames - 1}."

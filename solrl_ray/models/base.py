@@ -86,6 +86,10 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         """Our initial noise in the format of the stock call."""
         return latents
 
+    def predicted(self, latents: Tensor) -> Tensor:
+        """A view of what the transformer predicts of latents; the rest is given."""
+        return latents
+
     @property
     def components(self) -> frozenset[Component]:
         """The loaded components."""

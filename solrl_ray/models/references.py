@@ -45,7 +45,8 @@ class SeesReferences(DiffusionModel):
         identity = super().text_identity(micro_batch)
         if not self.config.references:
             return identity
-        return identity | {"vae": fingerprint(self._module("vae")), "shape": str(self.shape)}
+        tiled = {"tiling": "true"} if self.config.decoding.tiling else {}  # which encodes in tiles, too
+        return identity | {"vae": fingerprint(self._module("vae")), "shape": str(self.shape)} | tiled
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         others = dict(embedding)

@@ -58,13 +58,16 @@ class ModelShapes:
 
 
 def shipped(model: Model) -> ModelShapes | None:
-    """The shapes of a checkpoint that this package knows by its id; None for others."""
-    return _shipped().get(model.path)
+    """The shapes of a checkpoint that this package knows by its id; None for others. Several families may take one
+    checkpoint; for another family they are those of one that does.
+    """
+    known = [shapes for path, shapes in _shipped() if path == model.path]
+    return next((shapes for shapes in known if shapes.family == model.family), known[0] if known else None)
 
 
 @cache
-def _shipped() -> dict[str, ModelShapes]:
-    return dict(_read(json.loads(file.read_bytes())) for file in sorted(FOLDER.glob("*.json")))
+def _shipped() -> tuple[tuple[str, ModelShapes], ...]:
+    return tuple(_read(json.loads(file.read_bytes())) for file in sorted(FOLDER.glob("*.json")))
 
 
 def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:

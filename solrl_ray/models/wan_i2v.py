@@ -29,6 +29,9 @@ class WanI2V(SeesReferences, Wan):
     INDEX = "WanPipeline"
     SIZES = sizes.WAN_I2V
 
+    def predicted(self, latents: Tensor) -> Tensor:
+        return latents[:, :, 1:]
+
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         picture = embedding[REFERENCE_TOKENS]
         times = (sigmas * TIMESTEPS)[:, None].expand(-1, self.image_tokens).clone()
@@ -46,8 +49,9 @@ class WanI2V(SeesReferences, Wan):
         return pixels.unsqueeze(2)
 
     def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
+        latents = latents.float()  # the stock pipeline rounds only what the transformer gets
         mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
-        return (latents - mean) / std
+        return ((latents - mean) / std).to(self.dtype)
 
     def _packed(self, latents: Tensor) -> Tensor:
         return latents

@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import UserError
+from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
@@ -162,11 +162,16 @@ def _settings(folder: Path, key: str) -> dict[str, Any]:
 def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
     """The checkpoint's folder, its newest file of weights, and the folder of Qwen2-VL."""
     folder = checkpoints.folder(config.path, [(SETTINGS,)], keys("path"), whole=True)
-    found: Sequence[Path] = list(folder.glob(f"checkpoint-*/{WEIGHTS}"))
+    found = {_step(file): file for file in folder.glob(f"checkpoint-*/{WEIGHTS}") if _step(file).isdecimal()}
     if not found:
-        raise UserError(
-            f"{keys('path')} is {config.path!r}, but no checkpoint-…/{WEIGHTS} is in {folder}; run `hf download "
-            f"{config.path}` on every machine that scores."
-        )
-    newest = max(found, key=lambda file: int(file.parent.name.rpartition("-")[2] or 0))
+        lacking = f"{keys('path')} is {config.path!r}, but no checkpoint-NUMBER/{WEIGHTS} is in {folder};"
+        if isinstance(paths.checkpoint(config.path, keys("path")), Path):
+            raise UserError(f"{lacking} copy it there.")
+        raise MissingCheckpoint(f"{lacking} run `hf download {config.path}` on every machine that scores.")
+    newest = found[max(found, key=int)]
     return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
+
+
+def _step(weights: Path) -> str:
+    """The NUMBER of ``checkpoint-NUMBER/model.pth``."""
+    return weights.parent.name.removeprefix("checkpoint-")

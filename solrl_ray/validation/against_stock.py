@@ -141,7 +141,7 @@ def forward(session: Session) -> list[Measure]:
     embedding, errors = session.batch(model, 1), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
-        errors.append(relative_error(velocity.cpu(), wanted))
+        errors.append(relative_error(model.predicted(velocity.cpu()), model.predicted(wanted)))
     largest, why = FORWARD_LIMITS[config.dtype]
     limit = largest * (2 * config.cfg.scale - 1), why  # guidance weights two velocities with s and s - 1
     return [
@@ -166,7 +166,9 @@ def picture(session: Session) -> list[Measure]:
     embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)
-    ours, decoded = model.decode(latents).cpu(), model.decode(final.to(session.device)).cpu()
+    ends = latents.clone()  # what is given of them comes into the stock pipeline's after its last step
+    model.predicted(ends).copy_(model.predicted(final))
+    ours, decoded = model.decode(latents).cpu(), model.decode(ends).cpu()
     session.pictures["ours, same noise"] = [ours[0]]
     limit = PICTURE_LIMITS[session.config.model.dtype]
     return [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import model_shapes
 import pytest
 
-from solrl_ray.cli import model_facts, preflight
-from solrl_ray.config.loading import load
+from solrl_ray.cli import model_facts, outline, preflight
+from solrl_ray.config.loading import Sources, load
+from solrl_ray.errors import UserError
 from solrl_ray.models import shapes
 from tests.support.command_line import refusal, solrl
 from tests.support.processes import python
@@ -27,8 +29,10 @@ raise SystemExit(status)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_shapes_in_the_package_are_those_of_the_architecture(name: str) -> None:
-    made, stored = model_shapes.made(name), shapes.shipped(model_shapes.configuration(name))
+    config = model_shapes.configuration(name)
+    made, stored = model_shapes.made(name), shapes.shipped(config)
     assert stored is not None
+    assert stored.family == config.family  # two of them may take one checkpoint
     assert dict(stored.linears) == dict(made.linears)
     assert list(stored.transformer) == [key for key in shapes.SETTINGS if key in made.transformer]
     assert all(made.transformer[key] == value for key, value in stored.transformer.items())
@@ -54,6 +58,19 @@ def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_pa
     assert "model.path (" in said.partition("note: before the run starts: ")[2]
     assert "rewards.0.path (" in said
     assert "an iteration on 1 × NVIDIA H200" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "is_refused"), [("_i2v", [0], True), ("_i2v", [0, 1], False), ("", [0], False)]
+)
+def test_previews_of_the_given_picture_alone_are_refused(name: str, chosen: list[int], is_refused: bool) -> None:
+    """All seeds of a prompt would have equal scores."""
+    settings = "rollout.explore.precision=bf16", f"rollout.preview.latent_frames={chosen}"
+    config = load([CONFIGS / "demo.yaml", CONFIGS / "models" / f"wan22_5b{name}.yaml"], settings)
+    found = shapes.shipped(config.model)
+    assert found is not None
+    with pytest.raises(UserError, match=r"latent_frames .*\[0, 1\]") if is_refused else nullcontext():
+        outline.facts_of(config, Sources(), found, "bf16")
 
 
 def test_a_family_that_is_not_the_models_is_refused(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

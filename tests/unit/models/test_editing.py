@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
+    AutoencoderKLWan,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
     FluxKontextPipeline,
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from solrl_ray import models
 from solrl_ray.config.guidance import Cfg
-from solrl_ray.config.schema import Model
+from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import stock_call
@@ -174,9 +175,23 @@ def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Pat
     assert together[0][REFERENCE_TOKENS].shape == shape
 
 
+def test_in_bfloat16_the_latent_of_a_first_frame_is_rounded_once(tmp_path: Path) -> None:
+    """As the stock pipeline's, which brings it to its scale in float32."""
+    family = next(each for each in FAMILIES if each.name == "wan_i2v")
+    path = family.build(tmp_path / "pipeline")
+    model, given = loaded(family.config(path, dtype="bfloat16")), family.pictures()
+    (encoded,) = model.encode_seeing([TEXT], [given])
+    vae = AutoencoderKLWan.from_pretrained(path / "vae", torch_dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        latents = vae.encode((given[:, :, None].float() / 127.5 - 1).bfloat16()).latent_dist.mode()[0].float()
+    mean, std = (torch.tensor(each)[:, None, None, None] for each in (vae.config.latents_mean, vae.config.latents_std))
+    assert torch.equal(encoded[REFERENCE_TOKENS], ((latents - mean) / std).bfloat16())
+
+
 def test_the_identity_of_embeddings_knows_the_autoencoder(family: Family, path: Path) -> None:
     identity = loaded(family.config(path)).text_identity()
     assert {"vae", "shape"} <= identity.keys()
+    assert loaded(family.config(path, decoding=Decoding(tiling=True))).text_identity() != identity
 
 
 def test_another_number_of_references_is_refused(family: Family, path: Path) -> None:

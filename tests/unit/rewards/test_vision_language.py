@@ -222,6 +222,10 @@ def test_videoreward_is_the_sum_of_three_qualities_of_the_published_network(
     ("spoil", "said"),
     [
         (lambda folder: shutil.rmtree(folder / "checkpoint-200"), ["rewards[0].path", "model.pth"]),
+        (
+            lambda folder: [(folder / f"checkpoint-{n}").rename(folder / f"checkpoint-{n}x") for n in (9, 200)],
+            ["rewards[0].path", "checkpoint-NUMBER/model.pth", "copy it there"],
+        ),
         (lambda folder: (folder / "checkpoint-200" / "model.pth").write_bytes(b"x"), ["rewards[0].path", "model.pth"]),
         (lambda folder: (folder / "model_config.json").write_text("{}"), ["rewards[0].path", "max_frame_pixels"]),
         (lambda folder: (folder / "model_config.json").unlink(), ["rewards[0].path", "model_config.json"]),

@@ -107,7 +107,7 @@ def test_a_sound_model_of_every_family_passes(
     assert len(rows) == 5  # stock, ours, samples, previews in full precision and emulated
     with Image.open(tmp_path / "out" / "pictures.png") as sheet:
         gap, side = GAP, (sheet.height - GAP) // len(rows) - GAP
-        shown = 5 if family in ("sana_video", "wan") else 1  # frames of a strip
+        shown = 5 if family in ("sana_video", "wan", "wan_i2v") else 1  # frames of a strip
         assert sheet.size == (gap + 2 * (shown * side + gap), gap + 5 * (side + gap))
 
 
