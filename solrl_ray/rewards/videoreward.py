@@ -70,9 +70,9 @@ class VideoReward(qwen_vl.QwenVLReward):
         self._head = head.expand(len(QUALITIES), -1).to(self._device)
         self._frames = frames
         self._tokens = processor.tokenizer.convert_tokens_to_ids(list(TOKENS))
-        scale = settings.get("inference_config") or {}
-        self._mean = torch.tensor([scale.get(f"{quality}_mean", 0.0) for quality in QUALITIES], device=self._device)
-        self._std = torch.tensor([scale.get(f"{quality}_std", 1.0) for quality in QUALITIES], device=self._device)
+        scale = settings["inference_config"]
+        self._mean = torch.tensor([float(scale[f"{quality}_mean"]) for quality in QUALITIES], device=self._device)
+        self._std = torch.tensor([float(scale[f"{quality}_std"]) for quality in QUALITIES], device=self._device)
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
@@ -87,9 +87,11 @@ class VideoReward(qwen_vl.QwenVLReward):
         processor.tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
         sizes = Qwen2VLConfig.from_pretrained(str(base))
         sizes.text_config.vocab_size = len(processor.tokenizer)
-        weights = merged(
-            checkpoints.read_torch(weights_file.parent, WEIGHTS, keys("path")), settings.get("peft_lora_config") or {}
-        )
+        state = checkpoints.read_torch(weights_file.parent, WEIGHTS, keys("path"))
+        try:
+            weights = merged(state, settings.get("peft_lora_config") or {})
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise UserError(paths.unreadable(folder, WEIGHTS, keys("path"), error)[:600]) from error
         head = weights.pop("rm_head.weight", torch.empty(0, 0)).float()
         if head.shape not in ((1, sizes.text_config.hidden_size), (len(QUALITIES), sizes.text_config.hidden_size)):
             raise UserError(
@@ -154,8 +156,13 @@ def merged(state: Mapping[str, Tensor], lora: Mapping[str, Any]) -> dict[str, Te
 
 def _settings(folder: Path, key: str) -> dict[str, Any]:
     settings = paths.read_json(folder, SETTINGS, key)
-    if not isinstance(settings.get("data_config"), dict) or "max_frame_pixels" not in settings["data_config"]:
-        raise UserError(paths.unreadable(folder, SETTINGS, key, ValueError("it has no data_config.max_frame_pixels")))
+    needed = {"data_config": ["max_frame_pixels"]}
+    needed |= {"inference_config": [f"{quality}_{part}" for quality in QUALITIES for part in ("mean", "std")]}
+    for section, names in needed.items():
+        values = settings.get(section)
+        for name in names:
+            if not isinstance(values, dict) or not isinstance(values.get(name), int | float):
+                raise UserError(paths.unreadable(folder, SETTINGS, key, ValueError(f"it has no {section}.{name}")))
     return settings
 
 

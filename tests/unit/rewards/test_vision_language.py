@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,11 @@ def test_a_checkpoint_of_another_type_is_refused(hpsv3_parts: tuple[Path, Path, 
         rewards.load([RewardConfig(kind="unifiedreward", path=str(base))], "cpu")
 
 
+def without(folder: Path, section: str) -> None:
+    file = folder / "model_config.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != section}))
+
+
 VIDEO = {"count": 6, "combine": "together"}
 
 
@@ -228,6 +234,8 @@ def test_videoreward_is_the_sum_of_three_qualities_of_the_published_network(
         ),
         (lambda folder: (folder / "checkpoint-200" / "model.pth").write_bytes(b"x"), ["rewards[0].path", "model.pth"]),
         (lambda folder: (folder / "model_config.json").write_text("{}"), ["rewards[0].path", "max_frame_pixels"]),
+        (lambda folder: without(folder, "inference_config"), ["rewards[0].path", "inference_config.VQ_mean"]),
+        (lambda folder: without(folder, "peft_lora_config"), ["rewards[0].path", "model.pth", "lora_alpha"]),
         (lambda folder: (folder / "model_config.json").unlink(), ["rewards[0].path", "model_config.json"]),
     ],
 )
