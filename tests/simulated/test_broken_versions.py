@@ -266,7 +266,11 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
 ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
-GIVEN_UP = [replace(ONE, seed=seed, evaluations=((call, 1),)) for seed in range(1, 6) for call in range(40, 76, 3)]
+GIVEN_UP = [
+    replace(ONE, seed=seed, evaluations=((call, 1),))
+    for call in (*range(31, 34), *range(40, 76, 3))
+    for seed in range(1, 6)
+]
 SHOWN: dict[Break, list[Plan]] = {
     waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
     does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],

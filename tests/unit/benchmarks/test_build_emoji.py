@@ -222,6 +222,7 @@ def test_flow_matching_learns_to_draw_what_captions_say(tmp_path: Path) -> None:
     assert guided[2].mean() > made[2].mean()
 
 
+@pytest.mark.slow
 def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_reward_is_that_of_the_right_clip_and_half_of_it_is_its_end() -> Non
     assert scores.words_of_both(videos[:2], said[:2]).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_model_is_trained_in_parts_to_what_a_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "EVERY", 4)
     device = torch.device("cpu")
