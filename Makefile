@@ -77,14 +77,13 @@ demo: $(READY)
 	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
 	fi
 
-# Two processes, and three for system and chaos tests, which mostly wait: for processes that start, and for deadlines. Each
-# of those has a local Ray of its own; the undisturbed run that the others must equal, and the process of which workers
-# are forks, are there once. Whoever has a GPU wants it alone; where there is no device file of one, tests/gpu would only
-# be skipped.
+# Two processes each. Each of those with system and chaos tests has a local Ray of its own; the undisturbed run that the
+# others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone; where
+# there is no device file of one, tests/gpu would only be skipped.
 test: CHOSEN := not slow
 test-all: CHOSEN := slow or not slow
 GPU := $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),"tests/gpu")
-PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" "-n 3 --dist loadfile --no-loadscope-reorder tests/chaos tests/system" $(GPU)
+PARTS := "-n 2 --dist worksteal tests/unit tests/simulated" "-n 2 --dist loadfile tests/system tests/chaos" $(GPU)
 test test-all: $(READY)
 	@set -e; \
 	for part in $(PARTS); do \

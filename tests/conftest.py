@@ -19,14 +19,6 @@ from solrl_ray.config.schema import Config
 from tests.support import forkserver
 from tests.support.small import folder, small_config
 
-LONGEST = ("test_soak.py", "test_jobs.py", "test_cards.py", "test_nodes.py", "test_wheel.py", "test_learner_group.py")
-"""Files of tests that take longest."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin first: if one were the last, the other processes would wait for it."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
-
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
