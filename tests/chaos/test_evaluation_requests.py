@@ -231,7 +231,7 @@ class Busy:
         return f"progress of {name}"
 
 
-@pytest.mark.parametrize("late", [2, 3])
+@pytest.mark.parametrize("late", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_ended(
     late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def explorers(progress: Progress) -> dict[str, str]:
     return {name: state for name, state in progress.workers.items() if name.startswith("explorer")}
 
 
+@pytest.mark.slow  # a pool is scaled in the soak, too
 def test_explorers_that_come_and_go_do_not_change_the_result(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
