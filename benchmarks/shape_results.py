@@ -48,7 +48,7 @@ BASE, REAL = 0.45, 0.95
 SHARES = (0.75, 0.9, 0.95)
 PROGRESS = (0.25, 0.5, 0.75, 1.0)
 """Of what 24 of 24 reaches."""
-RATES = (1e-3, 5e-4, 2e-3)
+RATES = (1e-3, 5e-4, 2e-3, 4e-3)
 SEEDS = (42, 43, 44, 45, 46)
 NEAR, FRONT, LONG = 2.0, 3, 200
 LARGEST_MICRO_BATCH, PRUNE_AFTER = 24, 2

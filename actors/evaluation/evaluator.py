@@ -85,9 +85,10 @@ class Evaluation(Owner):
         prompts = [self._prompts[prompt_id] for prompt_id in (unit.prompt_id, *unit.beside)]
         pictured = sum(prompt.id in self._pictured for prompt in prompts)
         how = (self._config,) if self._method == "score" else ()
-        # References in a list would not be resolved.
-        lacking = self._method == "score_reference"
-        embeddings = [self._embeddings[each.id] for each in prompts if not lacking or each.id in self._embeddings]
+        ids = [prompt.id for prompt in prompts]
+        if self._method == "score_reference":
+            ids = [one for one in ids if one in self._embeddings]
+        embeddings = [self._embeddings[one] for one in ids]  # by themselves: references in a list are not resolved
         return self._method, (*how, unit, prompts, pictured, *embeddings), 1
 
     async def judge(self, answer: Answer) -> Evaluated:

@@ -278,7 +278,7 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
     decoder=WAN_VAE,
     other_decoders={16: WAN22_VAE},
 )
-# Each token has its own timestep and modulation: six more values a channel, and six that blocks share.
+# Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
 WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
     patch=2,

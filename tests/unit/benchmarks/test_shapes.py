@@ -97,7 +97,7 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
     fast, slow, one = "4x1_8of48", "4x1_8of96", "4x1_8of8"
     names = (fast, slow, one, REFERENCE)
-    first, second, third = (f"{rate:g}" for rate in shape_results.RATES)
+    first, second, third, _ = (f"{rate:g}" for rate in shape_results.RATES)
     assert shapes.wanted("screen", {}, names) == [Key(name, shape_results.RATES[0], SEEDS[0]) for name in names]
     runs: shape_results.Runs = {
         fast: {first: {"42": run(0.45, 0.95)}},
