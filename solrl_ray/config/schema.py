@@ -276,9 +276,7 @@ class Schedule(Section):
 
 class LearnerConfig(Section):
     world_size: Positive = 1
-    """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
-    zero_stage: Literal[1, 2] = 1
-    """DeepSpeed ZeRO: 1 shares the optimiser state between the ranks, 2 the gradients as well."""
+    """Ranks of the learner group, which share the optimiser's state (ZeRO-1). Fixes the LoRA digest."""
     micro_batch: Positive = 12
     """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""
     updates: Positive = 1

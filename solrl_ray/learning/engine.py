@@ -2,7 +2,7 @@
 
 DeepSpeed touches little. The engine's module holds only the trained factors, so the base weights are neither cast,
 moved nor broadcast. Its mixed precision stays off: the factors are float32, and the model decides the arithmetic of its
-forward. The engine reduces gradients (once an update under ZeRO-1, once a backward under ZeRO-2), clips them by their
+forward. The engine (ZeRO-1) reduces gradients once an update, clips them by their
 global norm, and runs AdamW on this rank's slice of one flat float32 vector of all factors, in the given order.
 """
 
@@ -148,7 +148,7 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        sample = GradientSample(factors, accumulated=config.zero_stage == 1)
+        sample = GradientSample(factors)
         # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
         # compiler: two seconds of each start.
         with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
@@ -240,7 +240,7 @@ def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
         "gradient_clipping": config.gradient_clip,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": config.zero_stage,
+            "stage": 1,
             "reduce_bucket_size": numel,
             "allgather_bucket_size": 2 * math.ceil(numel / 2),
             "overlap_comm": False,

@@ -10,8 +10,7 @@
                                                              └─► decay of `old` ─► revision + 1
 
 Randomness is addressed, the order of all sums is fixed, and the input is only full-precision samples with
-full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size and ZeRO
-stage.
+full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size.
 """
 
 from __future__ import annotations
@@ -246,17 +245,15 @@ class Learner:
             self._engine.sample.begin()
             part.old_is_default = self._old_is_default()
         known = update.advantages(self._config)
-        # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples so far.
-        alone = self._config.learner.zero_stage == 1
         while part.slots or part.prepared:
             last = len(part.slots) + len(part.prepared) == 1
-            if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or (alone and not last)):
+            if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or not last):
                 one = part.prepared.popleft().to(self._model.device)
                 advantages = torch.from_numpy(known[list(one.slots.samples)])
                 self._learn(update, part, one, advantages.to(self._model.device), last=last)
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
-                is_next = final or (alone and len(known) > one.slots.samples[-1])
+                is_next = final or len(known) > one.slots.samples[-1]
                 # Only the micro-batch at work stays on the device.
                 part.prepared.append(one if is_next else one.to("cpu"))
             else:
@@ -373,7 +370,7 @@ class Learner:
         return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **on_host)
 
     def load(self, state: LearnerState) -> None:
-        """Continue from `state`, whatever world size or ZeRO stage it was made at.
+        """Continue from `state`, whatever world size it was made at.
 
         Raises:
             UserError: it belongs to another model or LoRA configuration.

@@ -29,13 +29,11 @@ class GradientSample:
     Must be made before DeepSpeed hooks on to the factors: it reads a gradient before that takes it away.
     """
 
-    def __init__(self, factors: Sequence[torch.nn.Parameter], *, accumulated: bool) -> None:
-        """`accumulated`: whether a factor's ``.grad`` is the sum over passes (ZeRO-1), or of one alone (ZeRO-2)."""
+    def __init__(self, factors: Sequence[torch.nn.Parameter]) -> None:
         stride = math.ceil(sum(factor.numel() for factor in factors) / ELEMENTS)
         sizes = [math.ceil(factor.numel() / stride) for factor in factors]
         self._sum = torch.zeros(sum(sizes), device=factors[0].device)
         self._before = torch.zeros_like(self._sum)
-        self._accumulated = accumulated
         self.wanted = False
         """Whether a piece ends with the next backward."""
         self._hooks = [
@@ -59,13 +57,8 @@ class GradientSample:
             hook.remove()
 
     def _take(self, factor: torch.Tensor, *, stride: int, into: torch.Tensor) -> None:
-        if factor.grad is None or not (self.wanted or not self._accumulated):
-            return
-        sampled = factor.grad.detach().reshape(-1)[::stride]
-        if self._accumulated:
-            into.copy_(sampled)
-        else:
-            into.add_(sampled)
+        if factor.grad is not None and self.wanted:
+            into.copy_(factor.grad.detach().reshape(-1)[::stride])
 
 
 def ended_groups(part: range, sizes: Sequence[int], ends: Sequence[int]) -> list[int]:
