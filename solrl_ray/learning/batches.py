@@ -162,8 +162,6 @@ def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
     Args:
         sizes: samples of each group.
     """
-    if not 1 <= count <= len(sizes):
-        raise ValueError(f"{len(sizes)} groups cannot be cut into {count} parts")
     cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
 

@@ -135,9 +135,6 @@ class Engine:
         """`velocity` is the trained forward. `factors` move into one flat vector: their ``.data`` changes."""
         import deepspeed
 
-        wrong = [tuple(f.shape) for f in factors if f.dtype != torch.float32 or not f.requires_grad]
-        if wrong or not factors:
-            raise ValueError(f"the engine trains float32 factors that require gradients; got {wrong or 'none'}")
         adamw = config.optimizer
         optimizer = torch.optim.AdamW(
             factors,

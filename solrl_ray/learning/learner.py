@@ -55,15 +55,8 @@ class Learner:
     def __init__(self, config: Config, model: DiffusionModel, rank: int, world_size: int) -> None:
         """Attach the adapters to `model.transformer` at revision 0.
 
-        Raises:
-            RunError: the process group was not joined, or as another rank.
-            UserError: the learner cannot be compiled as configured.
+        Raises UserError if the learner cannot be compiled as configured.
         """
-        if not torch.distributed.is_initialized():
-            raise RunError("the learner's process group was not joined")
-        joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if joined != (rank, world_size):
-            raise RunError(f"learner {rank} of {world_size} joined its group as {joined[0]} of {joined[1]}")
         self._config, self._model = config, model
         self._rank, self._world_size = rank, world_size
         self._updates = self._steps = self._rollbacks = 0

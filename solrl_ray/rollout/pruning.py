@@ -19,9 +19,6 @@ from solrl_ray.rollout.selection import extremes
 def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
     """Positions of the `keep` members that continue, rising: half of them with the highest early scores, half with the
     lowest; of equal scores the earlier member is better.
-
-    Raises:
-        ValueError: fewer than `keep` scores, or `keep` is below 2.
     """
     best, worst = extremes(early, keep)
     return tuple(sorted(best + worst))

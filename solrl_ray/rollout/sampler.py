@@ -145,8 +145,6 @@ class Sampler:
         self._record = record
         self._previewed_frames = config.rollout.preview.latent_frames
         self._regenerate_steps = config.rollout.regenerate.steps
-        if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
-            raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
 
     @torch.no_grad()
     def warm_up(self, embedding: PromptEmbedding) -> None:
@@ -159,12 +157,7 @@ class Sampler:
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
-        """Sample a unit; previews may be pruned, samples may not.
-
-        Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
-        """
-        if unit.prune is not None:
-            raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
+        """Sample a unit. Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
         batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)

@@ -18,15 +18,10 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     Args:
         image_tokens: image tokens of the transformer; the shifts of ``flux`` and ``flux2`` depend on it.
 
-    Raises:
-        ValueError: `steps` is below 1.
-
     Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206), its dynamic
     exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); `compute_empirical_mu` of
     diffusers' FLUX.2 pipelines; Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
     """
-    if steps < 1:
-        raise ValueError(f"a sigma grid needs at least one step, got {steps}")
     if schedule.kind == "linear":
         return _linspace(1.0, 0.0, steps + 1)
     if schedule.kind == "shift":

@@ -284,9 +284,7 @@ def test_a_loss_that_is_not_finite_stops_the_update_before_any_weight_moves(buil
         learner.update(1, groups(1), embeddings())
 
 
-def test_the_engine_takes_float32_and_stops_at_a_gradient_that_is_not_finite(group_of_one: None) -> None:
-    with pytest.raises(ValueError, match="float32 factors"):
-        Engine.build(LearnerConfig(), [torch.nn.Parameter(torch.zeros(3).bfloat16())], lambda: torch.zeros(()))
+def test_the_engine_stops_at_a_gradient_that_is_not_finite(group_of_one: None) -> None:
     weight = torch.nn.Parameter(torch.tensor([0.0, 1.0]))
     engine = Engine.build(LearnerConfig(), [weight], lambda scale: (weight * scale).sqrt())
     engine.backward(engine.velocity(torch.ones(2)).sum(), last=True)  # d sqrt(0) is infinite, its value is not
