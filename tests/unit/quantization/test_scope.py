@@ -97,8 +97,3 @@ def test_a_tier_that_the_device_lacks_is_refused_with_those_that_it_has() -> Non
     sentence = r"tier fp8 does not run on cpu: .* 8\.9 or newer; there .* may be nvfp4-emulated, or unquantised"
     with pytest.raises(UserError, match=sentence):
         quantize_(transformer(), "fp8", QuantizationScope())
-
-
-def test_a_tier_that_nobody_has_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="precision is 'int4', but this version runs only float32, bf16, nvfp4"):
-        quantize_(transformer(), "int4", QuantizationScope())
