@@ -118,7 +118,7 @@ class RunComponents:
             self.fleet.router,
             self.telemetry,
             replacements=self.fleet.replacements,
-            publication=self.fleet.publication_counts,
+            publication=lambda: dict(self.fleet.publication_counts),
         )
         await self.embeddings.await_encoder()
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once

@@ -119,7 +119,8 @@ class OpenIteration(Owner):
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-            wanted = [unit for unit in wanted if not self._is_done(unit)]
+            done = {"audit": self.audits, "regenerate": self.groups}
+            wanted = [unit for unit in wanted if unit.prompt_id not in done[unit.stage]]
         if self.plan.one_stage:
             for unit in wanted:
                 await self._assemble(unit, samples)
@@ -161,9 +162,6 @@ class OpenIteration(Owner):
             priority = self.plan.iteration * _PRIORITIES + _PRIORITY[stage]
             results += self._router.request(self, same, pool, priority=priority)
         return results
-
-    def _is_done(self, unit: WorkUnit) -> bool:
-        return unit.prompt_id in (self.audits if unit.stage == "audit" else self.groups)
 
     def _give_to_learner(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
         self.groups[prompt_id], self.rewards[prompt_id] = group, rewards

@@ -68,7 +68,8 @@ def _found(name: str, there: Mapping[str, Path]) -> Path:
 
 def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
     """Raise UserError if a file that `path` includes would replace an earlier one of its kind."""
-    included = _included(path)
+    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
+    included = [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
     for part in included:
         for before in earlier:
             if kind_of(before) == kind_of(part) and before.stem != part.stem:
@@ -77,12 +78,6 @@ def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
                     f"{path.stem} includes {part.stem}, which would replace {before.stem}: both are {kind_of(part)}, "
                     f"and a run has one; name {instead} instead, or leave out {before.stem}."
                 )
-
-
-def _included(path: Path) -> list[Path]:
-    """Files that one of this package's includes itself."""
-    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
-    return [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
 
 
 def kind_of(path: Path) -> str:

@@ -125,16 +125,14 @@ def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[ran
 
 
 def rank_slots(parts: Sequence[range], *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
-    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number."""
-    end = parts[-1].stop
-    whole_rounds = [*parts, *[range(end, end)] * (-len(parts) % world_size)]
-    return [_filled_up(part, end - 1, micro_batch) for part in whole_rounds[rank::world_size]]
-
-
-def _filled_up(part: range, last: int, micro_batch: int) -> Slots:
-    """`part`, and repetitions of its last sample; if it is empty, of the sample `last`."""
-    missing, repeated = micro_batch - len(part), part[-1] if part else last
-    return Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing))
+    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number. Each is filled up with its
+    last sample; one without any, with the last of all.
+    """
+    end, found = parts[-1].stop, []
+    for part in [*parts, *[range(end, end)] * (-len(parts) % world_size)][rank::world_size]:
+        missing, repeated = micro_batch - len(part), part[-1] if part else end - 1
+        found.append(Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing)))
+    return found
 
 
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:

@@ -196,8 +196,11 @@ class Engine:
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
         """Take over moments made at any world size, the step count, and the present factors."""
         flat, states = self._internals()
+        size, ranks, rank = flat.numel(), torch.distributed.get_world_size(), torch.distributed.get_rank()
         for key in MOMENTS:
-            states[flat][key].copy_(self._own_slice(moments[key], flat.numel()))
+            whole = torch.cat([moment.reshape(-1) for moment in moments[key]])
+            padded = torch.nn.functional.pad(whole, (0, size * ranks - whole.numel()))
+            states[flat][key].copy_(padded.split(size)[rank])
         states[flat]["step"].fill_(float(steps))
         self.deepspeed.optimizer.refresh_fp32_params()
 
@@ -221,11 +224,6 @@ class Engine:
         sizes = [f.numel() for f in self.factors]
         pieces = whole[: sum(sizes)].split(sizes)
         return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
-
-    def _own_slice(self, tensors: list[torch.Tensor], size: int) -> torch.Tensor:
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        padded = torch.nn.functional.pad(flat, (0, size * torch.distributed.get_world_size() - flat.numel()))
-        return padded.split(size)[torch.distributed.get_rank()]
 
 
 def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:

@@ -81,12 +81,6 @@ class Previewed:
     """As of `Sampled`, for both scorings."""
 
 
-def _estimate(state: State) -> Tensor:
-    """The estimate of x0, after at least one step."""
-    assert state.x0 is not None
-    return state.x0
-
-
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
     """The addresses of a unit's initial noise.
 
@@ -213,7 +207,8 @@ class Sampler:
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        early = torch.cat([scored(self._decode_preview(_estimate(state))) for state in begun])[:count]
+        estimates = [state.x0 for state in begun if state.x0 is not None]  # which all have after a step
+        early = torch.cat([scored(self._decode_preview(x0)) for x0 in estimates])[:count]
         deciding = early[:, 0]
         if self._weights:
             deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()

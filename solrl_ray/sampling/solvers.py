@@ -98,13 +98,10 @@ def _second_order_weight(sigmas: list[float], step: int) -> float:
     """
     if step == 0 or step == len(sigmas) - 2:
         return 0.0
-    before, here, after = (_log_snr(sigma) for sigma in sigmas[step - 1 : step + 2])
+    before, here, after = (
+        -math.inf if sigma == 1.0 else math.log(1.0 - sigma) - math.log(sigma) for sigma in sigmas[step - 1 : step + 2]
+    )
     return (after - here) / (2.0 * (here - before))
-
-
-def _log_snr(sigma: float) -> float:
-    """lambda = ln(alpha / sigma) with alpha = 1 - sigma."""
-    return -math.inf if sigma == 1.0 else math.log(1.0 - sigma) - math.log(sigma)
 
 
 _STEPS = {"euler": _euler, "dpm2": _dpm2}

@@ -137,6 +137,7 @@ class Publisher:
                 amax[module] = fitting
                 bumped += [module] if fitting != self._frozen_amax[module] else []
         _check_finite(extremes, revision)
+        self._base_stamps |= {m: stamp(self._base[m]) for m in modules if m not in self._base_stamps}
         of_factors = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
         stated = quantized.result()
         held = {REGENERATOR: merged.result()}
@@ -146,7 +147,7 @@ class Publisher:
         return RevisionShard(
             revision=revision,
             policy=policy,
-            base={f"{module}.weight": self._base_stamp(module) for module in modules},
+            base={f"{module}.weight": self._base_stamps[module] for module in modules},
             formats={m: self._formats[m] for m in modules if policy == "old" and m in self._formats},
             amax=amax,
             bumped=tuple(bumped),
@@ -166,11 +167,6 @@ class Publisher:
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax, finite=rounded is merged).items()}, amax
-
-    def _base_stamp(self, module: str) -> Stamp:
-        if module not in self._base_stamps:
-            self._base_stamps[module] = stamp(self._base[module])
-        return self._base_stamps[module]
 
     @property
     def _scaling(self) -> float:
