@@ -106,8 +106,7 @@ class OpenIteration(Owner):
         """Explore a prompt's pool, have the selector choose, sample the chosen seeds again, and give the group to the
         learner.
 
-        Args:
-            wanted: the units of the prompt that the selector wants: a resumed run begins on the way.
+        `wanted`: the units of the prompt that the selector wants: a resumed run begins on the way.
         """
         samples: dict[WorkUnit, Any] = {}
         """In one stage: references of the pool's samples."""

@@ -112,8 +112,7 @@ class ActorFactory:
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `reserve_learner_bundles`, if there is one.
 
-        Args:
-            rebuilt: how often the group was, as part of the name.
+        `rebuilt`: how often the group was, as part of the name.
         """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):

@@ -31,8 +31,7 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     A name is a word without slash and ending, unless such a file exists. Names come first, sorted by kind; then files,
     in the given order. So a user's file wins over every name.
 
-    Args:
-        several: they are not merged: a kind may have several, and all stay in the given order.
+    `several`: they are not merged: a kind may have several, and all stay in the given order.
 
     Raises `UserError`: no configuration of that name, two of a kind that replace each other, or one that another one
     replaces by what it includes.

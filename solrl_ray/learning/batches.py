@@ -40,9 +40,8 @@ def check_groups(
         checked: number of first groups that were checked before.
         transitions: length of each sample's trajectory; 0 if the objective needs none.
 
-    Raises:
-        RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
-            that are not finite, missing trajectories; the message names the prompt.
+    Raises RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
+    that are not finite, missing trajectories; the message names the prompt.
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
@@ -114,8 +113,7 @@ class Slots:
 def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[range]:
     """Consecutive positions in parts of `micro_batch`, the last one perhaps shorter.
 
-    Args:
-        sizes: of the iteration's groups, if no part may have samples of two of them.
+    `sizes`: of the iteration's groups, if no part may have samples of two of them.
     """
     inner = [end for end in accumulate(sizes) if samples.start < end < samples.stop]
     bounds = pairwise([samples.start, *inner, samples.stop])
@@ -138,8 +136,7 @@ def rank_slots(parts: Sequence[range], *, micro_batch: int, rank: int, world_siz
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
     """The micro-batch of `slots`.
 
-    Args:
-        samples: (group, position inside the group) in sample order, at least as far as the slots reach.
+    `samples`: (group, position inside the group) in sample order, at least as far as the slots reach.
     """
     chosen = [samples[i] for i in slots.samples]
     paths = [(group.trajectory, k) for group, k in chosen if group.trajectory is not None]
@@ -157,8 +154,7 @@ def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBat
 def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
     """Splits the groups, in prompt order, into `count` parts as even as possible: positions of their samples.
 
-    Args:
-        sizes: samples of each group.
+    `sizes`: samples of each group.
     """
     cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]

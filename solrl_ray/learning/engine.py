@@ -58,8 +58,7 @@ def process_group(
         one_host: every rank is on this machine; gloo then uses only the loopback interface.
         network: interface of both back-ends; empty: they choose.
 
-    Raises:
-        RunError: DeepSpeed was already set up for another kind of device in this process.
+    Raises RunError: DeepSpeed was already set up for another kind of device in this process.
     """
     os.environ.update(
         RANK=str(rank),
@@ -178,8 +177,7 @@ class Engine:
         """Clip, run AdamW with learning rate `lr`, gather the new factors on every rank; returns the global gradient
         norm before clipping.
 
-        Raises:
-            RunError: the gradient is not finite; factors and moments are unchanged.
+        Raises RunError: the gradient is not finite; factors and moments are unchanged.
         """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr

@@ -89,8 +89,7 @@ class Learner:
         """Compile one kind of passes, for a micro-batch of one shape; returns seconds. Changes no state and is not
         collective.
 
-        Args:
-            shape: None: the only one of the run.
+        `shape`: None: the only one of the run.
         """
         started = time.perf_counter()
         self._passes.warm_up(policy, embedding, shape)
@@ -117,11 +116,8 @@ class Learner:
     def begin(self, iteration: int, sizes: Sequence[int]) -> None:
         """Open the update of an iteration, unless it is open. Not collective.
 
-        Args:
-            sizes: samples of each prompt, in prompt order.
-
-        Raises:
-            RunError: another update is open, or one failed half-way.
+        `sizes`: samples of each prompt, in prompt order. Raises RunError: another update is open, or one failed
+        half-way.
         """
         self._check_whole()
         if self._open is not None and self._open.iteration == iteration:
@@ -151,8 +147,7 @@ class Learner:
         """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
         ranks.
 
-        Raises:
-            RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
+        Raises RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -174,9 +169,8 @@ class Learner:
         """The optimiser steps of the open update over all samples, each followed by the EMA's; then the sampling
         policy's. Collective.
 
-        Raises:
-            RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
-                failed step has changed no weight; after a half-way failure the learner refuses further updates.
+        Raises RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
+        failed step has changed no weight; after a half-way failure the learner refuses further updates.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -231,8 +225,7 @@ class Learner:
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
         """Make this rank's forward and backward passes over a part's samples, as far as they are there.
 
-        Args:
-            final: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
+        `final`: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
         """
         if part.old_is_default is None:
             self._engine.sample.begin()
@@ -267,8 +260,7 @@ class Learner:
     ) -> None:
         """The gradient of a micro-batch.
 
-        Args:
-            last: whether it is this rank's last one before the optimiser's step.
+        `last`: whether it is this rank's last one before the optimiser's step.
         """
         adapters.use(self._model.transformer, "default")
         embedding = self._embedding(update, one.batch)
@@ -338,8 +330,7 @@ class Learner:
     ) -> dict[str, torch.Tensor]:
         """Copies of LoRA factors by name, float32; those of ``base`` have B = 0.
 
-        Args:
-            on_host: on the CPU; else on their own device.
+        `on_host`: on the CPU; else on their own device.
         """
         if name == "base":
             found = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
@@ -352,8 +343,7 @@ class Learner:
     def state(self, buffers: defaultdict[str, dict[str, torch.Tensor]] | None = None) -> LearnerState:
         """Everything the next update depends on. Collective: moments are gathered from all ranks.
 
-        Args:
-            buffers: host memory that is used again in the next call, so that this state is valid until then.
+        `buffers`: host memory that is used again in the next call, so that this state is valid until then.
         """
         moments = self._engine.moments()
         names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchor_decay else [])]
@@ -365,8 +355,7 @@ class Learner:
     def load(self, state: LearnerState) -> None:
         """Continue from `state`, whatever world size it was made at.
 
-        Raises:
-            UserError: it belongs to another model or LoRA configuration.
+        Raises UserError: it belongs to another model or LoRA configuration.
         """
         if self._open is not None:
             raise RunError(f"the update of iteration {self._open.iteration} is open; no state can be loaded")

@@ -86,9 +86,8 @@ def signal_and_noise(pieces: Sequence[tuple[int, torch.Tensor]], world_size: int
     """Squared norm of the true gradient, and trace of the covariance of one group's gradient, over sampled elements.
     Both are unbiased, so the first may be negative. None with fewer than two pieces of one size. Collective.
 
-    Args:
-        pieces: (groups, this rank's part of their gradient) of an optimiser step. The step's gradient is the mean over
-            ranks of the sum of pieces, and the mean over its groups.
+    `pieces`: (groups, this rank's part of their gradient) of an optimiser step. The step's gradient is the mean over
+    ranks of the sum of pieces, and the mean over its groups.
     """
     sizes = [count for count, _ in pieces]
     size = max(set(sizes), key=sizes.count, default=0)

@@ -81,8 +81,7 @@ class LearnerState(Portable, read_only=True):
         A resumed run makes the same update again. An existing folder is then the same state or a damaged one, and is
         replaced.
 
-        Raises:
-            RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
+        Raises RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
         """
         self.check_finite()
         contents: dict[str, Sequence[bytes | memoryview]] = {}
@@ -109,9 +108,8 @@ class LearnerState(Portable, read_only=True):
     def load(cls, folder: Path) -> LearnerState:
         """Read a state written by `save`.
 
-        Raises:
-            UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
-                its checksum.
+        Raises UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
+        its checksum.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
@@ -125,8 +123,7 @@ class LearnerState(Portable, read_only=True):
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.
 
-        Raises:
-            UserError: factor names or shapes differ from `shapes`.
+        Raises UserError: factor names or shapes differ from `shapes`.
         """
         for part in _PARTS:
             found = {name: tuple(tensor.shape) for name, tensor in getattr(self, part).items()}

@@ -17,8 +17,7 @@ def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float
     As PyTorch's LinearLR, then CosineAnnealingLR. But a pure function of the step, so that a resumed run, or one that
     goes back to a checkpoint, has the rates of its steps without a scheduler's state.
 
-    Args:
-        rollbacks: of the run so far (`run.on_collapse`).
+    `rollbacks`: of the run so far (`run.on_collapse`).
     """
     schedule, lr = config.schedule, config.optimizer.lr * ROLLBACK_STEP**rollbacks
     if step <= schedule.warmup:

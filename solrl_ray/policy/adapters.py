@@ -48,8 +48,7 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = 
     A is gaussian with standard deviation 1 / rank, a function of run seed and module path; B is zero, so that the
     policy starts as the base. ``default`` is active afterwards.
 
-    Raises:
-        UserError: an entry of ``model.lora.targets`` names no linear layer.
+    Raises UserError: an entry of ``model.lora.targets`` names no linear layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

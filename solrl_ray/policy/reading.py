@@ -72,9 +72,8 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
     Returns the float32 factors by name in sorted order, those of 1×1 convolutions as matrices, and B multiplied so that
     with `lora` they change each weight as the file says. They stay bit for bit where its alpha / rank is the file's.
 
-    Raises:
-        UserError: the file is missing, damaged, not finite, of another rank, with metadata that changes its meaning in
-            a way that a run cannot keep, or holds more than LoRA factors of `network`.
+    Raises UserError: the file is missing, damaged, not finite, of another rank, with metadata that changes its meaning
+    in a way that a run cannot keep, or holds more than LoRA factors of `network`.
     """
     file = lora_file(path) or path
     linears = keys_of(network)

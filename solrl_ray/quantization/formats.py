@@ -28,8 +28,7 @@ def frozen_amax(base: Tensor) -> float:
 
     With a fixed scale, unchanged weights keep their codes in the next revision.
 
-    Raises:
-        ValueError: the weight has NaN or Inf.
+    Raises ValueError: the weight has NaN or Inf.
     """
     amax = base.detach().to(torch.bfloat16).abs().max().float()
     if not torch.isfinite(amax):

@@ -67,8 +67,7 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
         x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
         amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed it saturate.
 
-    Raises:
-        ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
+    Raises ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
 
     Source: Transformer Engine, quantize_transpose_nvfp4.cuh and core_nvfp4.cuh.
     """

@@ -53,8 +53,7 @@ def hub_id(model: str) -> str | None:
 def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, bytes]:
     """File → content of what is published.
 
-    Args:
-        lora: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
+    `lora`: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
 
     Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """

@@ -34,8 +34,7 @@ def check(
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
         tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
 
-    Raises:
-        UserError: one sentence naming key, value and what would be right.
+    Raises UserError: one sentence naming key, value and what would be right.
     """
     for i, config in enumerate(configs):
         keys = _named(i, named)

@@ -69,9 +69,8 @@ def real_pictures(
 ) -> Tensor:
     """Pictures of a prompt, one an address, drawn by `evaluation.reference`: float32 [n, 3, H, W] in [0, 1].
 
-    Args:
-        references: the prompt's, float32 [n, 3, H, W] in [0, 1]. A function with a parameter named as in `base.SEEN`
-            gets copies: [3, H, W], or all.
+    `references`: the prompt's, float32 [n, 3, H, W] in [0, 1]. A function with a parameter named as in `base.SEEN` gets
+    copies: [3, H, W], or all.
 
     Raises `UserError` naming `key` as `import_callable`; `RewardError` if the function fails, or draws what is no such
     picture.

@@ -35,10 +35,7 @@ def in_a_row(iterations: int) -> str:
 
 class FallbackLadder:
     def __init__(self, config: Config, *, staleness: int = 0) -> None:
-        """
-        Args:
-            staleness: how many of the iterations just before one are not measured yet when it is explored.
-        """
+        """`staleness`: how many of the iterations just before one are not measured yet when it is explored."""
         self._config = config
         self._staleness = staleness
 

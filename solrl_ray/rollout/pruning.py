@@ -27,9 +27,8 @@ def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
 def dropped(result: UnitResult) -> tuple[int, ...]:
     """Candidate indices of the pruned members, rising; none if the unit is not pruned.
 
-    Raises:
-        ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward than
-            its early score.
+    Raises ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward
+    than its early score.
     """
     unit, early = result.unit, result.early
     if len(early) != (len(unit.indices) if unit.prune else 0):

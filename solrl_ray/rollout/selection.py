@@ -76,8 +76,7 @@ class PromptSelection:
     def add(self, index: int, reward: float, components: tuple[float, ...] = ()) -> None:
         """Take the proxy reward of one seed, rounded to float32.
 
-        Args:
-            components: each reward's own value, if the rule has weights.
+        `components`: each reward's own value, if the rule has weights.
         """
         self._rewards[index] = _float32(reward)
         self._components[index] = components

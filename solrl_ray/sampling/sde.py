@@ -127,8 +127,7 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
     the square root of the stochastic length. So a preview follows the path of the full trajectory, up to its own
     discretisation error. `start` is the first step of the sampler's window, if it has one.
 
-    Args:
-        grid: sigmas of the full schedule, [full + 1], from 1 to 0.
+    `grid`: sigmas of the full schedule, [full + 1], from 1 to 0.
     """
     full = len(grid) - 1
     noisy = _noisy_steps(sampler, full, start)

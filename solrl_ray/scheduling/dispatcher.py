@@ -225,8 +225,7 @@ class Dispatcher:
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:
         """An answer that cannot be right: a strike against its worker, and the unit is repeated.
 
-        Args:
-            alone: whether the worker's pool has no other worker.
+        `alone`: whether the worker's pool has no other worker.
 
         Returns the worker's strikes. Raises RunError if the run is at fault (`scheduling.strikes`).
         """

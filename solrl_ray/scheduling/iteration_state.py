@@ -138,8 +138,7 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
     """SHA-256 of a group's rewards, latents, trajectory and, if it has one, shape: what the learner will see.
 
-    Args:
-        scores: include the rewards; only if they are reproducible.
+    `scores`: include the rewards; only if they are reproducible.
     """
     values = (*group.rewards, *chain.from_iterable(group.components)) if scores else ()
     digest = hashlib.sha256(struct.pack(f"<{len(values)}f", *values))

@@ -63,8 +63,7 @@ class Publisher:
         """Takes the base weights [out, in] of the modules that LoRA touches, and the formats of those that explorers
         quantise.
 
-        Raises:
-            ValueError: a base weight with NaN or Inf.
+        Raises ValueError: a base weight with NaN or Inf.
         """
         self._base = {module: base[module] for module in sorted(base)}
         self._lora = lora
@@ -199,11 +198,7 @@ def _on_host(name: str, tensor: torch.Tensor, buffers: dict[str, torch.Tensor] |
 def assemble(shards: Sequence[RevisionShard], lora: Lora, factors: Mapping[str, torch.Tensor]) -> Revision:
     """A revision from the shards of all ranks; the same bytes for any number of ranks.
 
-    Args:
-        factors: those that the shards are of, on the CPU.
-
-    Raises:
-        RunError: the shards are not of one revision.
+    `factors`: those that the shards are of, on the CPU. Raises RunError: the shards are not of one revision.
     """
     named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
@@ -252,8 +247,7 @@ def touched_linears(
 ) -> dict[str, nn.Linear]:
     """The linears that LoRA touches, by module path, with or without adapters around them.
 
-    Raises:
-        RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
+    Raises RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
     """
     found: dict[str, nn.Linear] = {}
     for name, module in transformer.named_modules():

@@ -252,10 +252,7 @@ class _FrozenWeights:
     """Full-precision weights that LoRA does not touch; they may leave the device, to copies that are made once."""
 
     def __init__(self, transformer: nn.Module, *, offload: bool) -> None:
-        """
-        Args:
-            offload: whether they leave while their quantised layers are there.
-        """
+        """`offload`: whether they leave while their quantised layers are there."""
         self.offload = offload
         self.weights: dict[str, Tensor] = {}
         self.amax: dict[str, float | None] = {}
