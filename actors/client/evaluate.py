@@ -32,11 +32,7 @@ from actors.world import Tasks, World
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
-from solrl_ray.evaluation.held_out import (
-    evaluation_metrics,
-    policy_factors,
-    reward_names,
-)
+from solrl_ray.evaluation.held_out import evaluation_metrics, policy_factors, reward_names
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
 from solrl_ray.prompts.prompt_set import read_prompts

@@ -44,11 +44,7 @@ class Rollouts:
         self._world, self._tasks, self._router, self._telemetry = world, tasks, router, telemetry
         self._publication, self._staged = publication, bool(config.fleet.offload)
         self._selector = SelectorClient(
-            world,
-            tasks,
-            seconds=config.fleet.deadlines.selector,
-            replacements=replacements,
-            tell=telemetry.message,
+            world, tasks, seconds=config.fleet.deadlines.selector, replacements=replacements, tell=telemetry.message
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""

@@ -39,13 +39,7 @@ class _PendingResult:
 
 class SelectorClient:
     def __init__(
-        self,
-        world: World,
-        tasks: Tasks,
-        *,
-        seconds: float,
-        replacements: Replacements,
-        tell: Callable[[str], None],
+        self, world: World, tasks: Tasks, *, seconds: float, replacements: Replacements, tell: Callable[[str], None]
     ) -> None:
         """
         Args:

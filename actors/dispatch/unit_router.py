@@ -97,12 +97,7 @@ class Watcher(Protocol):
 
 class UnitRouter:
     def __init__(
-        self,
-        world: World,
-        tasks: Tasks,
-        fleet: FleetConfig,
-        watcher: Watcher,
-        retire: Callable[[str, str], None],
+        self, world: World, tasks: Tasks, fleet: FleetConfig, watcher: Watcher, retire: Callable[[str, str], None]
     ) -> None:
         """`retire` replaces an untrustworthy worker: its name, and the reason."""
         self._world, self._tasks = world, tasks

@@ -72,11 +72,7 @@ class Fleet:
             name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
         }
         """By name, as in `config.pools`: the workers of a pool answer with the same bits."""
-        self.regenerators = make(
-            REGENERATORS,
-            world.regenerator,
-            unit_seconds=deadlines.regenerate,
-        )
+        self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
         self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
         tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 

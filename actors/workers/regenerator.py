@@ -163,12 +163,7 @@ class Regenerator(SamplingWorker):
         )
 
     def score(
-        self,
-        config: Config,
-        unit: WorkUnit,
-        prompts: Sequence[Prompt],
-        pictures: int,
-        *embeddings: PromptEmbedding,
+        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
         """As `evaluate`, with the rewards and settings of a requested evaluation.
 

@@ -176,11 +176,7 @@ class SamplingWorker(Callee):
         return tensors_digest({"velocity": velocity})
 
     def _scored(
-        self,
-        sampler: Callable[[WorkUnit, P, E], S],
-        unit: WorkUnit,
-        prompt: P,
-        embedding: E,
+        self, sampler: Callable[[WorkUnit, P, E], S], unit: WorkUnit, prompt: P, embedding: E
     ) -> tuple[UnitResult, S]:
         """A unit's rewards as reported, the seconds taken, and the result of `sampler`.
 

@@ -185,10 +185,7 @@ class Selector(Callee):
         opened.revised, state = True, opened.state
         _, groups = self._replay_all(state, opened.later[1:])  # an audit that is lost is made again at the end
         return Opened(
-            groups=groups,
-            candidates=state.counts().candidates,
-            units=opened.wanted(),
-            audits=state.audits_done,
+            groups=groups, candidates=state.counts().candidates, units=opened.wanted(), audits=state.audits_done
         )
 
     def drop(self, iteration: int) -> None:

@@ -48,13 +48,7 @@ def _shared(*names: str, **settings: Any) -> _Parser:
     return option
 
 
-CONFIG = _shared(
-    "config",
-    nargs="*",
-    type=_path,
-    metavar="CONFIG",
-    help="names from `solrl list`; YAML files win",
-)
+CONFIG = _shared("config", nargs="*", type=_path, metavar="CONFIG", help="names from `solrl list`; YAML files win")
 SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64")
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the run's Ray cluster; auto: this machine's")

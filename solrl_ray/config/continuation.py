@@ -85,12 +85,7 @@ size (`learning.state`), so a run that has lost a card can go on.
 """
 
 
-_SPLITS_SUMS = (
-    "fleet.explorers.threads",
-    "fleet.regenerators.threads",
-    "fleet.learners.threads",
-    "learner.world_size",
-)
+_SPLITS_SUMS = ("fleet.explorers.threads", "fleet.regenerators.threads", "fleet.learners.threads", "learner.world_size")
 
 
 def inherit_from(given: Config, was: Config) -> Config:

@@ -17,15 +17,7 @@ from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import (
-    AboveZero,
-    AtLeastZero,
-    Location,
-    Natural,
-    Positive,
-    Section,
-    ShareOrZero,
-)
+from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
 from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))

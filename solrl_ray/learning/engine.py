@@ -126,10 +126,7 @@ class Engine:
 
     @classmethod
     def build(
-        cls,
-        config: LearnerConfig,
-        factors: Sequence[torch.nn.Parameter],
-        velocity: Callable[..., torch.Tensor],
+        cls, config: LearnerConfig, factors: Sequence[torch.nn.Parameter], velocity: Callable[..., torch.Tensor]
     ) -> Engine:
         """`velocity` is the trained forward. `factors` move into one flat vector: their ``.data`` changes."""
         import deepspeed

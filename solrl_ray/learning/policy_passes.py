@@ -44,11 +44,7 @@ class PolicyPasses:
         """What is compiled, in words; empty if nothing is."""
 
     def velocity(
-        self,
-        x_t: torch.Tensor,
-        t: torch.Tensor,
-        embedding: dict[str, torch.Tensor],
-        shape: SampleShape | None = None,
+        self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor], shape: SampleShape | None = None
     ) -> torch.Tensor:
         """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast.
 

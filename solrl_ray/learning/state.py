@@ -26,10 +26,7 @@ from solrl_ray.errors import RunError, UserError
 FORMAT = "solrl-learner-state/2"
 
 Tensors = dict[str, torch.Tensor]
-_FILES = {
-    "policy.safetensors": ("default", "old", "ema", "anchor"),
-    "optimizer.safetensors": ("exp_avg", "exp_avg_sq"),
-}
+_FILES = {"policy.safetensors": ("default", "old", "ema", "anchor"), "optimizer.safetensors": ("exp_avg", "exp_avg_sq")}
 
 _PARTS = [part for parts in _FILES.values() for part in parts]
 

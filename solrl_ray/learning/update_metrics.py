@@ -58,12 +58,7 @@ Step = tuple[Sums, float, tuple[float, float] | None]
 
 
 def update_metrics(
-    update: OpenUpdate,
-    done: Sequence[Step],
-    advantages: NDArray[np.float64],
-    *,
-    revision: int,
-    clip: float,
+    update: OpenUpdate, done: Sequence[Step], advantages: NDArray[np.float64], *, revision: int, clip: float
 ) -> UpdateMetrics:
     """
     Args:

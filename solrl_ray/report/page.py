@@ -17,12 +17,7 @@ from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
-from solrl_ray.report.summary import (
-    all_warnings,
-    finite_mean,
-    gap_closed,
-    run_selection_digest,
-)
+from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_selection_digest
 from solrl_ray.report.timing import worker_times
 from solrl_ray.rollout.fallback import in_a_row
 

@@ -110,11 +110,7 @@ class CallableReward(CheckpointReward):
     """
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        device: torch.device | str,
-        code: OwnCode | None = None,
+        self, name: str, function: Callable[..., Any], device: torch.device | str, code: OwnCode | None = None
     ) -> None:
         super().__init__(name)
         self._function = function

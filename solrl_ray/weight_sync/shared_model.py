@@ -193,11 +193,7 @@ class _QuantizedCopy:
     """An explorer's own layers: there while it works, made again from the base and its last revision."""
 
     def __init__(
-        self,
-        receiver: Receiver,
-        layers: dict[str, QuantizedLinear],
-        frozen: _FrozenWeights,
-        touched: dict[str, Tensor],
+        self, receiver: Receiver, layers: dict[str, QuantizedLinear], frozen: _FrozenWeights, touched: dict[str, Tensor]
     ) -> None:
         """
         Args:
