@@ -39,8 +39,6 @@ Found = dict[str, dict[str, Evaluated]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """A requested evaluation."""
-
     name: str
     """Unique."""
     config: Config

@@ -44,8 +44,6 @@ class ActorClasses:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """An actor of a run."""
-
     handle: Any
     role: str
     """For the name that process titles and Ray's lists of tasks have."""

@@ -79,8 +79,6 @@ class Opened:
 
 @dataclass(slots=True)
 class _Open:
-    """An open iteration."""
-
     state: IterationState
     journal: Journal
     later: list[dict[str, Any]]

@@ -117,7 +117,6 @@ def _submit(commands: Any) -> None:
 
 
 def _live(commands: Any) -> None:
-    """Commands for a live run."""
     _add(commands, "status", verbs.status, "print the progress of a run", LIVE_RUN, ITS_CLUSTER)
     actions = commands.add_parser("pool", help="change the workers of a live run").inside("ACTION")
     words = "change their number; the results stay the same"
@@ -129,7 +128,6 @@ def _live(commands: Any) -> None:
 
 
 def _stored(commands: Any) -> None:
-    """Commands for a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)

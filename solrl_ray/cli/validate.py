@@ -104,7 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _steps(session: Session) -> list[Step]:
-    """The steps for the model, in order."""
     from solrl_ray.quantization.capability import QUANTIZED_TIERS
     from solrl_ray.validation import against_stock, climb, roles
     from solrl_ray.validation.steps import Step

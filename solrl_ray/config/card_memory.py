@@ -68,8 +68,6 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardMemory:
-    """The processes on a GPU."""
-
     processes: tuple[Process, ...]
     offloaded: int = 0
     """Bytes that leave it while it explores, with `fleet.offload`; pinned main memory keeps a copy."""

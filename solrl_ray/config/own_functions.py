@@ -24,8 +24,6 @@ FOLDER = "code"
 
 @dataclass(frozen=True, slots=True)
 class OwnFunction:
-    """A function that a configuration names."""
-
     key: str
     spec: str
     digest: str
@@ -36,8 +34,6 @@ class OwnFunction:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A function to try."""
-
     key: str
     """The source to name in a message, such as ``rewards.0.kind (--set)``."""
     config: RewardConfig | EvaluationConfig

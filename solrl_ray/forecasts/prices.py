@@ -76,7 +76,6 @@ class Priced:
 
 
 def shipped_lists() -> list[str]:
-    """Names of the shipped price lists."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
 
 

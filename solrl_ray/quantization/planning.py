@@ -32,8 +32,6 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan for each linear of a model."""
-
     quantized: tuple[str, ...]
     """Paths of the linears that are quantised, in module order."""
     skipped: dict[str, str]

@@ -38,7 +38,6 @@ def build(run_folder: Path) -> Path:
 
 
 def _values(data: RunData) -> dict[str, Any]:
-    """The template's values."""
     config, iterations = data.config, data.iterations
     base, final, real = (data.shown.get(name) for name in ("base", "final", "real"))
     gain = data.gain

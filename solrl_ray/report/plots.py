@@ -238,7 +238,6 @@ def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 
 @_plot("kl", "Squared velocity distance to the reference policy", "iteration", "KL term, mean square", size=NARROW)
 def reference_distance(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Distance from the reference policy."""
     _line(axes, iterations, "kl", "purple")
 
 

@@ -50,8 +50,6 @@ Held = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A unit for a worker."""
-
     worker: str
     unit: WorkUnit
     batch: str

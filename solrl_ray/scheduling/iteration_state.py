@@ -73,7 +73,6 @@ class IterationPlan:
 
     @property
     def audited_prompts(self) -> tuple[str, ...]:
-        """The prompts whose pools are audited."""
         return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
 
     def pool_units(self) -> list[WorkUnit]:
@@ -108,8 +107,6 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSummary:
-    """A finished iteration."""
-
     selections: tuple[Selection, ...]
     """In prompt order."""
     proxy_mean: float

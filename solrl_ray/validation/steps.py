@@ -70,8 +70,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a step."""
-
     step: str
     state: str
     """``ok``; ``FAILS``; ``lacks``: this machine cannot do it; ``skipped``: a step that it needs did not succeed."""

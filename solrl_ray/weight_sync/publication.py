@@ -18,8 +18,6 @@ Content = Literal["manifest", "factors", "packed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
-    """A revision to be sent."""
-
     revision: Revision
     mode: str
     """`Publish.mode`."""
