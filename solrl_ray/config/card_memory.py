@@ -153,7 +153,10 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)
     alone = roles == (EXPLORER,)
-    copied = _kept_base(config, facts, width) if alone else facts.touched_parameters * width
+    copied = facts.touched_parameters * width
+    if alone:  # what it merges revisions into: layers that it does not quantise; with `publish.mode` lora, all
+        quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
+        copied = facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
     holds = {
         "transformer": facts.explorer_bytes if alone else base,
         "copy of what LoRA touches": copied * samples,
@@ -227,14 +230,6 @@ def _offloaded(config: Config, facts: ModelFacts, roles: tuple[str, ...]) -> int
         return 0
     touched = facts.touched_parameters - facts.plain_touched_parameters
     return (facts.quantized_parameters - touched) * DTYPE_BYTES[config.model.dtype]
-
-
-def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
-    """What an explorer without a learner merges revisions into: of layers that it does not quantise; with
-    `publish.mode` lora, of all.
-    """
-    quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
-    return facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
 
 
 def _sampling(model: Model, facts: ModelFacts, micro_batch: int) -> int:

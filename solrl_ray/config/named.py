@@ -43,18 +43,14 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     for kind in ORDER:
         same = list(dict.fromkeys(path.stem for path in found if kind_of(path) == kind))
         if len(same) > 1:
-            raise UserError(_too_many(same, kind))
+            what = f"whole {kind}" if kind == RUNS else kind
+            mixture = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
+            more = mixture * (kind == "rewards")
+            raise UserError(f"{listed(same)} are {what}, of which a run has one; name one of them{more}.")
     found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
     for at, path in enumerate(found):
         _refuse_replaced(path, found[:at])
     return found + [path for path in given if not _is_name(path)]
-
-
-def _too_many(names: Sequence[str], kind: str) -> str:
-    what, more = f"whole {kind}" if kind == RUNS else kind, ""
-    if kind == "rewards":
-        more = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
-    return f"{listed(names)} are {what}, of which a run has one; name one of them{more}."
 
 
 def _found(name: str, there: Mapping[str, Path]) -> Path:

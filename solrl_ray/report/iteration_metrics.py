@@ -53,7 +53,9 @@ def iteration_metrics(
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)[fallback_level]
     compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
-    proxies, kinds = _proxies(summary), np.array(kinds_of_prompts(config))
+    # Of the chosen seeds, [prompts, K], in prompt and selection order.
+    proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
+    kinds = np.array(kinds_of_prompts(config))
     fidelity = None if is_one_stage(config) else rank_fidelity(proxies, compared)
     of_kinds = [(kind, kinds == kind) for kind in dict.fromkeys(kinds.tolist()) if fidelity]
     rollout, counts = config.rollout, summary.counts
@@ -107,8 +109,3 @@ def audit_plan(config: Config) -> AuditPlan | None:
 def _constant_rows(rewards: np.ndarray) -> int:
     """Rows of [prompts, K] that have one value."""
     return int((rewards.min(axis=1) == rewards.max(axis=1)).sum())
-
-
-def _proxies(summary: IterationSummary) -> np.ndarray:
-    """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
-    return np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
