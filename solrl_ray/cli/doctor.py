@@ -83,7 +83,7 @@ def _device(device: torch.device) -> Iterator[Finding]:
 def models_on(card: Card, fastest: str) -> Finding:
     """Which published models can train alone on a GPU with this fastest tier, by estimates of memory."""
     found = list(verdicts(card, fastest))
-    fit = [v.model + " (offload)" * bool(v.arithmetic.config.fleet.offload) for v in found if v.fits]
+    fit = [verdict.model + " (offload)" * verdict.offloads for verdict in found if verdict.fits]
     told = f"estimated: {', '.join(fit)}" if fit else "none fits"
     shown = next((verdict for verdict in found if verdict.fits), found[0])
     parts = " ".join((shown.model, *PARTS, shown.cluster))

@@ -35,6 +35,10 @@ class Verdict:
     arithmetic: Arithmetic
     """With what the card decides, if it fits."""
 
+    @property
+    def offloads(self) -> bool:
+        return bool(self.arithmetic.config.fleet.offload)
+
 
 def published() -> list[str]:
     """The names of the shipped models of pictures, without the testbed. Videos are trained with smaller pools."""
