@@ -37,7 +37,7 @@ def follower_decay(config: OldDecay | Anchor, steps: int) -> float:
     2509.25050) as released, whose d is small: the anchor follows closely and limits what one update may change.
     ``copy``: 0.
     """
-    return 0.0 if config.kind == "copy" else min(config.slope * steps, config.cap)
+    return 0.0 if config.is_copy else min(config.slope * steps, config.cap)
 
 
 def ema_decay(steps: int, cap: float) -> float:
