@@ -256,9 +256,7 @@ class OpenIteration(Owner):
             await self.finish()
 
     async def stored(self, regenerating: Regenerating) -> list[Any]:
-        """References of the groups in prompt order, from the run folder; groups that it no longer holds are made
-        again.
-        """
+        """References of the groups in prompt order, from the run folder; groups that it lacks by now are made again."""
         stored: dict[str, Any] = {}
         for prompt_id in self.plan.prompt_ids:
             units, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)

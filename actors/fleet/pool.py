@@ -212,9 +212,7 @@ class Pool:
             self._report_exit(worker, error, loss=self._router.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
-        """`since`: when the deadline began that has passed. Raises RunError if no worker of the pool has had a place
-        since then.
-        """
+        """`since`: when the deadline that has passed began. Raises RunError if no worker has had a place since."""
         if since is not None and self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "

@@ -273,9 +273,7 @@ class LearnerGroup:
         return metrics
 
     async def _compile(self, embeddings: Sequence[Any]) -> None:
-        """Compile one kind of passes after the other, with the first embedding. Say so, because it takes minutes
-        without a cache.
-        """
+        """Compile each kind of passes with the first embedding. Say so: it takes minutes without a cache."""
         if self._warm or not self._passes:
             return
         kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"

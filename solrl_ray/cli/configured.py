@@ -125,9 +125,7 @@ def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
 
 
 def on_card(config: Config, fastest: str) -> Config:
-    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose fastest tier is
-    `fastest`.
-    """
+    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose best tier is `fastest`."""
     explore = config.rollout.explore
     if explore.precision != "auto":
         return config

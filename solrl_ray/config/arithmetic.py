@@ -136,9 +136,7 @@ class Arithmetic:
     weights_bytes: int | None = None
     """The transformer's, buffers included, as every process of a worker holds them."""
     training_bytes: int | None = None
-    """A learner rank's LoRA policies and gradient, and its share of AdamW's state: a copy of the factors and two
-    moments, all in float32.
-    """
+    """A learner rank's LoRA policies, gradient and share of AdamW's state (the factors, two moments), in float32."""
     prepared_bytes: int | None = None
     """Peak of a learner rank's main memory for micro-batches that wait for their gradient while samples arrive: see
     `update.prepared_bytes`.

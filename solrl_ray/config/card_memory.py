@@ -24,13 +24,11 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
-"""Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
-allocator."""
+"""Bytes of a CUDA context with loaded kernels: what an explorer on an H100 held beside PyTorch's allocator."""
 LEARNER_EXTRA = 500_000_000
 """Bytes that a resting learner rank was measured to hold besides, on an H100: probably of NCCL and DeepSpeed."""
 RESERVED = 1.1
-"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak. Chosen by the measured
-peaks."""
+"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak; from measured peaks."""
 EXPLORER, REGENERATOR, LEARNER, ENCODER = "explorer", "regenerator", "learner rank", "text encoder"
 LOAD, ENCODE, EXPLORE, REGENERATE = "load", "encode", "explore", "regenerate"
 LEARN, PUBLISH, EVALUATE = "learn", "publish", "evaluate"

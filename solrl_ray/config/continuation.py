@@ -23,9 +23,7 @@ without the file has format 1.
 
 
 def stored(run_folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if it is missing or of another format, RunError if the disk
-    hangs.
-    """
+    """A run folder's configuration. Raises UserError if missing or of another format, RunError if the disk hangs."""
 
     def read() -> Config:
         if not (run_folder / FILE).is_file():

@@ -53,9 +53,7 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
 
 
 def rounds(config: Config, prompts: int) -> int:
-    """Micro-batches of a rank for the samples of as many prompts. With several shapes none has samples of two
-    prompts.
-    """
+    """Micro-batches of a rank for the samples of as many prompts. With several shapes none has two prompts."""
     rollout, learner = config.rollout, config.learner
     if len(config.model.shapes) == 1:
         return math.ceil(prompts * rollout.keep / (learner.micro_batch * learner.world_size))

@@ -40,9 +40,7 @@ class PolicyFactors(Portable, read_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState(Portable, read_only=True):
-    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name, and must not
-    be changed.
-    """
+    """All that the next update depends on. Tensors are float32 on the CPU, by LoRA factor, and must not be changed."""
 
     updates: int
     """Iterations done: also the revision of `old`."""
@@ -56,9 +54,7 @@ class LearnerState(Portable, read_only=True):
     anchor: Tensors = field(default_factory=dict)
     """Empty if the objective has none."""
     rollbacks: int = 0
-    """How often the run has gone back to an earlier checkpoint; each makes its steps smaller
-    (`objectives.schedules.learning_rate`).
-    """
+    """How often the run has gone back to a checkpoint; each makes steps smaller (`schedules.learning_rate`)."""
 
     @classmethod
     def first(cls, factors: Tensors) -> LearnerState:

@@ -14,9 +14,7 @@ from solrl_ray.learning.open_update import OpenUpdate, Sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """Metrics of one iteration's update. Losses are means over samples and passes, over all ranks and optimiser
-    steps.
-    """
+    """Metrics of one iteration's update. Losses are means over samples and passes of all ranks and optimiser steps."""
 
     iteration: int
     revision: int

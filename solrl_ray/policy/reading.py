@@ -103,9 +103,7 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
 def _read(
     file: Path, linears: Collection[str], network: Network
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any] | None]:
-    """A file's tensors as float32, by the name of their linear and the value of `PARTS`; and its adapter's settings, if
-    it has any.
-    """
+    """A file's tensors as float32, by the name of their linear and of `PARTS`; and its adapter's settings, if any."""
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = (content.metadata() or {}).get(METADATA_KEY)

@@ -51,9 +51,7 @@ class Activation:
     operand: torch.Tensor
     """[rows, K padded to 32], exact: float32 on the CPU, bfloat16 elsewhere."""
     amax: torch.Tensor | float
-    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting for the
-    device.
-    """
+    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting."""
 
 
 class ActivationQuantizer:

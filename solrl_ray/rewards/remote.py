@@ -20,9 +20,7 @@ from solrl_ray.rewards.preprocessing import eight_bits
 
 
 class RemoteReward(CheckpointReward):
-    """Posts images as PNG with their prompts, and reads one score an image; a repeated request has the same id
-    (`Endpoint`).
-    """
+    """Posts images as PNG with their prompts, reads one score an image; a repeated request has its id (`Endpoint`)."""
 
     def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
         super().__init__(name)

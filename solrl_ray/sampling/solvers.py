@@ -18,9 +18,7 @@ Solver: TypeAlias = Literal["euler", "dpm2"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of an integration. Rows, the first dimension, are independent: some of them can continue alone, in
-    other batches.
-    """
+    """The state of an integration. Rows, the first dimension, are independent: some can continue in other batches."""
 
     latents: torch.Tensor
     """[batch, *latent_shape]."""

@@ -215,9 +215,7 @@ class Dispatcher:
             self._hedging[self._workers[worker].pool].answered(unit, seconds)
 
     def failed(self, worker: str, unit: WorkUnit, *, now: float) -> None:
-        """A worker has no answer to a unit: it raised an error. That says neither how long a unit takes nor that the
-        worker is right.
-        """
+        """A worker raised an error. That says neither how long a unit takes nor that the worker is right."""
         self._free_slot(worker, unit, now)
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:

@@ -62,9 +62,7 @@ class IterationPlan:
     prune: Pruning | None = None
     """Pruning of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
     reproducible: bool = True
-    """Whether scores are reproducible. If not, the first one counts, and a repeated result is compared by its samples
-    alone.
-    """
+    """Whether scores are reproducible. If not, the first counts, and repeated results are compared by samples alone."""
 
     @property
     def exploring_revision(self) -> int:
@@ -116,9 +114,7 @@ class IterationSummary:
     violations: tuple[str, ...] = ()
     """A sentence for each repeated result with other bytes; the first one counted."""
     contrasts: tuple[tuple[float, ...], ...] = ()
-    """Of several rewards with their own statistics: those of the groups, in prompt order, to compare with the
-    selections' rewards.
-    """
+    """Of several rewards with own statistics: those of the groups, in prompt order, to compare with the selections'."""
 
 
 @lru_cache(maxsize=1024)

@@ -142,9 +142,7 @@ def free(device: torch.device) -> None:
 
 
 def without_home(text: str) -> str:
-    """Replaces the user's home folder, which contains their name, by ``~`` at the beginning of a path, as set or
-    resolved.
-    """
+    """Replaces the user's home folder, which has their name, by ``~`` where a path begins, as set or resolved."""
     homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
     for home in homes:
         # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
