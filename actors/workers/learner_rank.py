@@ -164,7 +164,7 @@ class LearnerRank(Callee):
         metrics = self._awake.finish(iteration)
         state = self._joined.state(self._buffers)
         if self._rank == 0:
-            self._storing = in_thread(lambda: ray.put(state), "storing the learner's state")
+            self._storing = in_thread(lambda: self._put(state), "storing the learner's state")
         return metrics
 
     def state(self) -> Any:
@@ -173,6 +173,9 @@ class LearnerRank(Callee):
             return None
         storing, self._storing = self._storing, None
         return storing.result(self._config.fleet.deadlines.update)
+
+    def _put(self, state: LearnerState) -> Any:
+        return ray.put(state)
 
     def shard(self, policy: Policy, tier: str, pack: bool = True) -> RevisionShard:
         """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; with `pack` also the
