@@ -430,12 +430,6 @@ def test_gradient_checkpointing_changes_no_bit(build: Build) -> None:
     assert lora_digest(plain.factors("default")) == lora_digest(checkpointed.factors("default"))
 
 
-def test_a_learner_outside_of_its_group_is_refused(group_of_one: None, tiny_pipeline: Path) -> None:
-    settings = config(tiny_pipeline)
-    with pytest.raises(RunError, match="learner 1 of 2 joined its group as 0 of 1"):
-        Learner(settings, load(settings), 1, 2)
-
-
 def test_setting_up_deepspeed_compiles_nothing(group_of_one: None) -> None:
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
     assert deepspeed.comm.comm.cdb.shm_comm_op is None
