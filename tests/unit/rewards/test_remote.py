@@ -180,7 +180,7 @@ def test_a_server_that_redirects_does_not_pass_pictures_and_token_on(
     other, seen = serve(GOOD), serve((307, b""))
     seen.headers["Location"] = other.url
     monkeypatch.setenv("KEY", "s3cret")
-    with pytest.raises(RewardError, match="refused by .*307"):
+    with pytest.raises(RewardError, match=r"refused by .*307"):
         score(seen.url, token_variable="KEY")
     assert (len(seen.requests), other.requests) == (1, [])
 
