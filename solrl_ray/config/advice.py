@@ -9,6 +9,7 @@ from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.update import rounds
 
 PADDING_WARN = 0.25
 """Share from which padding is worth a sentence."""
@@ -19,8 +20,7 @@ def advice(config: Config) -> tuple[str, ...]:
     said = [_idle_explorers(config)]
     if not is_one_stage(config):
         said.append(_padding(config, "images are regenerated", "rollout.regenerate.micro_batch"))
-    if len(config.model.shapes) > 1:  # a learner's micro-batch then has samples of one prompt
-        said.append(_padding(config, "samples are learned from", "learner.micro_batch"))
+    said.append(_padded_samples(config))
     return tuple(filter(None, said))
 
 
@@ -62,6 +62,24 @@ def _better_unit(config: Config, idle: int) -> int | None:
             found[unit] = _idle(changed)
     best = min(found, key=lambda unit: (found[unit], -unit), default=None)
     return None if best is None or found[best] == idle else best
+
+
+def _padded_samples(config: Config) -> str:
+    """If a learner's micro-batches are not filled. With several shapes they have samples of one prompt."""
+    if len(config.model.shapes) > 1:
+        return _padding(config, "samples are learned from", "learner.micro_batch")
+    learner, rollout = config.learner, config.rollout
+    prompts = rollout.prompts // learner.updates
+    made, samples = rounds(config, prompts), prompts * rollout.keep
+    places = made * learner.world_size * learner.micro_batch
+    better = math.ceil(samples / (learner.world_size * made))
+    if 1 - samples / places < PADDING_WARN or better == learner.micro_batch:
+        return ""
+    return (
+        f"an optimiser step computes {places} samples, and {places - samples} of them are padding, because it has "
+        f"{samples} for {learner.world_size} ranks with a learner.micro_batch of {learner.micro_batch}; "
+        f"learner.micro_batch={better} saves that time"
+    )
 
 
 def _padding(config: Config, what: str, key: str) -> str:
