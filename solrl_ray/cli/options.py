@@ -192,6 +192,8 @@ def _validate(commands: Any) -> None:
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side, or height x width; default: the model's first shape, its longer side at most 256"
     command.add_argument("--resolution", type=_resolution, metavar="N|HxW", help=words)
+    words = "deadline of each step, seconds; default: 1800"
+    command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
     command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")
 
 

@@ -1,4 +1,4 @@
-"""Steps one after another: each measures and is reported at once; others outlive its failure."""
+"""Steps one after another: each measures, has a deadline and is reported at once; others outlive its failure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from solrl_ray.common.deadlines import in_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +91,39 @@ class Outcome:
         return f"{self.step:<24} {self.state:<8} {spent:<20} {told}".rstrip()
 
 
-def run(steps: Sequence[Step], device: torch.device) -> Iterator[Outcome]:
-    """The outcome of each step, as soon as it is known."""
+def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator[Outcome]:
+    """The outcome of each step, as soon as it is known.
+
+    Args:
+        seconds: deadline of each step. A step that passes it is abandoned in its thread.
+    """
     succeeded: set[str] = set()
     for step in steps:
         if missing := [name for name in step.needs if name not in succeeded]:
             reason = f"needs {' and '.join(missing)}, which did not succeed"
             yield Outcome(step=step.name, state="skipped", reason=reason)
             continue
-        outcome = _done(step, device)
+        outcome = _done(step, device, seconds)
         if outcome.state == "ok":
             succeeded.add(step.name)
         yield outcome
 
 
-def _done(step: Step, device: torch.device) -> Outcome:
+def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
     on_gpu = device.type == "cuda"
     free(device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     measures, trace, started = list[Measure](), "", time.perf_counter()
-    try:
-        measures = step.work()
+
+    def work() -> list[Measure]:
+        found = step.work()
         if on_gpu:
             torch.cuda.synchronize(device)  # else its errors would be the next step's
+        return found
+
+    try:
+        measures = in_time(work, what=step.name, seconds=seconds, silent="it")
         reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
         state = "FAILS" if reason else "ok"
     except Lacks as lacking:
