@@ -39,7 +39,7 @@ PARTS = ((60.0, "one_gpu_80gb"), (40.0, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
 
 def run(arguments: argparse.Namespace, part: str, changes: Sequence[str]) -> argparse.Namespace:
     """The arguments of `many_gpus.py` for one run."""
-    one_card = {"gpus": 1, "placement": "colocated", "staleness": 0, "zero": 1}
+    one_card = {"gpus": 1, "placement": "colocated", "staleness": 0}
     given = ["rollout.preview.prune=null", *arguments.set, *changes]
     return argparse.Namespace(**vars(arguments) | one_card | {"part": part, "set": given})
 

@@ -59,6 +59,7 @@ class Owner(ABC):
         return False
 
     def lost(self, worker: str) -> bool:
+        """A worker with units of this owner is gone. Returns whether the owner pays for it; if not, the run does."""
         return False
 
 

@@ -10,7 +10,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import solrl_ray
 from solrl_ray.cli import cluster_access, preflight, submission
@@ -22,10 +21,6 @@ from solrl_ray.config import continuation, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and start the run."""

@@ -71,7 +71,7 @@ class SigmaSchedule(Section):
     """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift by mu.
     ``flux2``: the same with the mu of FLUX.2, which also depends on the number of steps.
     """
-    shift: float = 3.0
+    shift: AboveZero = 3.0
     """Constant of ``shift``."""
     base_shift: float = 0.5
     """``flux``: mu at `base_tokens` image tokens."""
@@ -337,7 +337,7 @@ class Compile(Section):
     enabled: bool | None = None
     """Explorers and regenerators compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
     learner: bool | None = None
-    """Learners compile these, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA digest."""
+    """Learners compile the blocks, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA digest."""
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
     decoder: bool = False

@@ -11,6 +11,7 @@ from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
+from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
@@ -87,11 +88,16 @@ def quantize_(
         after: called with the path and the new layer of each linear, before the next one is quantised.
 
     Raises:
-        UserError: the device cannot run the tier.
+        UserError: the device cannot run the tier, or the scope leaves no linear to quantise.
         ValueError: a weight is not finite.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     planned = plan(linears, tier, scope)
+    if not planned.quantized and tier not in UNQUANTIZED_TIERS:
+        raise UserError(
+            f"model.quantization leaves none of the model's {len(linears)} linears to quantise to {tier}: "
+            f"shorten `skip` ({scope.skip}) or lower `min_features` ({scope.min_features})"
+        )
     device = device or next(model.parameters()).device
     if not without_kernels:
         capability.check([tier] if planned.quantized else [], device)

@@ -230,7 +230,7 @@ def test_rollout_and_update_are_planned_within_8_percent_of_what_was_measured(
     row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(many_gpus, "memory", lambda: 85.0)
-    shape = {name: row[name] for name in ("model", "gpus", "placement", "staleness", "zero", "prompts", "layers")}
+    shape = {name: row[name] for name in ("model", "gpus", "placement", "staleness", "prompts", "layers")}
     arguments = argparse.Namespace(**shape, iterations=3, part=None, work=Path("work"), set=[])
     given = [setting for setting in many_gpus.settings(arguments) if not setting.startswith("model.path")]
     kept = f"learner.activation_memory={row['activation_memory']}"

@@ -281,3 +281,10 @@ def test_the_digest_refuses_what_is_not_float32() -> None:
         lora_digest({"a": torch.zeros(1).bfloat16()})
     with pytest.raises(ValueError, match="no factors"):
         lora_digest({})
+
+
+def test_factors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(4, 5\), \(6, 3\) do not fit weight \(6, 5\)"):
+        merged_weight(torch.zeros(6, 5), torch.zeros(4, 5), torch.zeros(6, 3), 1.0)
+    with pytest.raises(ValueError, match="bfloat16"):
+        merged_weight(torch.zeros(6, 5), torch.zeros(3, 5).bfloat16(), torch.zeros(6, 3), 1.0)

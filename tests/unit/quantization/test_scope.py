@@ -97,3 +97,10 @@ def test_a_tier_that_the_device_lacks_is_refused_with_those_that_it_has() -> Non
     sentence = r"tier fp8 does not run on cpu: .* 8\.9 or newer; there .* may be nvfp4-emulated, or unquantised"
     with pytest.raises(UserError, match=sentence):
         quantize_(transformer(), "fp8", QuantizationScope())
+
+
+def test_a_scope_that_leaves_nothing_is_refused() -> None:
+    model = transformer()
+    with pytest.raises(UserError, match=r"none of the model's \d+ linears.*min_features` \(4096\)"):
+        quantize_(model, "nvfp4-emulated", QuantizationScope(min_features=4096))
+    assert not any(isinstance(module, EmulatedNVFP4Linear) for module in model.modules())
