@@ -11,7 +11,7 @@ from diffusers import ZImageTransformer2DModel
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.z_image import aligned, patches, unpatched
+from solrl_ray.models.z_image import aligned
 from tests.support import tiny, tiny_qwen
 
 WIDTH = 24
@@ -49,22 +49,6 @@ def test_texts_of_any_length_give_the_stock_transformers_velocity(
         expected = stock(list(latents.unsqueeze(2).unbind()), 1 - sigmas, texts, return_dict=False)[0]
     torch.testing.assert_close(ours, -torch.stack(expected).squeeze(2), atol=1e-5, rtol=0)
     assert ours.std() > 0.01
-
-
-def test_a_prompt_ends_where_its_mask_does(path: Path) -> None:
-    model = models.load(config(path, max_sequence_length=40), "cpu", components={"text"})
-    (encoded,) = model.encode(["a dog"])
-    assert encoded["prompt_embeds"].shape == (64, WIDTH)  # a multiple of 32
-    assert model.SIZES.text_tokens(model.config) == 64
-    assert encoded["prompt_embeds_mask"].sum() == len("a dog") + 1  # and what the template asks an answer with
-
-
-def test_patches_are_put_together_again() -> None:
-    latents = noise(2, 3, 4, 6)
-    tokens = patches(latents)
-    assert tokens.shape == (2, 6, 12)
-    assert torch.equal(tokens[1, 2], latents[1, :, 0:2, 4:6].permute(1, 2, 0).flatten())
-    assert torch.equal(unpatched(tokens, 2, 3), latents)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 32), (32, 32), (33, 64)])
