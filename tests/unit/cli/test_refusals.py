@@ -218,16 +218,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert not (config_file.parent / "runs").exists()
 
 
-@pytest.mark.parametrize("content", [None, "", "\n  \n"])
-def test_a_prompt_file_that_is_missing_or_empty_is_refused(
-    content: str | None, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "prompts.txt"
-    if content is not None:
-        file.write_text(content)
-    assert str(file) in refusal(capsys, "train", config_file, "--set", f"prompts.train={file}")
-
-
 def test_held_out_prompts_must_not_be_trained_on(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
