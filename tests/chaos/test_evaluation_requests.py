@@ -17,7 +17,6 @@ import ray
 from actors.client import evaluate_live, live_run
 from actors.client.launch import UNANSWERED
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
-from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequest, EvaluationRequests, RequestProgress
 from actors.training.policy_publisher import PolicyPublisher, PublishedRevision
 from actors.workers.regenerator import Evaluated
@@ -245,21 +244,6 @@ def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_en
         with pytest.raises(RunError, match=r"^the run's controller.*, 3 times: "):
             asyncio.run(asking)
     ray.kill(controller)
-
-
-def test_a_command_that_asks_no_more_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", 0.5)
-
-    async def test() -> None:
-        async with live(tmp_path) as this:
-            this.submit("mine", [FINE], "ema")
-            await asyncio.sleep(0.6)
-            await this.update()
-            assert this.requests.poll("mine") is None
-            said = "the evaluation mine is dropped: its sender has not polled for 0.5 s"
-            assert said in this.scene.said
-
-    run(test)
 
 
 @pytest.mark.parametrize("text", ["raises", "nonsense"])
