@@ -18,6 +18,7 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
 from tests.support.made_configs import changed
 from tests.support.small import small_config
+from tests.support.tensors import randn
 
 LORA = Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"])
 SCOPE = QuantizationScope(skip=["to_out"])
@@ -34,10 +35,6 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.to_out(self.to_q(x) * torch.tanh(self.to_k(x)))
         return out
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:

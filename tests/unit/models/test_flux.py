@@ -17,16 +17,13 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import flux, paths
 from solrl_ray.records import PromptEmbedding
 from tests.support import tiny
+from tests.support.tensors import randn as noise
 
 TEXTS = ["a red square", "two blue circles"]
 
 
 def embedding(text: str, tensors: dict[str, torch.Tensor]) -> PromptEmbedding:
     return PromptEmbedding(prompt_id=text, tensors=tensors, digest=text)
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_weights_are_pages_of_the_checkpoints_files_which_processes_of_a_node_share(tiny_pipeline: Path) -> None:

@@ -13,6 +13,7 @@ from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.z_image import aligned
 from tests.support import tiny, tiny_qwen
+from tests.support.tensors import randn as noise
 
 WIDTH = 24
 LENGTH = 96
@@ -25,10 +26,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(path: Path, **changes: object) -> Model:
     return tiny.model_config(path, family="z_image", **({"max_sequence_length": LENGTH} | changes))
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("lengths", [(1, 96), (31, 33), (32, 64), (40, 40)])
