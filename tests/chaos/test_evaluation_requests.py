@@ -165,9 +165,7 @@ def test_what_is_asked_for_is_evaluated_beside_the_next_update_and_the_regenerat
     run(test)
 
 
-def test_an_update_that_ends_waits_for_units_at_work_alone_and_the_next_one_takes_up_the_others(
-    tmp_path: Path,
-) -> None:
+def test_an_update_that_ends_waits_for_units_at_work_alone_and_the_next_one_takes_up_the_others(tmp_path: Path) -> None:
     async def test() -> None:
         async with live(tmp_path) as this:
             clock = [this.scene.world.now()]
@@ -255,13 +253,7 @@ def test_an_error_in_a_users_reward_ends_the_evaluation_and_not_the_run(text: st
             await this.update()
             error = this.poll("mine").error
             assert isinstance(error, RewardError)
-            assert (
-                str(error)
-                == {
-                    "raises": "the reward has no tokenizer",
-                    "nonsense": "the reward is NaN",
-                }[text]
-            )
+            assert str(error) == {"raises": "the reward has no tokenizer", "nonsense": "the reward is NaN"}[text]
             assert this.poll("mine").found is None
             assert scores(this.poll("yours")) == {"ema": {"p0": 3.0}}
             await this.regenerates()

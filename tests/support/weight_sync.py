@@ -53,12 +53,7 @@ def factors(scale: float = 0.1, seed: int = 50) -> dict[str, torch.Tensor]:
     }
 
 
-def config(
-    tier: str = "nvfp4-emulated",
-    mode: str = "packed",
-    *,
-    lora: Lora = LORA,
-) -> Config:
+def config(tier: str = "nvfp4-emulated", mode: str = "packed", *, lora: Lora = LORA) -> Config:
     return changed(
         small_config(Path("unused"), "unused"),
         model={"lora": lora.model_dump(), "quantization": SCOPE.model_dump()},

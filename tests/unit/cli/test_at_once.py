@@ -219,9 +219,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["train", "CONFIG"], ["plan", "CONFIG"], ["status"], ["pool", "scale"]],
-    ids=" ".join,
+    "command", [["train", "CONFIG"], ["plan", "CONFIG"], ["status"], ["pool", "scale"]], ids=" ".join
 )
 def test_a_token_that_a_cluster_refuses_is_told_as_what_it_is(
     command: list[str],

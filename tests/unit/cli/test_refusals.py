@@ -197,11 +197,7 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
             "evaluation.reference",
             "'solrl_ray.testbed.world:picture'",
         ),
-        (
-            ["--set", "rollout.explore.precision=fp8"],
-            "rollout.explore.precision",
-            "'fp8' 8.9 fleet.explorers.num_gpus",
-        ),
+        (["--set", "rollout.explore.precision=fp8"], "rollout.explore.precision", "'fp8' 8.9 fleet.explorers.num_gpus"),
         (["--set", "model.quantization.min_features=9999"], "model.quantization", "9999"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets", "'to_x'"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root", "free"),

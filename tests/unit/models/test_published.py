@@ -245,12 +245,7 @@ def test_the_grid_of_flux2_klein_is_the_stock_pipelines(tokens: int, steps: int)
     [
         (
             "qwen_image",
-            {
-                "use_dynamic_shifting": True,
-                "max_shift": 0.9,
-                "max_image_seq_len": 8192,
-                "shift_terminal": 0.02,
-            },
+            {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02},
         ),
         ("z_image", {"shift": 6.0}),
     ],

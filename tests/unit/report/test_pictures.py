@@ -27,10 +27,7 @@ def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("image", "message"),
-    [
-        (torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"),
-        (torch.full((3, 4, 4), torch.nan), "not finite"),
-    ],
+    [(torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"), (torch.full((3, 4, 4), torch.nan), "not finite")],
 )
 def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -106,8 +106,7 @@ def test_what_is_no_clip_is_refused(tiny_pipeline: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "limit"),
-    [(16, 16, 1e-6), (24, 20, 1.5 / 255), (40, 64, 1.5 / 255), (8, 12, 1.5 / 255)],
+    ("height", "width", "limit"), [(16, 16, 1e-6), (24, 20, 1.5 / 255), (40, 64, 1.5 / 255), (8, 12, 1.5 / 255)]
 )
 def test_preprocessing_is_the_processors_up_to_8_bit_rounding(
     tiny_clip: Path, height: int, width: int, limit: float
@@ -245,10 +244,7 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (
-            "no_such_module:f",
-            r"^rewards\[0\]\.kind is 'no_such_module:f', but the module no_such_module is neither in",
-        ),
+        ("no_such_module:f", r"^rewards\[0\]\.kind is 'no_such_module:f', but the module no_such_module is neither in"),
         ("os:no_such_function", r"^rewards\[0\]\.kind .* but os has no function no_such_function"),
         ("os:sep", r"os has no function sep"),
         (":f", r"not of the form 'module:function'"),
