@@ -33,6 +33,7 @@ PLACES = {
     "sd35_large": "SD3.5-Large, H200",
     "flux1_dev_b200": "FLUX.1-dev, B200 (estimate)",
     "sd35_large_b200": "SD3.5-Large, B200 (estimate)",
+    "flux1_dev_eight": "FLUX.1-dev, eight H200 (planned)",
 }
 
 
@@ -93,7 +94,10 @@ def headline(results: Path) -> str:
 def _best(content: Any, place: str, share: float) -> list[str]:
     """Of each side the soonest shape with its seconds, and the ratio."""
     found = [next(iter(ranked(content["runs"], two, share, place)), (Times((), 0), "", "")) for two in SIDES]
-    cells = [f"{seconds(took)}: {words(name)}, rate {rate}" if took.there else "–" for took, name, rate in found]
+    cells = [
+        f"{seconds(took)}: {words(name)}, rate {rate}{' (one seed)' * (len(took.seconds) == 1)}" if took.there else "–"
+        for took, name, rate in found
+    ]
     return [*cells, sooner(*(took for took, _, _ in found))]
 
 
@@ -143,15 +147,25 @@ def front(results: Path) -> str:
     shown = [(title, name, rate) for two, title in SIDES.items() for _, name, rate in ranked(runs, two)[:SHOWN]]
     if REFERENCE in content["rates"] and REFERENCE not in (name for _, name, _ in shown):
         shown.append(("one stage", REFERENCE, best_rate(runs, REFERENCE)[1]))
-    header = ["", "shape", "samples a step", "rate", "s to 75% / 90% / 95%", "seeds, at 90%", "highest reward so far"]
+    header = [
+        "",
+        "shape",
+        "samples a step",
+        "rate",
+        "s to 75% / 90% / 95%",
+        "seeds, at 90%",
+        "highest reward",
+        "worst fall",
+    ]
     rows = []
     for title, name, rate in shown:
         took = [times(runs, name, rate, HEADLINE, share) for share in SHARES]
         reward, trained = longest(content, name, rate)
+        fall = max(max(run["reward"]) - run["reward"][-1] for run in runs[name][rate].values())
         shape, at_90 = SHAPES[name], took[1]
         cells = [" / ".join(map(seconds, took)), f"{len(at_90.seconds)}, {at_90.there}"]
         samples = str(shape.prompts * shape.chosen)
-        rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s"])
+        rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s", f"{fall:.3f}"])
     return f"{table(header, rows)}\n\n{measured('shapes')}"
 
 
@@ -187,7 +201,7 @@ def options(results: Path) -> str:
     if content is None or not content["options"]:
         return unmeasured("options")
     rows = []
-    for name, of_rate in content["options"].items():
+    for name, of_rate in sorted(content["options"].items(), key=lambda item: list(SHAPES).index(item[0])):
         shape, _, option = name.partition("+")
         for rate, found in of_rate.items():
             there = " / ".join(map(str, found["there"]))

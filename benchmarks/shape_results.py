@@ -78,10 +78,16 @@ CHARGED_LIMIT = 6000.0
 """Charged seconds that a run may take, as FLUX.1-dev: more than twice what the best shapes need for 90 %. The
 reference, which needs longer, may take twice as many; a decay of the learning rate has its own.
 """
-PLACES = {"flux1_dev": ("flux1_dev", "h200"), "sd35_large": ("sd35_large", "h200")}
-PLACES |= {f"{model}_b200": (model, "b200") for model in MODELS}
-"""Name of a column → model and card whose prices are charged."""
+PLACES = {"flux1_dev": ("flux1_dev", "h200", 1), "sd35_large": ("sd35_large", "h200", 1)}
+PLACES |= {f"{model}_b200": (model, "b200", 1) for model in MODELS}
+PLACES |= {"flux1_dev_eight": ("flux1_dev", "h200", 8)}
+"""Name of a column → model, card whose prices are charged, and number of cards."""
 HEADLINE = "flux1_dev"
+
+
+def _micro_batch(samples: int) -> int:
+    """The largest that divides them."""
+    return max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class Shape:
     @property
     def settings(self) -> tuple[str, ...]:
         samples = self.prompts * self.chosen
-        micro_batch = max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
+        micro_batch = _micro_batch(samples)
         one_stage = f"strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}"
         two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}"
         prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: {PRUNE_AFTER}, keep: {self.finished}}}}}"
@@ -151,14 +157,16 @@ class Shape:
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
         """Seconds of an iteration."""
-        model, gpu = PLACES[place]
+        model, gpu, count = PLACES[place]
+        share = math.ceil(self.prompts * self.chosen / count)  # of an optimiser step, for each rank
+        workers = f"{{count: {count}, num_gpus: 1}}"
         files = (CONFIGS / "demo.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "methods/diffusion_nft.yaml")
         settings = (
             *self.settings,
-            "fleet={placement: colocated, explorers: {count: 1, num_gpus: 1}, regenerators: {count: 1, num_gpus: 1}}",
+            f"fleet={{placement: colocated, explorers: {workers}, regenerators: {workers}}}",
             "fleet={learners: {num_gpus: 1}}",
             "compile={enabled: true, learner: true}",
-            "learner.activation_memory=0.5",
+            f"learner={{activation_memory: 0.5, world_size: {count}, micro_batch: {_micro_batch(share)}}}",
             *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
         )
         arithmetic = describe(load(files, settings), MODELS[model])

@@ -93,6 +93,8 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds", "long", "options")
+SAVE_SECONDS = 60.0
+"""Between writes of the results file while runs train: the machine may be gone before they end."""
 INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
 """Lists and objects of plain values, which the results file has on one line."""
 
@@ -111,9 +113,13 @@ class Key:
         return bool(found.get("ended"))
 
     def keep(self, results: dict[str, Any], run: dict[str, Any]) -> None:
-        of_shape = self._side(results).setdefault(self.shape, {})
-        of_shape.setdefault(f"{self.rate:g}", {})[str(self.seed)] = run
-        if self.long:  # it is also a run to a share of the way
+        """In place of what was known, unless that says more."""
+        of_seed = self._side(results).setdefault(self.shape, {}).setdefault(f"{self.rate:g}", {})
+        known = of_seed.get(str(self.seed))
+        if known and (bool(known["ended"]), known["iterations"][-1]) > (bool(run["ended"]), run["iterations"][-1]):
+            return
+        of_seed[str(self.seed)] = run
+        if self.long and run["ended"]:  # it is also a run to a share of the way
             replace(self, long=False).keep(results, run)
 
     def _side(self, results: dict[str, Any]) -> dict[str, Any]:
@@ -231,13 +237,24 @@ def train(
     def found(job: Job) -> dict[str, Any] | None:
         return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]], pace)
 
+    saved = time.monotonic()
+
+    def enough(job: Job) -> bool:
+        nonlocal saved
+        if run := found(job):
+            jobs[job].keep(results, run)
+        if time.monotonic() > saved + SAVE_SECONDS:
+            save(results, arguments.results)
+            saved = time.monotonic()
+        return run is not None and run["ended"] in ("reached", "behind")
+
     with mps(arguments.gpus, arguments.mps) as places:
         train_all(
             list(jobs),
             at_once=arguments.at_once,
             seconds=seconds,
             places=places,
-            enough=lambda job: (run := found(job)) is not None and run["ended"] in ("reached", "behind"),
+            enough=enough,
         )
     for job, key in jobs.items():
         if run := found(job):
