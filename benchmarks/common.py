@@ -35,6 +35,9 @@ MODELS = {
     "z_image": "z_image.yaml",
 }
 """Name in `full_size.py` → file in configs/models."""
+SOL_RL = CONFIGS / "methods" / "sol_rl_published.yaml"
+"""With the sizes that the speed of an iteration is measured and planned in."""
+PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
 PROMPTS = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
 STOP_SECONDS = 60.0
 """For a run that is told to stop."""

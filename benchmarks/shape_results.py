@@ -249,11 +249,12 @@ def times(
 def best_rate(runs: Runs, shape: str, share: float = 0.9, place: str = HEADLINE) -> tuple[Times, str]:
     """The rate of a shape that was soonest there, of those of most seeds; if none was, at the smallest share."""
     tried = [
-        (*(times(runs, shape, rate, place, each) for each in (share, SHARES[0])), rate) for rate in runs.get(shape, {})
+        (times(runs, shape, rate, place, share), times(runs, shape, rate, place, SHARES[0]).order, rate)
+        for rate in runs.get(shape, {})
     ]
-    took, _, rate = min(
-        tried, key=lambda found: (found[0].order, found[1].order, found[2]), default=(Times((), 0), None, str(RATES[0]))
-    )
+    if not tried:
+        return Times((), 0), f"{RATES[0]:g}"
+    took, _, rate = min(tried, key=lambda found: (found[0].order, *found[1:]))
     return took, rate
 
 
