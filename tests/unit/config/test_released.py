@@ -34,8 +34,9 @@ RELEASED = {
     # NVlabs/Sana 06af561, the base configuration and its `sol_rl` family; NVlabs/DiffusionNFT 24af555, `sd3_pickscore`
     "sol_rl_published": "rollout.prompts=48 rollout.pool=96 rollout.keep=24 rollout.selection=best_worst "
     "rollout.explore.steps=6 rollout.regenerate.steps=10 objective.beta=1.0 objective.kl=1e-4 "
-    "objective.advantage.std=global objective.advantage.clip=5.0 objective.old_decay.slope=0.001 objective.old_decay.cap=0.5 "
-    "learner.ema_cap=0.9 learner.updates=1 learner.optimizer.lr=3e-4 learner.optimizer.weight_decay=1e-4 "
+    "objective.advantage.std=global objective.advantage.clip=5.0 objective.old_decay.slope=0.001 "
+    "objective.old_decay.cap=0.5 learner.ema_cap=0.9 learner.updates=1 learner.optimizer.lr=3e-4 "
+    "learner.optimizer.weight_decay=1e-4 "
     "rollout.preview.prune=null rollout.explore.micro_batch=24 rollout.max_staleness=0 "
     "objective.old_decay.kind=linear learner.schedule.decay=none",
 }
