@@ -43,7 +43,7 @@ SMALL = (
     "learner={micro_batch: 2, optimizer: {lr: 1e-2}}",
 )
 OWN: dict[str, tuple[str, ...]] = {
-    "sol_rl": (),
+    "sol_rl": ("learner.updates=1",),
     "awm": ("objective.timesteps=2",),
     "flow_grpo": (),
     "flow_grpo_fast": ("rollout.sampler.window={size: 2, range: [0, 3]}", "rollout.explore.steps=4"),
