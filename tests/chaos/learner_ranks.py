@@ -63,11 +63,7 @@ def light_group(settings: Config, factory: ActorFactory, said: list[str]) -> Lea
 
 
 async def group(
-    settings: Config,
-    folder: Path,
-    role: type,
-    said: list[str],
-    supply: Callable[[int], Any] | None = None,
+    settings: Config, folder: Path, role: type, said: list[str], supply: Callable[[int], Any] | None = None
 ) -> LearnerGroup:
     """Ranks that need no place of their own, and begin again with the last state in `folder`."""
 

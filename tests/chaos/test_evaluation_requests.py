@@ -17,7 +17,6 @@ import ray
 from actors.client import evaluate_live, live_run
 from actors.client.launch import UNANSWERED
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
-from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequest, EvaluationRequests, RequestProgress
 from actors.training.policy_publisher import PolicyPublisher, PublishedRevision
 from actors.workers.regenerator import Evaluated
@@ -166,9 +165,7 @@ def test_what_is_asked_for_is_evaluated_beside_the_next_update_and_the_regenerat
     run(test)
 
 
-def test_an_update_that_ends_waits_for_units_at_work_alone_and_the_next_one_takes_up_the_others(
-    tmp_path: Path,
-) -> None:
+def test_an_update_that_ends_waits_for_units_at_work_alone_and_the_next_one_takes_up_the_others(tmp_path: Path) -> None:
     async def test() -> None:
         async with live(tmp_path) as this:
             clock = [this.scene.world.now()]
@@ -247,21 +244,6 @@ def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_en
     ray.kill(controller)
 
 
-def test_a_command_that_asks_no_more_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", 0.5)
-
-    async def test() -> None:
-        async with live(tmp_path) as this:
-            this.submit("mine", [FINE], "ema")
-            await asyncio.sleep(0.6)
-            await this.update()
-            assert this.requests.poll("mine") is None
-            said = "the evaluation mine is dropped: its sender has not polled for 0.5 s"
-            assert said in this.scene.said
-
-    run(test)
-
-
 @pytest.mark.parametrize("text", ["raises", "nonsense"])
 def test_an_error_in_a_users_reward_ends_the_evaluation_and_not_the_run(text: str, tmp_path: Path) -> None:
     async def test() -> None:
@@ -271,13 +253,7 @@ def test_an_error_in_a_users_reward_ends_the_evaluation_and_not_the_run(text: st
             await this.update()
             error = this.poll("mine").error
             assert isinstance(error, RewardError)
-            assert (
-                str(error)
-                == {
-                    "raises": "the reward has no tokenizer",
-                    "nonsense": "the reward is NaN",
-                }[text]
-            )
+            assert str(error) == {"raises": "the reward has no tokenizer", "nonsense": "the reward is NaN"}[text]
             assert this.poll("mine").found is None
             assert scores(this.poll("yours")) == {"ema": {"p0": 3.0}}
             await this.regenerates()

@@ -102,6 +102,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             await scene.says("explorer-5 has found no place for 1 s, and waits; at work: 2")
             await scene.fleet.scale({"explorers": 1})
             await scene.says("explorer-5 leaves after its present units")
+            await scene.says("explorer-5 has left")
             await until(lambda: scene.ready() == ["explorer-0"] == list(scene.explorers.workers))
 
     run(test)

@@ -41,11 +41,7 @@ class Line:
         self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
         self.said: list[str] = []
         self.client = SelectorClient(
-            self.world,
-            tasks,
-            seconds=SECONDS,
-            replacements=Replacements(replacements),
-            tell=self.said.append,
+            self.world, tasks, seconds=SECONDS, replacements=Replacements(replacements), tell=self.said.append
         )
 
     def bring(self, brought: UnitResult) -> asyncio.Future[Ack]:

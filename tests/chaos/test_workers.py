@@ -21,16 +21,7 @@ from actors.workers.selector import Ack, Selector
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, RunError
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.records import (
-    Attestation,
-    Prompt,
-    PromptEmbedding,
-    Receipt,
-    Refusal,
-    SampleGroup,
-    UnitResult,
-    WorkUnit,
-)
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.container import Buffer

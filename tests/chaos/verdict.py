@@ -25,11 +25,7 @@ class End:
     """When it was started."""
 
 
-ENDS = {
-    "the controller is gone": "controller",
-    "encoding ": "text_encoder",
-    "the start of encoder-": "text_encoder",
-}
+ENDS = {"the controller is gone": "controller", "encoding ": "text_encoder", "the start of encoder-": "text_encoder"}
 """How a run may end → for whose death: who is not replaced, see docs/reference/failures.md."""
 
 

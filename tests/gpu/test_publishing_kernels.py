@@ -9,12 +9,9 @@ from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.planning import Format
 from solrl_ray.weight_sync.checksums import stamp
 from solrl_ray.weight_sync.publish import Publisher
+from tests.support.tensors import randn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-
-
-def randn(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -17,6 +17,7 @@ from solrl_ray.quantization import attestation, capability, fp8, nvfp4
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
+from tests.support.tensors import randn
 from tests.unit.quantization.test_scope import SKIP, inputs, transformer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -30,10 +31,6 @@ def lacks(tier: str) -> bool:
 fp8_card = pytest.mark.skipif(lacks("fp8"), reason="no card with FP8")
 engine = pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="no Transformer Engine")
 REVISIONS = 5
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def flux() -> nn.Module:

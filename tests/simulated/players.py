@@ -178,23 +178,14 @@ class Regenerator(Worker):
         units = [replace(unit, prompt_id=prompt.id, beside=()) for prompt in prompts[1:]]
         first, *others = (
             Evaluated(
-                unit=each,
-                rewards=held_out(self._weights, self._rewards(each)),
-                images=None,
-                seconds=0.5,
-                started=0.0,
+                unit=each, rewards=held_out(self._weights, self._rewards(each)), images=None, seconds=0.5, started=0.0
             )
             for each in (unit, *units)
         )
         return replace(first, beside=tuple(others))
 
     def score(
-        self,
-        config: Config,
-        unit: WorkUnit,
-        prompts: Sequence[Prompt],
-        pictures: int,
-        *embeddings: PromptEmbedding,
+        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
         return self.evaluate(unit, prompts, pictures, *embeddings)
 

@@ -116,11 +116,7 @@ class Scene:
         fleet = FleetConfig(max_inflight=9, strikes=2)
         self.router = UnitRouter(self.world, tasks, fleet, self.watching, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
-            self.world,
-            tasks,
-            seconds=60.0,
-            replacements=Replacements(2),
-            tell=self.watching.said.append,
+            self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
         )
 
     async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:

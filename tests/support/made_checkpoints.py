@@ -20,13 +20,7 @@ def small_state(updates: int) -> LearnerState:
         return {"block.lora_A": torch.full((2, 2), float(updates))}
 
     return LearnerState(
-        updates=updates,
-        steps=updates,
-        default=one(),
-        old=one(),
-        ema=one(),
-        exp_avg=one(),
-        exp_avg_sq=one(),
+        updates=updates, steps=updates, default=one(), old=one(), ema=one(), exp_avg=one(), exp_avg_sq=one()
     )
 
 

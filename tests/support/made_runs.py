@@ -20,11 +20,7 @@ from solrl_ray.report.grids import save_pictures
 from solrl_ray.report.summary import summarize, write_summary
 from tests.support.made_configs import changed
 
-CAPTIONS = {
-    "aa": "a red circle <above> a blue square",
-    "bb": "two green triangles",
-    "cc": "a large yellow star",
-}
+CAPTIONS = {"aa": "a red circle <above> a blue square", "bb": "two green triangles", "cc": "a large yellow star"}
 BASE: dict[str, tuple[float, ...]] = {"aa": (0.1, 0.3), "bb": (0.2, 0.2), "cc": (0.5, 0.7)}
 FINAL: dict[str, tuple[float, ...]] = {"aa": (0.4, 0.4), "bb": (0.2, 0.4), "cc": (0.6, 0.9)}
 REAL: dict[str, tuple[float, ...]] = {"aa": (0.8, 0.8), "bb": (0.9, 0.9), "cc": (1.0, 1.0)}
@@ -56,14 +52,7 @@ def iteration(number: int) -> IterationMetrics:
     return IterationMetrics(
         iteration=number,
         revision=number,
-        seconds={
-            "explore": 4.0,
-            "regenerate": 5.0,
-            "learn": 2.0,
-            "publish": 0.5,
-            "checkpoint": 0.25,
-            "total": 10.0,
-        },
+        seconds={"explore": 4.0, "regenerate": 5.0, "learn": 2.0, "publish": 0.5, "checkpoint": 0.25, "total": 10.0},
         busy_seconds={"explore": 6.0, "regenerate": 4.5, "learn": 1.5},
         candidates=288,
         expected_candidates=288,
@@ -118,11 +107,7 @@ def attestations() -> list[Attestation]:
 
 
 def evaluations(iterations: int = 3) -> list[EvaluationMetrics]:
-    return [
-        evaluation(0, "base", BASE),
-        evaluation(0, "real", REAL),
-        evaluation(iterations, "ema", FINAL),
-    ]
+    return [evaluation(0, "base", BASE), evaluation(0, "real", REAL), evaluation(iterations, "ema", FINAL)]
 
 
 def write_metrics(folder: Path, records: list[IterationMetrics | EvaluationMetrics]) -> None:

@@ -111,8 +111,7 @@ def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7) -> Pa
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         text_encoder = _vision_language(
-            len(tokenizer),
-            **{name: tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in named.items()},
+            len(tokenizer), **{name: tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in named.items()}
         )
         pipeline = QwenImageEditPlusPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(

@@ -18,6 +18,7 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
 from tests.support.made_configs import changed
 from tests.support.small import small_config
+from tests.support.tensors import randn
 
 LORA = Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"])
 SCOPE = QuantizationScope(skip=["to_out"])
@@ -36,10 +37,6 @@ class Attention(nn.Module):
         return out
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:
     net = nn.ModuleDict({"attn": Attention()}).requires_grad_(False).eval()
     for index, parameter in enumerate(net.parameters()):
@@ -56,12 +53,7 @@ def factors(scale: float = 0.1, seed: int = 50) -> dict[str, torch.Tensor]:
     }
 
 
-def config(
-    tier: str = "nvfp4-emulated",
-    mode: str = "packed",
-    *,
-    lora: Lora = LORA,
-) -> Config:
+def config(tier: str = "nvfp4-emulated", mode: str = "packed", *, lora: Lora = LORA) -> Config:
     return changed(
         small_config(Path("unused"), "unused"),
         model={"lora": lora.model_dump(), "quantization": SCOPE.model_dump()},

@@ -38,13 +38,7 @@ def run_rank(rank: str, call: str) -> None:
     signal.alarm(int(seconds))  # which kills
     torch.set_num_threads(1)
     process_group(
-        int(rank),
-        world_size,
-        "127.0.0.1",
-        port,
-        device=torch.device("cpu"),
-        timeout=seconds / 2,
-        one_host=True,
+        int(rank), world_size, "127.0.0.1", port, device=torch.device("cpu"), timeout=seconds / 2, one_host=True
     )
     function(int(rank), world_size, *arguments)
     leave_process_group()

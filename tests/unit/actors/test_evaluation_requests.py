@@ -46,7 +46,7 @@ def test_a_request_is_kept_while_it_is_polled_and_forgotten_after(tmp_path: Path
         assert requests.poll("mine") is not None
     asyncio.run(after(PATIENCE + 1))
     assert requests.poll("mine") is None
-    assert "mine" in told[-1]
+    assert "mine is dropped" in told[-1]
 
 
 def test_a_picture_that_is_not_there_ends_the_evaluation_and_not_the_run(tmp_path: Path) -> None:

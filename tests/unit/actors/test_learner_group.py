@@ -66,12 +66,7 @@ def test_what_was_offered_to_ranks_that_are_gone_is_not_waited_for(tmp_path: Pat
         faults = [Fault("learner", OFFER, "hangs")]
         world: Any = SimulatedWorld(lambda role, name, tier: Rank(), MemoryDisk(), faults=faults)
         group = LearnerGroup(
-            config,
-            world,
-            last_state=nothing,
-            replacements=replacements,
-            tell=lambda text: None,
-            supply=nothing,
+            config, world, last_state=nothing, replacements=replacements, tell=lambda text: None, supply=nothing
         )
         await group.spawn()
         await group.start(None)

@@ -206,9 +206,7 @@ def test_a_stage_follows_another_whose_runs_have_ended(
     assert len(trained) == len(expected) + (ends < 2)
 
 
-def test_sides_are_compared_by_means_over_seeds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "charged", lambda self, place: 50.0 if self.pool else 100.0)
     two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9)}
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}

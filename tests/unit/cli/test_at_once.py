@@ -25,7 +25,6 @@ from solrl_ray.errors import RunError
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
-from tests.support.processes import python
 from tests.support.sentences import names
 
 
@@ -133,11 +132,6 @@ def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     )
 
 
-def test_it_is_told_without_pytorch(config_file: Path, tmp_path: Path) -> None:
-    assert unread("train", str(config_file), "--set", "rollout.prompts=4")
-    assert unread("status", str(tmp_path / "nowhere"))
-
-
 def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import time; print(flush=True); time.sleep(60)"
     command = ["/opt/raylet", "-c", code, "--gcs-address=10.0.0.9:6379"]
@@ -148,12 +142,6 @@ def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.Monkey
         monkeypatch.setattr(os, "getuid", lambda: 12345)
         assert ray_auth.clusters_here() == []
         node.kill()
-
-
-def unread(*arguments: str) -> bool:
-    """Whether a command is refused before PyTorch and Ray are read."""
-    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), {'torch', 'ray'} & {*sys.modules})"
-    return python("-c", source, *arguments) == "2 set()\n"
 
 
 TOKEN = "right"
@@ -231,9 +219,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["train", "CONFIG"], ["plan", "CONFIG"], ["status"], ["pool", "scale"]],
-    ids=" ".join,
+    "command", [["train", "CONFIG"], ["plan", "CONFIG"], ["status"], ["pool", "scale"]], ids=" ".join
 )
 def test_a_token_that_a_cluster_refuses_is_told_as_what_it_is(
     command: list[str],

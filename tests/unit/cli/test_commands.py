@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.cli import outline
-from solrl_ray.cli.options import parser
 from solrl_ray.common import ray_auth
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
@@ -23,19 +20,6 @@ from tests.support import made_runs
 from tests.support.command_line import printed, refusal, solrl
 from tests.support.made_configs import changed
 from tests.support.sentences import names
-
-
-def _commands(found: argparse.ArgumentParser, words: str = "solrl") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    yield words, found
-    for action in found._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                yield from _commands(inner, f"{words} {name}")
-
-
-@pytest.mark.parametrize(("words", "command"), list(_commands(parser())))
-def test_every_command_prints_its_help(words: str, command: argparse.ArgumentParser) -> None:
-    assert command.format_help().startswith(f"usage: {words}")
 
 
 @pytest.mark.parametrize("command", [["plan"], ["train", "--dry-run"]])
@@ -52,16 +36,13 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert not (config_file.parent / "runs").exists()
 
 
-def test_a_plan_names_each_reward_checkpoint_that_the_run_will_need(
+def test_a_plan_notes_each_reward_checkpoint_that_the_run_will_need(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    elsewhere = ["--set", "rewards=[{kind: clipscore, path: nobody/first}, {kind: clipscore, path: nobody/second}]"]
-    text = " ".join(printed(capsys, "plan", config_file, *elsewhere).split())
+    elsewhere = "rewards=[{kind: clipscore, path: nobody/first}, {kind: clipscore, path: nobody/second}]"
+    said = " ".join(printed(capsys, "plan", config_file, "--set", elsewhere).split())
     for number, path in enumerate(("nobody/first", "nobody/second")):
-        assert f"note: before the run starts: rewards.{number}.path (--set) is '{path}', which is not a local" in text
-        assert f"run `hf download {path} config.json" in text
-    assert solrl("train", config_file, "--dry-run", *elsewhere) == 2
-    assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is 'nobody/first'")
+        assert f"note: before the run starts: rewards.{number}.path (--set) is '{path}'" in said
 
 
 def test_who_computes_a_large_model_on_cpus_is_told(
@@ -134,21 +115,9 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     assert "which are 95% of NVIDIA A100 80GB" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("entry", "key", "values"),
-    [
-        ("{kind: pickscore, preprocessing: torchvision}", "rewards.0.preprocessing", "'torchvision' pickscore"),
-        ("{kind: 'os:getcwd', path: /x}", "rewards.0.path", "'/x' os:getcwd"),
-        ("{kind: aesthetic}", "rewards.0.kind", "'aesthetic' base path"),
-        ("{kind: clipscore}", "rewards.0.kind", "'clipscore' path"),
-        ("{kind: nosuch}", "rewards.0.kind", "'nosuch'"),
-        ("{kind: 'nomodule:score'}", "rewards.0.kind", "'nomodule:score'"),
-    ],
-)
-def test_a_plan_refuses_what_a_reward_does_not_read_or_lacks(
-    entry: str, key: str, values: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert names(refusal(capsys, "plan", *FLUX, "--gpu", "h200", "--set", f"rewards=[{entry}]"), key, values)
+def test_a_plan_refuses_a_reward_that_lacks_what_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "plan", *FLUX, "--gpu", "h200", "--set", "rewards=[{kind: clipscore}]")
+    assert names(said, "rewards.0.kind", "'clipscore' path")
 
 
 def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

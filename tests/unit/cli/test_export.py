@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from diffusers import DiffusionPipeline
 from safetensors.torch import load_file
 
 from solrl_ray.config import continuation
@@ -53,19 +51,6 @@ def test_the_command_says_what_it_wrote_and_which_rank_it_has(
     assert sorted(set(ranks)) == [16, 48, 64]
 
 
-def test_a_checkpoint_has_the_weights_that_diffusers_makes_of_the_lora(config: Config, tmp_path: Path) -> None:
-    run, out = RunFolder.of(config).path, tmp_path / "whole"
-    assert solrl("export", run, "--format", "checkpoint", "--out", out) == 0
-    assert solrl("export", run, "--format", "diffusers") == 0
-    base = DiffusionPipeline.from_pretrained(paths.resolve(config.model.path), dtype=torch.float32)
-    base.load_lora_weights(run / "export" / "diffusers")
-    base.fuse_lora()
-    base.unload_lora_weights()
-    found = DiffusionPipeline.from_pretrained(out, dtype=torch.bfloat16).transformer.state_dict()
-    for name, weight in base.transformer.state_dict().items():
-        torch.testing.assert_close(found[name], weight.bfloat16(), rtol=2**-7, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["kohya", "checkpoint"])
 def test_a_run_from_a_machine_with_another_place_for_its_base_is_exported_with_the_one_here(
     kind: str, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -79,17 +64,6 @@ def test_a_run_from_a_machine_with_another_place_for_its_base_is_exported_with_t
         assert names(said, key, given[-1] if given else "/not/here --base")
     assert solrl("export", run, "--format", kind, "--base", base) == 0
     assert list((run / "export" / kind).iterdir())
-
-
-@pytest.mark.parametrize("kind", ["comfyui", "kohya"])
-def test_keys_that_a_tool_does_not_know_are_refused_and_nothing_is_written(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunFolder.of(checkpointed(tmp_path, "small", "model.lora.targets=[to_q, x_embedder]")).path
-    said = refusal(capsys, "export", run, "--format", kind)
-    assert "x_embedder" in said
-    assert kind in said
-    assert not (run / "export").exists()
 
 
 def test_what_cannot_be_exported_is_one_sentence(

@@ -197,11 +197,7 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
             "evaluation.reference",
             "'solrl_ray.testbed.world:picture'",
         ),
-        (
-            ["--set", "rollout.explore.precision=fp8"],
-            "rollout.explore.precision",
-            "'fp8' 8.9 fleet.explorers.num_gpus",
-        ),
+        (["--set", "rollout.explore.precision=fp8"], "rollout.explore.precision", "'fp8' 8.9 fleet.explorers.num_gpus"),
         (["--set", "model.quantization.min_features=9999"], "model.quantization", "9999"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets", "'to_x'"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root", "free"),
@@ -216,16 +212,6 @@ def test_bad_input_is_one_sentence_and_status_2(
 ) -> None:
     assert names(refusal(capsys, "train", config_file, *arguments), key, values)
     assert not (config_file.parent / "runs").exists()
-
-
-@pytest.mark.parametrize("content", [None, "", "\n  \n"])
-def test_a_prompt_file_that_is_missing_or_empty_is_refused(
-    content: str | None, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "prompts.txt"
-    if content is not None:
-        file.write_text(content)
-    assert str(file) in refusal(capsys, "train", config_file, "--set", f"prompts.train={file}")
 
 
 def test_held_out_prompts_must_not_be_trained_on(

@@ -64,18 +64,6 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     holder.lock.release()
 
 
-def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "runs" / "small"
-    begin(path, config_file)
-    (path / "checkpoints" / "iteration-000002").mkdir(parents=True)
-    assert refused_folder(capsys, config_file).startswith(f"run.name is 'small', but {path} already holds a run")
-    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=1").startswith(
-        f"run.iterations is 1, but {path} has made 2 updates already; it must be at least 2"
-    )
-
-
 def test_a_resumed_run_is_named_as_when_it_began_unless_one_stands_elsewhere(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,16 +79,6 @@ def test_a_resumed_run_is_named_as_when_it_began_unless_one_stands_elsewhere(
         said = refused_folder(capsys, "--resume", named, *shorter)
         assert " has made 2 updates already" in said
         assert Path(said.split(" but ")[1].split(" has made ")[0]).resolve() == path
-
-
-def test_a_run_folder_that_cannot_be_made_is_refused(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "small").write_text("a file")
-    assert refused_folder(capsys, config_file) == (
-        f"the run folder {tmp_path / 'runs' / 'small'} cannot be written: it is a file ({tmp_path / 'runs' / 'small'})"
-    )
 
 
 def test_continue_begins_a_run_and_resumes_one_that_was_begun(

@@ -38,10 +38,7 @@ def test_it_is_told_how_far_a_librarys_bar_is(library: object) -> None:
 
 
 def test_bytes_are_told_in_gigabytes_and_a_bar_of_unknown_length_not_at_all() -> None:
-    with (
-        progress_note("loading transformer"),
-        tqdm(total=5_000_000_000, unit="B", desc="model.safetensors") as bar,
-    ):
+    with progress_note("loading transformer"), tqdm(total=5_000_000_000, unit="B", desc="model.safetensors") as bar:
         bar.update(1_200_000_000)
         assert now() == "loading transformer, 1.2 of 5.0 GB of model.safetensors"
     with progress_note("loading transformer"), tqdm(desc="Loading"):

@@ -32,20 +32,8 @@ def explorers(count: int) -> str:
         # Halves keep 18 of their 48 each. Thirds would keep 12 of 32, but 32 is no multiple of 12; quarters an odd 9.
         ((*PRUNED, explorers(6)), "2 of 6", 4, CUT, "rollout.preview.unit=48 makes 8"),
         # 24 does for 16 explorers, 12 for 17.
-        (
-            (*HALVES_KEPT, explorers(16)),
-            "12 of 16",
-            4,
-            CUT,
-            "rollout.preview.unit=24 makes 16",
-        ),
-        (
-            (*HALVES_KEPT, explorers(17)),
-            "13 of 17",
-            4,
-            CUT,
-            "rollout.preview.unit=12 makes 32",
-        ),
+        ((*HALVES_KEPT, explorers(16)), "12 of 16", 4, CUT, "rollout.preview.unit=24 makes 16"),
+        ((*HALVES_KEPT, explorers(17)), "13 of 17", 4, CUT, "rollout.preview.unit=12 makes 32"),
         (
             (*PRUNED, "rollout.preview.unit=48", explorers(10)),
             "2 of 10",

@@ -9,9 +9,7 @@ import pytest
 
 from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points
 from solrl_ray.config.loading import load
-from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
-from solrl_ray.config.update import trained_timesteps
 from tests.support.command_line import solrl
 from tests.support.made_configs import MODEL
 
@@ -193,26 +191,6 @@ def test_with_several_shapes_each_prompt_has_micro_batches_of_its_own(configure)
 )
 def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every: int, points: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
     assert evaluation_points(configure(f"evaluation.every={every}")) == points
-
-
-@pytest.mark.parametrize(
-    ("fraction", "steps", "count"),
-    [(0.6, 10, 6), (0.4, 10, 4), (0.99, 10, 9), (0.29, 100, 29), (0.7, 10, 7), (1.0, 10, 10), (0.01, 10, 1)],
-)
-def test_trained_timesteps_are_what_the_objective_draws(configure, fraction: float, steps: int, count: int) -> None:  # type: ignore[no-untyped-def]
-    config = configure(f"objective.timestep_fraction={fraction}", f"rollout.regenerate.steps={steps}")
-    assert trained_timesteps(config) == count == share_of(steps, fraction)
-
-
-def test_actors_are_summed_with_the_learner_ranks(configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(
-        configure(
-            "learner.world_size=3",
-            "fleet.learners={threads: 2, num_cpus: 2, num_gpus: 1}",
-            "fleet.explorers={count: 4, num_cpus: 0.5, num_gpus: 0.25}",
-        )
-    )
-    assert (numbers.cpus, numbers.gpus) == (8.0, 4.0)
 
 
 def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> None:  # type: ignore[no-untyped-def]

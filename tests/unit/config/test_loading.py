@@ -50,12 +50,7 @@ def test_files_that_include_each_other_are_refused(tmp_path: Path) -> None:
 def test_overrides_are_yaml_and_reach_into_lists(parts: list[Path]) -> None:
     config = load(
         parts,
-        [
-            "rewards.1.weight=2",
-            "learner.optimizer.lr=1e-3",
-            "model.lora.targets=[a, b]",
-            "rollout={pool: 48, keep: 2}",
-        ],
+        ["rewards.1.weight=2", "learner.optimizer.lr=1e-3", "model.lora.targets=[a, b]", "rollout={pool: 48, keep: 2}"],
     )
     assert config.rewards[1].weight == 2.0
     assert config.rewards[0].path == "some/clip"

@@ -2,8 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config.checks import check
-from solrl_ray.config.loading import load_with_sources
 from solrl_ray.config.pools import (
     apart,
     encoded_ahead,
@@ -16,9 +14,8 @@ from solrl_ray.config.pools import (
     reserved,
 )
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import UserError
 from solrl_ray.scheduling.placement import requests
-from tests.support.small import CONFIGS, small_config
+from tests.support.small import small_config
 
 
 def test_without_other_explorers_prompts_are_nobodys_in_particular(tmp_path: Path) -> None:
@@ -92,42 +89,6 @@ def test_other_explorers_ask_for_places_of_their_own(tmp_path: Path) -> None:
     assert list(asked) == ["fleet.explorers", "fleet.other_explorers.0", "fleet.regenerators", "fleet.learners"]
     other = asked["fleet.other_explorers.0"]
     assert (other.count, other.each["GPU"], other.labels) == (3, 1.0, {"gpu": "l40s"})
-
-
-@pytest.mark.parametrize(
-    ("others", "sentence"),
-    [
-        (
-            "[{name: L40S, prompts: 1}]",
-            'name is "L40S" (--set); it must be lower-case letters and digits, a letter first,',
-        ),
-        (
-            "[{name: a, prompts: 1}, {name: a, prompts: 1}]",
-            'other_explorers.1.name is "a" (--set); it must be lower-case',
-        ),
-        ("[{name: a, prompts: 12}]", "prompts is 12 (--set); it must be less than 12"),
-        (
-            "[{name: a, prompts: 4}, {name: b, prompts: 8}]",
-            "other_explorers.1.prompts is 8 (--set); it must be less than 8",
-        ),
-        (
-            "[{name: a, prompts: 1, num_gpus: 0.5}]",
-            "num_gpus is 0.5 (--set); it must be a whole number: other explorers",
-        ),
-        ("[{name: a, prompts: 1, num_cpus: -1}]", "num_cpus in --set is -1: "),
-        ("[{name: a}]", "The key fleet.other_explorers.0.prompts is missing"),
-        ("[{name: a, prompt: 1}]", "Unknown key fleet.other_explorers.0.prompt in --set; did you mean"),
-    ],
-)
-def test_what_is_wrong_with_other_explorers_is_said_before_anything_starts(others: str, sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
-        begun(f"fleet.other_explorers={others}")
-    assert sentence in str(caught.value)
-
-
-def begun(setting: str) -> None:
-    loaded = load_with_sources([CONFIGS / "demo.yaml"], ["rollout.prompts=12", setting])
-    check(loaded.config, loaded.sources)
 
 
 def test_encoders_reserve_their_own_unless_cards_encode(tmp_path: Path) -> None:

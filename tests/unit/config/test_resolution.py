@@ -23,8 +23,7 @@ def test_a_number_is_a_square_and_a_pair_is_height_and_width(given: str, shape: 
 
 
 @pytest.mark.parametrize(
-    ("given", "same"),
-    [("512", "[512, 512]"), ("512", "[[512, 512]]"), ("[512, 768]", "[[512, 768]]")],
+    ("given", "same"), [("512", "[512, 512]"), ("512", "[[512, 512]]"), ("[512, 768]", "[[512, 768]]")]
 )
 def test_however_a_shape_is_written_the_configuration_is_the_same(given: str, same: str) -> None:
     one, other = (load([DEMO], [f"model.resolution={each}"]) for each in (given, same))

@@ -199,8 +199,7 @@ def test_a_model_that_differs_a_little_is_the_listed_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "words"),
-    [(0.05, "0.05 ms"), (999.4, "999 ms"), (999.7, "1 s"), (1234, "1.23 s"), (1_234_000, "1230 s")],
+    ("ms", "words"), [(0.05, "0.05 ms"), (999.4, "999 ms"), (999.7, "1 s"), (1234, "1.23 s"), (1_234_000, "1230 s")]
 )
 def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words: str) -> None:
     assert Figure(ms=ms, measured=True, source="here").time == words

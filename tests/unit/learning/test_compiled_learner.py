@@ -69,10 +69,7 @@ def counter(
 def settings(pipeline: tuple[str, Path], *, compiled: bool = True, **learner: Any) -> Config:
     family, path = pipeline
     return learning_config(
-        path,
-        model=families.model_config(family, path),
-        learner=learner,
-        compile=Compile(learner=compiled),
+        path, model=families.model_config(family, path), learner=learner, compile=Compile(learner=compiled)
     )
 
 
@@ -266,14 +263,7 @@ def test_what_is_compiled_is_kept_apart_by_attention_kernels(
 
 @pytest.mark.parametrize(
     ("family", "cudnn"),
-    [
-        ("flux", False),
-        ("sd3", True),
-        ("sana", True),
-        ("flux2_klein", False),
-        ("qwen_image", False),
-        ("z_image", False),
-    ],
+    [("flux", False), ("sd3", True), ("sana", True), ("flux2_klein", False), ("qwen_image", False), ("z_image", False)],
 )
 def test_only_families_that_train_on_cudnns_attention_may_use_it_and_not_if_deterministic(
     family: str, cudnn: bool, tmp_path: Path, counter: CompileCounterWithBackend

@@ -13,12 +13,9 @@ from solrl_ray.config.schema import Decoding
 from solrl_ray.errors import UserError
 from solrl_ray.models import flux
 from tests.support import tiny
+from tests.support.tensors import randn as noise
 
 PREVIEW = {"transformer", "preview_decoder"}
-
-
-def noise(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def small_decoder(folder: Path, *, channels: int = 4, levels: int = 2) -> Path:

@@ -40,6 +40,7 @@ from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
 from tests.support import tiny, tiny_qwen, tiny_wan, weight_sync
+from tests.support.tensors import randn as noise
 
 TEXTS = ["a red square", "two blue circles"]
 
@@ -245,10 +246,6 @@ def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(family: Family, path: Path) -> DiffusionModel:
     return models.load(family.config(path), "cpu")
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def batch_of(model: DiffusionModel, texts: list[str]) -> dict[str, Tensor]:

@@ -28,13 +28,6 @@ def config(path: Path, **changes: object) -> Model:
     return tiny.model_config(path, family="qwen_image", **({"max_sequence_length": LENGTH} | changes))
 
 
-def test_the_template_before_a_prompt_is_cut_off_and_what_follows_it_is_kept(path: Path) -> None:
-    (encoded,) = models.load(config(path), "cpu", components={"text"}).encode(["a dog"])
-    assert encoded["prompt_embeds"].shape == (LENGTH, 32)
-    assert encoded["prompt_embeds_mask"].sum() == len("a dog") + SUFFIX
-    assert not encoded["prompt_embeds"][len("a dog") + SUFFIX :].any()
-
-
 def test_texts_of_a_batch_are_masked_as_in_the_stock_pipeline(path: Path) -> None:
     texts = ["a", "two blue circles with a ring"]
     model = models.load(config(path), "cpu", components={"text", "transformer"})

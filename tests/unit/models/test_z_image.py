@@ -11,8 +11,9 @@ from diffusers import ZImageTransformer2DModel
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.z_image import aligned, patches, unpatched
+from solrl_ray.models.z_image import aligned
 from tests.support import tiny, tiny_qwen
+from tests.support.tensors import randn as noise
 
 WIDTH = 24
 LENGTH = 96
@@ -25,10 +26,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(path: Path, **changes: object) -> Model:
     return tiny.model_config(path, family="z_image", **({"max_sequence_length": LENGTH} | changes))
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("lengths", [(1, 96), (31, 33), (32, 64), (40, 40)])
@@ -49,22 +46,6 @@ def test_texts_of_any_length_give_the_stock_transformers_velocity(
         expected = stock(list(latents.unsqueeze(2).unbind()), 1 - sigmas, texts, return_dict=False)[0]
     torch.testing.assert_close(ours, -torch.stack(expected).squeeze(2), atol=1e-5, rtol=0)
     assert ours.std() > 0.01
-
-
-def test_a_prompt_ends_where_its_mask_does(path: Path) -> None:
-    model = models.load(config(path, max_sequence_length=40), "cpu", components={"text"})
-    (encoded,) = model.encode(["a dog"])
-    assert encoded["prompt_embeds"].shape == (64, WIDTH)  # a multiple of 32
-    assert model.SIZES.text_tokens(model.config) == 64
-    assert encoded["prompt_embeds_mask"].sum() == len("a dog") + 1  # and what the template asks an answer with
-
-
-def test_patches_are_put_together_again() -> None:
-    latents = noise(2, 3, 4, 6)
-    tokens = patches(latents)
-    assert tokens.shape == (2, 6, 12)
-    assert torch.equal(tokens[1, 2], latents[1, :, 0:2, 4:6].permute(1, 2, 0).flatten())
-    assert torch.equal(unpatched(tokens, 2, 3), latents)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 32), (32, 32), (33, 64)])

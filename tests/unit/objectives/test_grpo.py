@@ -17,14 +17,11 @@ from solrl_ray.records import Address
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.noise import permutation
 from solrl_ray.sampling.schedules import sigmas
+from tests.support.tensors import randn as noise
 
 GRID = sigmas(SigmaSchedule(kind="linear"), 8, 16)
 CPU = torch.device("cpu")
 SAMPLERS: list[Stochastic] = [FlowSde(), DanceSde(), Cps()]
-
-
-def noise(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def batch(transitions: int, first_steps: tuple[int, ...] = (0, 0, 0)) -> MicroBatch:

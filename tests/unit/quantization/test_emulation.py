@@ -12,12 +12,9 @@ from solrl_ray.quantization.activations import ActivationQuantizer, _on_device
 from solrl_ray.quantization.attestation import check_vectors
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.formats import frozen_amax, pack, quantize_weight
+from tests.support.tensors import randn
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, seed: int = 1) -> nn.Linear:

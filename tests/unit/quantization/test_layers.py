@@ -15,12 +15,9 @@ from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.planning import packed_bytes
+from tests.support.tensors import randn
 
 LAYERS = [EmulatedNVFP4Linear, FP8Linear]
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(inputs: int = 64, outputs: int = 32, *, bias: bool = True, seed: int = 1) -> nn.Linear:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solrl_ray.quantization import nvfp4
+from tests.support.tensors import randn
 
 VECTORS = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
 
@@ -20,10 +21,6 @@ def floats(hexadecimal: str, shape: list[int]) -> torch.Tensor:
 
 def hexadecimal(tensor: torch.Tensor) -> str:
     return tensor.cpu().contiguous().numpy().tobytes().hex()
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])

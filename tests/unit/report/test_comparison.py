@@ -37,10 +37,7 @@ def compared(**changes: Any) -> Comparison:
             for name, rewards in named.items()
         }
 
-    results = {
-        "base": columns("base", made_runs.BASE, DARK),
-        "ema": columns("ema", made_runs.FINAL, BRIGHT),
-    }
+    results = {"base": columns("base", made_runs.BASE, DARK), "ema": columns("ema", made_runs.FINAL, BRIGHT)}
     return Comparison.of(changed(made_runs.config(), **changes), results, PROMPTS, updates=3)
 
 

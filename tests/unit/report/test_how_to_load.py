@@ -29,11 +29,10 @@ from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
-from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.validation.session import Brightness
-from tests.support import families, made_runs
+from tests.support import families
 from tests.support.editing import picture, write_prompts
 from tests.support.made_configs import changed
 
@@ -135,7 +134,7 @@ GUIDANCE["flux2_klein"]["negative_prompt"] = ""  # its pipeline takes no other
 GUIDANCE["z_image"]["interval"] = (0.7, 1.0)  # its pipeline's truncation
 
 
-@pytest.mark.parametrize(("solver", "guided"), [("euler", False), ("dpm2", False), ("dpm2", True)])
+@pytest.mark.parametrize(("solver", "guided"), [("euler", False), ("dpm2", True)])
 @pytest.mark.parametrize("family", SHIPPED)
 def test_the_shown_lines_draw_the_runs_own_picture(
     family: str, solver: str, guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,14 +223,6 @@ def test_the_lines_draw_the_first_of_several_shapes_and_name_all() -> None:
     drawing = Drawing(model=model, steps=4, solver="euler")
     assert (drawing.call["height"], drawing.call["width"]) == (768, 1344)
     assert "768 x 1344 or 1024 x 1024 px" in rendered("call.txt", drawing=drawing)
-
-
-def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:
-    config = made_runs.config()
-    lines = rendered("call.txt", drawing=Drawing.of(config)).splitlines()
-    assert f"    num_inference_steps={config.evaluation.steps}," in lines
-    run = made_runs.write_run(tmp_path / "run")
-    assert page._values(page.read_run(run))["drawing"] == Drawing.of(config)
 
 
 def test_a_schedule_of_ones_own_is_in_the_lines() -> None:

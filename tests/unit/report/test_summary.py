@@ -14,13 +14,7 @@ from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.report.data import read_summary
-from solrl_ray.report.summary import (
-    Summary,
-    gap_closed,
-    run_selection_digest,
-    summarize,
-    write_summary,
-)
+from solrl_ray.report.summary import Summary, gap_closed, run_selection_digest, summarize, write_summary
 from tests.support.made_runs import BASE, FINAL, config, evaluation, evaluations, iteration
 
 

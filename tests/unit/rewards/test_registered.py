@@ -129,9 +129,7 @@ def test_the_text_of_a_prompt_is_encoded_once_and_cut_to_what_the_network_takes(
 
 
 @pytest.fixture(scope="module")
-def imagereward_parts(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, Path, tiny_rewards.ImageRewardParts]:
+def imagereward_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tiny_rewards.ImageRewardParts]:
     folder, base = tmp_path_factory.mktemp("imagereward"), tmp_path_factory.mktemp("bert")
     return folder, base, tiny_rewards.build_imagereward(folder, base)
 

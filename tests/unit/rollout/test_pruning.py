@@ -114,12 +114,7 @@ class Bench:
 
 @pytest.mark.parametrize(
     ("tier", "solver", "size"),
-    [
-        ("float32", "euler", 12),
-        ("float32", "dpm2", 4),
-        ("nvfp4-emulated", "dpm2", 12),
-        ("nvfp4-emulated", "euler", 4),
-    ],
+    [("float32", "euler", 12), ("float32", "dpm2", 4), ("nvfp4-emulated", "dpm2", 12), ("nvfp4-emulated", "euler", 4)],
 )
 def test_pruned_units_have_the_bytes_of_the_oracle(tier: str, solver: str, size: int) -> None:
     """`size` 4: three units of one micro-batch, of which two go on and are padded."""

@@ -85,11 +85,7 @@ def candidate(prompt_id: str, index: int, reward: float) -> Candidate:
 
 
 CAT = Selection(
-    iteration=3,
-    revision=3,
-    prompt_id="cat",
-    best=(candidate("cat", 7, 0.5),),
-    worst=(candidate("cat", 2, -0.25),),
+    iteration=3, revision=3, prompt_id="cat", best=(candidate("cat", 7, 0.5),), worst=(candidate("cat", 2, -0.25),)
 )
 DOG = replace(CAT, prompt_id="dog")
 

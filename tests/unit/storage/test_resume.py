@@ -173,11 +173,7 @@ def reads(folder: RunFolder, train: str = PROMPTS, heldout: str = PROMPTS) -> Co
 @pytest.mark.parametrize(
     ("train", "heldout", "problem"),
     [
-        (
-            PROMPTS + "a cat\n",
-            PROMPTS,
-            r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now, by text",
-        ),
+        (PROMPTS + "a cat\n", PROMPTS, r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now, by text"),
         ("".join(reversed(PROMPTS.splitlines(True))), PROMPTS, r"prompts\.train is "),
         (PROMPTS, PROMPTS.replace("blue", "pink"), r"prompts\.heldout is '.*heldout\.txt', .* \(2 then, 2 now"),
     ],

@@ -15,17 +15,7 @@ from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest, tensors
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, canonical, sha256
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR
-from tests.support.weight_sync import (
-    OUT,
-    QUERY,
-    factors,
-    flipped,
-    header,
-    publication,
-    publisher,
-    randn,
-    sent,
-)
+from tests.support.weight_sync import OUT, QUERY, factors, flipped, header, publication, publisher, randn, sent
 
 # Checksums
 

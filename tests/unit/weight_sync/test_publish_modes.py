@@ -9,17 +9,7 @@ from solrl_ray.quantization.scope import quantize_
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.publication import EXPLORER
 from solrl_ray.weight_sync.receive import Receiver, bases_to_keep
-from tests.support.weight_sync import (
-    QUERY,
-    SCOPE,
-    addresses,
-    config,
-    explorer,
-    factors,
-    model,
-    publisher,
-    sent,
-)
+from tests.support.weight_sync import QUERY, SCOPE, addresses, config, explorer, factors, model, publisher, sent
 
 TIERS = ("nvfp4-emulated", "fp8")
 
