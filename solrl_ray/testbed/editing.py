@@ -113,13 +113,17 @@ def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
     write_prompts(folder, parts)
     here = folder.absolute()
     config = {
-        "run": {"name": "edits"},
+        "run": {"name": "edits", "iterations": 40},
         "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
         "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
+        # Many small steps: an optimiser step has one prompt, and trains on the best and worst 4 of 24.
+        "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
+        "learner": {"updates": 3, "micro_batch": 4, "optimizer": {"lr": 2e-3}},
+        "fleet": {"learners": {"threads": 1}},
         # Seeds of a prompt differ by little, prompts by much.
         "objective": {"advantage": {"std": "group"}},
-        "evaluation": {"reference": "solrl_ray.testbed.editing:edited"},
+        "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 20, "samples": 2},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))

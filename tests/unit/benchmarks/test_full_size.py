@@ -17,6 +17,7 @@ from torch import nn
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES
 from tests.support.small import CONFIGS
 
 PROMPTS = ["a red circle on a blue square", "green"]
@@ -104,11 +105,17 @@ def test_the_product_reads_a_tiny_checkpoint_encodes_and_decodes(name: str, tmp_
     prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
     config = load(given, [prompts, f"model.path='{tmp_path}'", "model.resolution=64"]).model
     model = models.load(config, "cpu")
-    first, second = model.encode(PROMPTS)
+    if config.references:
+        pictures = [torch.full((1, 3, 64, 64), shade, dtype=torch.uint8) for shade in (40, 200)]
+        first, second = model.encode_seeing(PROMPTS, pictures)
+        assert first[REFERENCE_TOKENS].shape == (16, 64)  # 2 × 2 cells of 8 pixels a token, 16 channels a cell
+        assert not torch.equal(first[REFERENCE_TOKENS], second[REFERENCE_TOKENS])
+    else:
+        first, second = model.encode(PROMPTS)
     assert all(torch.isfinite(tensor.float()).all() for tensor in first.values())
     assert not torch.equal(first["prompt_embeds"], second["prompt_embeds"])
     noise = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(0))
-    embedding = {key: tensor[None] for key, tensor in first.items()}
+    embedding = {key: tensor[None] for key, tensor in first.items() if key != REFERENCES}
     velocity = model.velocity(noise, 0.5, embedding)
     assert torch.isfinite(velocity).all()
     assert velocity.std() > 0
