@@ -43,6 +43,8 @@ class Family:
     """Whether its transformers may take the value of a guidance embedding."""
     keeps_references: Callable[[SampleShape], bool] = lambda shape: True
     """Whether its stock pipeline takes reference pictures of this size as they are."""
+    without_references: str = ""
+    """The family of the same transformer that sees no references."""
 
 
 def _embedded(model: Model) -> dict[str, Any]:
@@ -96,7 +98,12 @@ FAMILIES = {
         keeps_references=_at_most_a_megapixel,
     ),
     "flux_kontext": Family(
-        "flux_kontext:FluxKontext", sizes.FLUX_KONTEXT, _as_it_is, cfg_arguments=_true_scale, embeds_guidance=True
+        "flux_kontext:FluxKontext",
+        sizes.FLUX_KONTEXT,
+        _as_it_is,
+        cfg_arguments=_true_scale,
+        embeds_guidance=True,
+        without_references="flux",
     ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
     "qwen_image_edit": Family(
@@ -105,6 +112,7 @@ FAMILIES = {
         lambda _: TRUE_SCALE_1,
         cfg_arguments=_true_scale,
         keeps_references=_of_a_megapixel,
+        without_references="qwen_image",
     ),
     "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
     "sana_video": Family(
