@@ -40,6 +40,9 @@ MODELS = {
 """Name in `full_size.py` → file in configs/models."""
 EDITS = ("flux_kontext", "qwen_image_edit")
 """Those whose prompts have a reference picture."""
+SOL_RL = CONFIGS / "methods" / "sol_rl_published.yaml"
+"""With the sizes that the speed of an iteration is measured and planned in."""
+PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
 PROMPTS = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
 STOP_SECONDS = 60.0
 """For a run that is told to stop."""

@@ -2,8 +2,8 @@
 
     python benchmarks/fits.py
 
-A cell has the minutes of an iteration, and whether frozen weights leave the card while it explores (offload); all of it
-is estimated. Nothing is measured.
+A cell has the hours of a whole run without its evaluations, and whether frozen weights leave the card while it explores
+(offload); all of it is estimated. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def cell(verdict: Verdict, prices: PriceList) -> str:
         return "–"
     try:
         made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration(), advise=False)
-        said = f"{made.seconds / 60:.0f} min"
+        said = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
     except UserError:  # no similar model was priced
         said = "fits"
     return said + ", offload" * verdict.offloads
 
 
-def minutes(prices: PriceList) -> str:
+def source(prices: PriceList) -> str:
     """Where a column's times are from."""
     if not prices.like:
         return "measured steps"
@@ -42,8 +42,8 @@ def table() -> list[str]:
     for card, prices in lists.items():
         assert prices.card is not None
         found = {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.card, prices.fastest)}
-        columns[card] = [minutes(prices), *(found[model] for model in published())]
-    names = ["minutes are", *(f"`{model}`" for model in published())]
+        columns[card] = [source(prices), *(found[model] for model in published())]
+    names = ["hours are", *(f"`{model}`" for model in published())]
     rows = [f"| {' | '.join(cells)} |" for cells in zip(names, *columns.values(), strict=True)]
     return [f"| `--gpu` | {' | '.join(CARDS)} |", "|---" * (len(CARDS) + 1) + "|", *rows]
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, options, parsed
+from common import CONFIGS, MODELS, SOL_RL, options, parsed
 from common import write as write_json
 from full_size import random_embeddings, transformer_only
 from torch import Tensor
@@ -59,7 +59,7 @@ def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
         *(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()),
         *([f"learner.micro_batch={arguments.batch}"] if arguments.batch else []),
     ]
-    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    files = [SOL_RL, CONFIGS / "models" / MODELS[arguments.model]]
     return compiled_learner.resolve_auto(load(files, [*overrides, *arguments.set]))
 
 

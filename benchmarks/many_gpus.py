@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, checkpoints, gpus, make, options, parsed, run_until, write
+from common import CONFIGS, MODELS, PRUNED, SOL_RL, checkpoints, gpus, make, options, parsed, run_until, write
 from watches import Watch
 
 from solrl_ray.cli.model_facts import model_facts
@@ -82,7 +82,8 @@ def files(arguments: argparse.Namespace) -> list[Path]:
         return [CONFIGS / "demo.yaml"]
     part = arguments.part or ("one_gpu_80gb" if memory() < SMALLER else "one_gpu")
     return [
-        *(CONFIGS / name for name in ("methods/sol_rl.yaml", f"models/{MODELS[arguments.model]}")),
+        SOL_RL,
+        CONFIGS / "models" / MODELS[arguments.model],
         CONFIGS / "clusters" / f"{part}.yaml",
     ]
 
@@ -109,6 +110,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
     if arguments.model != "testbed":
         common += [
             *checkpoints(arguments.model, arguments.work),
+            *PRUNED,
             "rollout.explore.precision=fp8",
             "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
         ]

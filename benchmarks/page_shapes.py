@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from page_tables import PUBLISHED, measured, read, table, unmeasured
 from shape_results import (
     BASE,
@@ -18,9 +16,12 @@ from shape_results import (
     REFERENCE,
     SHAPES,
     SHARES,
-    iterations,
+    SIDE_KEYS,
+    Times,
+    best_rate,
+    ranked,
     ratio,
-    soonest_of_most_seeds,
+    times,
 )
 
 FILE, NOISE_FILE = "shapes.json", "gradient_noise.json"
@@ -32,6 +33,7 @@ PLACES = {
     "sd35_large": "SD3.5-Large, H200",
     "flux1_dev_b200": "FLUX.1-dev, B200 (estimate)",
     "sd35_large_b200": "SD3.5-Large, B200 (estimate)",
+    "flux1_dev_eight": "FLUX.1-dev, eight H200 (planned)",
 }
 
 
@@ -41,23 +43,8 @@ def shapes_of(results: Path) -> Any:
     return content if content and content.get("rates") else None
 
 
-def took(content: Any, name: str, place: str, share: float) -> list[float]:
-    """Charged seconds of each seed of a shape at its best rate to a share of the way, infinite if it was not there."""
-    counts = iterations(content["runs"], name, content["rates"][name], share)
-    return [count * content["charged"][name][place] for count in counts]
-
-
 def side(content: Any, two_stage: bool) -> list[str]:
     return [name for name in content["rates"] if name in MAP and bool(SHAPES[name].pool) == two_stage]
-
-
-def soonest(content: Any, two_stage: bool, place: str = HEADLINE, share: float = 0.9) -> list[str]:
-    """Shapes of a side by the time to a share of the way, then by that to the first share."""
-
-    def order(name: str) -> list[tuple[bool, int, float]]:
-        return [soonest_of_most_seeds(took(content, name, place, each)) for each in (share, SHARES[0])]
-
-    return sorted(side(content, two_stage), key=order)
 
 
 def words(name: str) -> str:
@@ -67,18 +54,29 @@ def words(name: str) -> str:
     return f"{shape.chosen} of {shape.pool or shape.chosen}, {prompts}{steps}{shape.option and f', {shape.option}'}"
 
 
-def times(found: Sequence[float | None] | None) -> str:
-    """A ratio with its interval, or with a word that it has none."""
-    if not found or found[0] is None:
+def sooner(mine: Times, other: Times) -> str:
+    """How many times, with its interval or a word that it has none; a bound if not all others were there."""
+    if not (found := ratio(mine, other)):
+        return "–"
+    return ("" if other.complete else "at least ") + with_interval(found)
+
+
+def with_interval(found: Sequence[float | None] | None) -> str:
+    if not found:
         return "–"
     middle, low, high = found
     return f"{middle:.2f} ×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
 
 
-def longest(content: Any, name: str) -> tuple[float, float]:
+def seconds(took: Times) -> str:
+    """The mean, a bound if not all were there."""
+    return "–" if not took.there else ("" if took.complete else "> ") + f"{took.mean:,.0f}"
+
+
+def longest(content: Any, name: str, rate: str) -> tuple[float, float]:
     """The largest reward that a seed of a shape came to, and the charged seconds after which all seeds ended."""
-    runs = content["runs"][name][content["rates"][name]].values()
-    trained = min(run["iterations"][-1] for run in runs) * content["charged"][name][HEADLINE]
+    runs = content["runs"][name][rate].values()
+    trained = min(run["iterations"][-1] for run in runs) * SHAPES[name].charged(HEADLINE)
     return max(max(run["reward"]) for run in runs), trained
 
 
@@ -95,26 +93,27 @@ def headline(results: Path) -> str:
 
 def _best(content: Any, place: str, share: float) -> list[str]:
     """Of each side the soonest shape with its seconds, and the ratio."""
-    names = [next(iter(soonest(content, two_stage, place, share)), None) for two_stage in SIDES]
-    found = [took(content, name, place, share) if name else [] for name in names]
+    found = [next(iter(ranked(content["runs"], two, share, place)), (Times((), 0), "", "")) for two in SIDES]
     cells = [
-        f"{np.mean(s):,.0f}: {words(name)}" if name and s and math.isfinite(sum(s)) else "–"
-        for name, s in zip(names, found, strict=True)
+        f"{seconds(took)}: {words(name)}, rate {rate}{' (one seed)' * (len(took.seconds) == 1)}" if took.there else "–"
+        for took, name, rate in found
     ]
-    return [*cells, times(ratio(*found))]
+    return [*cells, sooner(*(took for took, _, _ in found))]
 
 
 def _beside_reference(content: Any) -> Iterator[str]:
     """A sentence on 24 of 24: how many times later than the best of two stages, or at least so many."""
-    if REFERENCE not in content["rates"] or not content["seconds_to_90"]:
+    best = next(iter(ranked(content["runs"], True)), None)
+    if REFERENCE not in content["rates"] or not best:
         return
-    found, name = took(content, REFERENCE, HEADLINE, 0.9), words(REFERENCE)
-    if found and math.isfinite(sum(found)):
-        over = times(content["over_24_of_24"])
-        yield f"{name}, is at 90% after {np.mean(found):,.0f} s; the best of two stages is {over} sooner."
+    reference, rate = best_rate(content["runs"], REFERENCE)
+    name, over = words(REFERENCE), sooner(best[0], reference)
+    if reference.there:
+        there = f" ({reference.there} of {len(reference.seconds)} seeds were there)" * (not reference.complete)
+        yield f"{name}, is at 90% after {seconds(reference)} s{there}; the best of two stages is {over} sooner."
         return
-    reward, trained = longest(content, REFERENCE)
-    over = f"more than {trained / content['seconds_to_90']:.2f} × sooner"
+    reward, trained = longest(content, REFERENCE, rate)
+    over = f"more than {trained / best[0].mean:.2f} × sooner"
     yield f"{name}, was at most at {way(reward):.0%} in {trained:,.0f} s; the best of two stages is at 90% {over}."
 
 
@@ -128,10 +127,8 @@ def figure(results: Path) -> str:
         return f"*Time to shares of the way, by shape.* {unmeasured('shapes')}"
     said = []
     for two_stage, title in SIDES.items():
-        names = side(content, two_stage)
-        there = [sum(content["seconds_to"][HEADLINE][n][f"{share:g}"] is not None for n in names) for share in SHARES]
-        came = ", ".join(f"{count} came to {share:.0%}" for count, share in zip(there, SHARES, strict=True))
-        said.append(f"Of {len(names)} shapes in {title} {came}.")
+        came = ", ".join(f"{len(ranked(content['runs'], two_stage, share))} came to {share:.0%}" for share in SHARES)
+        said.append(f"Of {len(side(content, two_stage))} shapes in {title} {came}.")
     tried: dict[str, int] = {}
     for of_rate in (content["runs"][name] for name in content["rates"] if name in MAP):
         for rate in of_rate:
@@ -146,19 +143,29 @@ def front(results: Path) -> str:
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")
-    names = [(SIDES[two_stage], name) for two_stage in SIDES for name in soonest(content, two_stage)[:SHOWN]]
-    names += [("one stage", REFERENCE)] * (REFERENCE in content["rates"] and ("one stage", REFERENCE) not in names)
-    shares = " / ".join(f"{share:.0%}" for share in SHARES)
-    header = ["", "shape", "samples a step", "rate", "seeds", f"s to {shares}", "highest reward so far"]
+    runs = content["runs"]
+    shown = [(title, name, rate) for two, title in SIDES.items() for _, name, rate in ranked(runs, two)[:SHOWN]]
+    if REFERENCE in content["rates"] and REFERENCE not in (name for _, name, _ in shown):
+        shown.append(("one stage", REFERENCE, best_rate(runs, REFERENCE)[1]))
+    header = [
+        "",
+        "shape",
+        "samples a step",
+        "rate",
+        "s to 75% / 90% / 95%",
+        "seeds, at 90%",
+        "highest reward",
+        "worst fall",
+    ]
     rows = []
-    for title, name in names:
-        counts = [took(content, name, HEADLINE, share) for share in SHARES]
-        cells = " / ".join(f"{np.mean(c):,.0f}" if c and math.isfinite(sum(c)) else "–" for c in counts)
-        reward, trained = longest(content, name)
-        shape, seeds = SHAPES[name], len(content["runs"][name][content["rates"][name]])
-        best = f"{reward:.3f}, in {trained:,.0f} s"
+    for title, name, rate in shown:
+        took = [times(runs, name, rate, HEADLINE, share) for share in SHARES]
+        reward, trained = longest(content, name, rate)
+        fall = max(max(run["reward"]) - run["reward"][-1] for run in runs[name][rate].values())
+        shape, at_90 = SHAPES[name], took[1]
+        cells = [" / ".join(map(seconds, took)), f"{len(at_90.seconds)}, {at_90.there}"]
         samples = str(shape.prompts * shape.chosen)
-        rows.append([title, words(name), samples, content["rates"][name], str(seeds), cells, best])
+        rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s", f"{fall:.3f}"])
     return f"{table(header, rows)}\n\n{measured('shapes')}"
 
 
@@ -171,7 +178,7 @@ def progress(results: Path) -> str:
     if content is None or not content["progress"]:
         return f"{paper}\n\n{unmeasured('shapes')}"
     rows = [
-        [f"{float(part):.0%}", f"{at['reference']:,.0f}", times(at.get("one_stage")), times(at.get("two_stage"))]
+        [f"{float(part):.0%}", f"{at['reference']:,.0f}", *(with_interval(at.get(key)) for key in SIDE_KEYS.values())]
         for part, at in content["progress"].items()
     ]
     header = ["share of what 24 of 24 reaches", "s of 24 of 24", "one stage, best, is sooner", "two stages, best"]
@@ -194,11 +201,13 @@ def options(results: Path) -> str:
     if content is None or not content["options"]:
         return unmeasured("options")
     rows = []
-    for name, found in content["options"].items():
+    for name, of_rate in sorted(content["options"].items(), key=lambda item: list(SHAPES).index(item[0])):
         shape, _, option = name.partition("+")
-        seeds = len(took(content, name, HEADLINE, 0.9))
-        rows.append([words(shape), f"`{option}`", str(seeds), times(found)])
-    header = ["shape", "option", "seeds", "sooner at 90 % than without"]
+        for rate, found in of_rate.items():
+            there = " / ".join(map(str, found["there"]))
+            cells = [str(found["seeds"]), there, with_interval(found["sooner"])]
+            rows.append([words(shape), rate, f"`{option}`", *cells])
+    header = ["shape", "rate", "option", "seeds", "of them at 90 %, with / without it", "sooner there than without"]
     return f"{table(header, rows)}\n\n{measured('options')}"
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
-SHAPES = "python benchmarks/shapes.py --gpu --mps --at-once 16 --seconds 480"
+SHAPES = "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560"
 COMMANDS = {
     "shapes": SHAPES,
     "options": f"{SHAPES} --stage options",

@@ -8,7 +8,6 @@ Writes into docs/images those of docs/results.md. What was not measured yet is n
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ import matplotlib.pyplot as plt
 from iteration import by_schedule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from page_shapes import NOISE_FILE, SIDES, shapes_of, side, took
+from page_shapes import NOISE_FILE, SIDES, shapes_of, side
 from page_tables import read
-from shape_results import HEADLINE, SHAPES, SHARES
+from shape_results import SHAPES, SHARES, best_rate
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -83,35 +82,29 @@ def fidelity(results: Path, images: Path) -> None:
 
 def shapes(results: Path, images: Path) -> None:
     """Charged seconds to each share of the way, by samples of an optimiser step: a mark a shape, and each side's front.
-    Shapes that were not there stand above. A line at a mark has all of its seeds.
+    Shapes that were not there stand above. A line at a mark has all of its seeds; at a hollow one some were not there.
     """
     content = shapes_of(results)
     figure, panels = plt.subplots(1, len(SHARES), figsize=(1.6 * WIDTH, 4.0), layout="constrained", sharey=True)
-    known = [content["seconds_to"][HEADLINE][name][f"{share:g}"] for name in content["rates"] for share in SHARES]
-    above = 1.25 * max(filter(None, known), default=1000.0)
+    best = {(name, share): best_rate(content["runs"], name, share)[0] for name in content["rates"] for share in SHARES}
+    above = 1.25 * max((took.mean for took in best.values() if took.there), default=1000.0)
     for axes, share in zip(panels, SHARES, strict=True):
         for two_stage, color, marker in ((True, "C0", "o"), (False, "C1", "s")):
             place = 1.06 if two_stage else 0.94  # beside one another
             front: dict[float, float] = {}
             for name in side(content, two_stage):
-                x = place * SHAPES[name].prompts * SHAPES[name].chosen
-                found = took(content, name, HEADLINE, share)
-                if not found or math.isinf(sum(found)):
+                x, took = place * SHAPES[name].prompts * SHAPES[name].chosen, best[name, share]
+                if not took.there:
                     axes.plot(x, above, "x", color=color, alpha=0.3, markersize=4)
                     continue
-                mean = float(np.mean(found))
+                around = [[took.mean - min(took.seconds)], [max(took.seconds) - took.mean]]
+                fill = color if took.complete else "none"
                 axes.errorbar(
-                    x,
-                    mean,
-                    [[mean - min(found)], [max(found) - mean]],
-                    fmt=marker,
-                    color=color,
-                    alpha=0.6,
-                    markersize=5,
+                    x, took.mean, around, fmt=marker, color=color, markerfacecolor=fill, alpha=0.6, markersize=5
                 )
-                front[x] = min(mean, front.get(x, mean))
+                front[x] = min(took.mean, front.get(x, took.mean))
             ends = sorted(front)
-            axes.plot(ends, [front[x] for x in ends], color=color, marker=marker, label=f"{SIDES[two_stage]}, front")
+            axes.plot(ends, [front[x] for x in ends], color=color, label=f"{SIDES[two_stage]}, front")
         axes.axhline(0.89 * above, color="0.8", linewidth=0.8)
         axes.set(xscale="log", yscale="log", xticks=[4, 8, 16, 32, 96, 288], yticks=[500, 1000, 2000, 4000])
         axes.minorticks_off()

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, checkpoints, embeddings, make, options, parsed, write
+from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
 from full_size import DC_AE, random_model
 
@@ -70,7 +70,7 @@ def settings(arguments: argparse.Namespace) -> Config:
     ]
     if arguments.preview_decoder:
         overrides.append(f"model.preview_decoder='{small_decoder(arguments)}'")
-    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    files = [SOL_RL, CONFIGS / "models" / MODELS[arguments.model]]
     return load(files + [CONFIGS / "scopes/all_blocks.yaml"] * arguments.all_blocks, overrides)
 
 

@@ -52,7 +52,7 @@ Rows = list[dict[str, Any]]
 
 
 def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48, placement: str = "split") -> Config:
-    files = [ROOT / "configs/methods/sol_rl.yaml", ROOT / "configs/models/flux1_dev.yaml"]
+    files = [ROOT / "configs/methods/sol_rl_published.yaml", ROOT / "configs/models/flux1_dev.yaml"]
     overrides = (
         "prompts={train: train.txt, heldout: heldout.txt}",
         "rewards=[{kind: clipscore, path: clip}]",

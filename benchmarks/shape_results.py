@@ -60,6 +60,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "early_half": ("objective={step_range: [0, 5], timestep_fraction: 0.8}",),
     "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
     "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
+    "ema_95": ("learner.ema_cap=0.95",),
+    "ema_98": ("learner.ema_cap=0.98",),
     "all": ("learner.epochs=2", "objective={clip_range: 0.1, shared_noise: true, kl: 0}"),
     "decay_2000": (),
     "decay_4000": (),
@@ -71,10 +73,21 @@ HORIZONS = {"decay_2000": 2000.0, "decay_4000": 4000.0}
 """Charged seconds, as FLUX.1-dev, after which a run with a decay ends. They have to be chosen before: the time to a
 share of the way is that of somebody who gives a run so long, and a run that is not there at its end never is.
 """
-PLACES = {"flux1_dev": ("flux1_dev", "h200"), "sd35_large": ("sd35_large", "h200")}
-PLACES |= {f"{model}_b200": (model, "b200") for model in MODELS}
-"""Name of a column → model and card whose prices are charged."""
+REFERENCE = "12x1_24of24"
+CHARGED_LIMIT = 6000.0
+"""Charged seconds that a run may take, as FLUX.1-dev: more than twice what the best shapes need for 90 %. The
+reference, which needs longer, may take twice as many; a decay of the learning rate has its own.
+"""
+PLACES = {"flux1_dev": ("flux1_dev", "h200", 1), "sd35_large": ("sd35_large", "h200", 1)}
+PLACES |= {f"{model}_b200": (model, "b200", 1) for model in MODELS}
+PLACES |= {"flux1_dev_eight": ("flux1_dev", "h200", 8)}
+"""Name of a column → model, card whose prices are charged, and number of cards."""
 HEADLINE = "flux1_dev"
+
+
+def _micro_batch(samples: int) -> int:
+    """The largest that divides them."""
+    return max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ class Shape:
     @property
     def settings(self) -> tuple[str, ...]:
         samples = self.prompts * self.chosen
-        micro_batch = max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
+        micro_batch = _micro_batch(samples)
         one_stage = f"strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}"
         two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}"
         prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: {PRUNE_AFTER}, keep: {self.finished}}}}}"
@@ -124,6 +137,11 @@ class Shape:
             return ()
         return (f"learner.schedule={{decay: linear, steps: {self.steps * self.iterations_in(self.horizon)}}}",)
 
+    @property
+    def limit(self) -> float:
+        """Charged seconds of a run, as FLUX.1-dev."""
+        return self.horizon or CHARGED_LIMIT * (2 if self.name == REFERENCE else 1)
+
     def iterations_in(self, seconds: float) -> int:
         """Charged seconds, as FLUX.1-dev, in iterations; at least two."""
         return max(2, math.ceil(seconds / self.charged(HEADLINE)))
@@ -139,14 +157,16 @@ class Shape:
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
         """Seconds of an iteration."""
-        model, gpu = PLACES[place]
+        model, gpu, count = PLACES[place]
+        share = math.ceil(self.prompts * self.chosen / count)  # of an optimiser step, for each rank
+        workers = f"{{count: {count}, num_gpus: 1}}"
         files = (CONFIGS / "demo.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "methods/diffusion_nft.yaml")
         settings = (
             *self.settings,
-            "fleet={placement: colocated, explorers: {count: 1, num_gpus: 1}, regenerators: {count: 1, num_gpus: 1}}",
+            f"fleet={{placement: colocated, explorers: {workers}, regenerators: {workers}}}",
             "fleet={learners: {num_gpus: 1}}",
             "compile={enabled: true, learner: true}",
-            "learner.activation_memory=0.5",
+            f"learner={{activation_memory: 0.5, world_size: {count}, micro_batch: {_micro_batch(share)}}}",
             *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
         )
         arithmetic = describe(load(files, settings), MODELS[model])
@@ -165,7 +185,7 @@ SHAPES = {
     )
 }
 MAP = tuple(name for name, shape in SHAPES.items() if not shape.option)
-REFERENCE = Shape(12, 24, 0, 1).name
+SIDE_KEYS = {False: "one_stage", True: "two_stage"}
 Runs = dict[str, dict[str, dict[str, Any]]]
 """Shape → learning rate → seed → its curve."""
 
@@ -183,90 +203,130 @@ def iterations_to(run: dict[str, Any], share: float) -> float:
     return math.inf
 
 
-def iterations(runs: Runs, shape: str, rate: str, share: float = 0.9) -> list[float]:
-    """Of each seed, to a share of the way. A run that was cut short is known once it is there. While one is not, only
-    the first seed speaks, if it is known: the others that are would be the quickest.
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long runs of one shape and rate took to a share of the way, a seed each."""
+
+    seconds: tuple[float, ...]
+    """Charged; of a run that was not there, what it had in all."""
+    there: int
+    """Runs that were there."""
+
+    @property
+    def complete(self) -> bool:
+        return 0 < len(self.seconds) == self.there
+
+    @property
+    def mean(self) -> float:
+        """At most the true one, and equal to it where all were there; infinite if none was."""
+        return float(np.mean(self.seconds)) if self.there else math.inf
+
+    @property
+    def order(self) -> tuple[bool, int, float]:
+        """Of many shapes with one seed the soonest is a lucky one: those of most seeds come first."""
+        return not self.there, -len(self.seconds), self.mean
+
+
+def times(
+    runs: Runs, shape: str, rate: str, place: str = HEADLINE, share: float = 0.9, seeds: Sequence[str] = ()
+) -> Times:
+    """Of each seed, or of those named. A run that was cut short is known once it is there. While one is not, only the
+    first seed speaks, if it is known: the others that are would be the quickest.
+
+    Times end at the limit of a shape, also where a longer run was made, so that all rates have as long.
     """
-    of_seed = runs.get(shape, {}).get(rate, {})
+    of_seed = {seed: run for seed, run in runs.get(shape, {}).get(rate, {}).items() if not seeds or seed in seeds}
+    limit = SHAPES[shape].limit / SHAPES[shape].charged(HEADLINE) + 1
     took = {seed: iterations_to(run, share) for seed, run in sorted(of_seed.items())}
     known = {seed: found for seed, found in took.items() if math.isfinite(found) or of_seed[seed]["ended"]}
     if len(known) < len(took):
         known = {seed: found for seed, found in known.items() if seed == str(SEEDS[0])}
-    return list(known.values())
+    had = [min(found, of_seed[seed]["iterations"][-1], limit) for seed, found in known.items()]
+    charged = SHAPES[shape].charged(place)
+    return Times(tuple(count * charged for count in had), sum(found <= limit for found in known.values()))
 
 
-def seconds(runs: Runs, shape: str, rate: str, place: str = HEADLINE, share: float = 0.9) -> list[float]:
-    """The same, charged."""
-    return [count * SHAPES[shape].charged(place) for count in iterations(runs, shape, rate, share)]
-
-
-def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[float, str]:
-    """Seconds of the first seed, which all rates have, and the rate with which it was soonest there; of several that
-    never were, the one that was soonest at the smallest share.
-    """
-
-    def first(rate: str, share: float) -> float:
-        of_first = {shape: {rate: {seed: run for seed, run in runs[shape][rate].items() if seed == str(SEEDS[0])}}}
-        return next(iter(seconds(of_first, shape, rate, HEADLINE, share)), math.inf)
-
-    rates = [(first(rate, share), first(rate, SHARES[0]), rate) for rate in runs.get(shape, {})]
-    took, _, rate = min(rates, default=(math.inf, math.inf, f"{RATES[0]:g}"))
+def best_rate(runs: Runs, shape: str, share: float = 0.9, place: str = HEADLINE) -> tuple[Times, str]:
+    """The rate of a shape that was soonest there, of those of most seeds; if none was, at the smallest share."""
+    tried = [
+        (times(runs, shape, rate, place, share), times(runs, shape, rate, place, SHARES[0]).order, rate)
+        for rate in runs.get(shape, {})
+    ]
+    if not tried:
+        return Times((), 0), f"{RATES[0]:g}"
+    took, _, rate = min(tried, key=lambda found: (found[0].order, *found[1:]))
     return took, rate
 
 
-def ranked(runs: Runs, two_stage: bool, share: float = 0.9) -> list[tuple[float, str]]:
-    """The shapes of one side that came so far, soonest first, without options."""
+def ranked(runs: Runs, two_stage: bool, share: float = 0.9, place: str = HEADLINE) -> list[tuple[Times, str, str]]:
+    """The shapes of one side that came so far and their best rates, soonest first, without options."""
     side = [name for name in runs if name in MAP and bool(SHAPES[name].pool) == two_stage]
-    found = ((best_rate(runs, name, share)[0], name) for name in side)
-    return sorted(one for one in found if math.isfinite(one[0]))
-
-
-def soonest_of_most_seeds(took: Sequence[float]) -> tuple[bool, int, float]:
-    """Orders shapes by the seconds of their seeds: of many with one seed the soonest is a lucky one."""
-    return not took or math.isinf(sum(took)), -len(took), float(np.mean(took or [math.inf]))
+    found = [(took, name, rate) for name in side for took, rate in [best_rate(runs, name, share, place)]]
+    return sorted((one for one in found if one[0].there), key=lambda one: one[0].order)
 
 
 def winner(runs: Runs, two_stage: bool) -> str | None:
-    """Of a side's front."""
-    names = [name for _, name in ranked(runs, two_stage)[:FRONT]]
-    took = {name: seconds(runs, name, best_rate(runs, name)[1]) for name in names}
-    return min(names, key=lambda name: soonest_of_most_seeds(took[name]), default=None)
+    return next((name for _, name, _ in ranked(runs, two_stage)), None)
 
 
-def ratio(mine: Sequence[float], other: Sequence[float]) -> list[float | None] | None:
-    """How many times sooner, mean over mean, with the interval of a bootstrap over seeds; 0 if one does not arrive."""
-    if not mine or not other:
-        return None
-    random = np.random.default_rng(0)
-    drawn = [
-        np.array(side)[random.integers(len(side), size=(RESAMPLES, len(side)))].mean(axis=1) for side in (mine, other)
-    ]
-    means = [np.array([np.mean(side)]) for side in (mine, other)]
-    middle, sampled = (
-        np.divide(b, a, out=np.zeros_like(a), where=np.isfinite(a) & np.isfinite(b)) for a, b in (means, drawn)
-    )
-    ends = np.quantile(sampled, ENDS).tolist() if min(len(mine), len(other)) > 1 else [None, None]
-    return [float(middle[0]) or None, *ends]
-
-
-def progress(runs: Runs, sides: dict[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Share of the way that 24 of 24 has made at its best → charged seconds of 24 of 24 to there, and how many times
-    sooner each other side is there.
-
-    Args:
-        sides: ``reference`` and others → shape and rate.
+def ratio(mine: Times, other: Times) -> list[float | None] | None:
+    """How many times sooner, mean over mean, with the interval of a bootstrap over seeds. None if not all of mine were
+    there; a lower bound if not all others were.
     """
-    if "reference" not in sides:
+    if not mine.complete or not other.seconds:
+        return None
+    return ratio_of_means(mine, other)
+
+
+def ratio_of_means(mine: Times, other: Times) -> list[float | None]:
+    """The same, of times of which those of runs that were not there end with the run."""
+    random = np.random.default_rng(0)
+    middle = float(np.mean(other.seconds) / np.mean(mine.seconds))
+    if min(len(mine.seconds), len(other.seconds)) < 2:
+        return [middle, None, None]
+    a, b = (
+        np.array(each.seconds)[random.integers(len(each.seconds), size=(RESAMPLES, len(each.seconds)))].mean(axis=1)
+        for each in (mine, other)
+    )
+    return [middle, *np.quantile(b / a, ENDS).tolist()]
+
+
+def progress(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Share of the way that each seed of 24 of 24 has made → its charged seconds to there, and how many times sooner
+    the best of each side is there.
+    """
+    _, rate = best_rate(runs, REFERENCE)
+    if rate not in runs.get(REFERENCE, {}):
         return {}
-    name, rate = sides["reference"]
-    made = min(max(run["reward"]) for run in runs[name][rate].values())  # each of its seeds came so far
+    made = min(max(run["reward"]) for run in runs[REFERENCE][rate].values())
     found = {}
     for part in PROGRESS:
         share = part * (made - BASE) / (REAL - BASE)
-        took = {side: seconds(runs, *of_side, HEADLINE, share) for side, of_side in sides.items()}
-        reference = took.pop("reference")
-        ratios = {side: ratio(mine, reference) for side, mine in took.items()}
-        found[f"{part:g}"] = {"reference": float(np.mean(reference)), **ratios}
+        reference = times(runs, REFERENCE, rate, HEADLINE, share)
+        sides = {title: next(iter(ranked(runs, two, share)), None) for two, title in SIDE_KEYS.items()}
+        ratios = {title: ratio(best[0], reference) for title, best in sides.items() if best}
+        found[f"{part:g}"] = {"reference": reference.mean, **ratios}
+    return found
+
+
+def option_ratios(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Shape with an option → rate → its seeds, how many of them came to 90 % with and without it, and how many times
+    sooner with it: at the same rate, of the same seeds, those that were not there counted with the time they had. None
+    if that is the time of nobody: none was there, or the option gives its runs less.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in (name for name in runs if SHAPES[name].option):
+        for rate, of_seed in runs[name].items():
+            plain = name.partition("+")[0]
+            seeds = sorted(of_seed.keys() & runs.get(plain, {}).get(rate, {}).keys())
+            with_it, without = (times(runs, each, rate, seeds=seeds) for each in (name, plain))
+            if seeds and len(with_it.seconds) == len(without.seconds) > 0:
+                comparable = with_it.complete or (with_it.there and not SHAPES[name].horizon)
+                found.setdefault(name, {})[rate] = {
+                    "seeds": len(with_it.seconds),
+                    "there": [with_it.there, without.there],
+                    "sooner": ratio_of_means(with_it, without) if comparable else None,
+                }
     return found
 
 
@@ -275,14 +335,12 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
     rates = {name: best_rate(runs, name)[1] for name in runs}
 
     def mean(name: str, place: str, share: float) -> float | None:
-        took = seconds(runs, name, rates[name], place, share)
-        return float(np.mean(took)) if took and math.isfinite(sum(took)) else None
-
-    def best(name: str | None) -> list[float]:
-        return seconds(runs, name, rates[name]) if name in rates else []
+        took = times(runs, name, rates[name], place, share)
+        return took.mean if took.complete else None
 
     two, one = winner(runs, True), winner(runs, False)
-    sides = {"one_stage": one, "two_stage": two, "reference": REFERENCE}
+    best = {name: best_rate(runs, name)[0] for name in (two, one, REFERENCE) if name}
+    sooner, reference = best.get(two or "", Times((), 0)), best[REFERENCE]
     long_runs = [run for of_rate in results["long"].values() for seeds in of_rate.values() for run in seeds.values()]
     return {
         "charged": {name: {place: SHAPES[name].charged(place) for place in PLACES} for name in rates},
@@ -292,17 +350,17 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         },
         "rates": rates,
         "best": {"two_stage": two, "one_stage": one},
-        "seconds_to_90": mean(two, HEADLINE, 0.9) if two else None,
-        "two_stage_over_one_stage": ratio(best(two), best(one)),
-        "over_24_of_24": ratio(best(two), best(REFERENCE)),
-        "progress": progress(runs, {side: (name, rates[name]) for side, name in sides.items() if name in rates}),
-        "options": {name: ratio(best(name), best(name.partition("+")[0])) for name in rates if SHAPES[name].option},
+        "seconds_to_90": sooner.mean if sooner.complete else None,
+        "two_stage_over_one_stage": ratio(sooner, best.get(one or "", Times((), 0))),
+        "over_24_of_24": ratio(sooner, reference),
+        "progress": progress(runs),
+        "options": option_ratios(runs),
         "worst_fall": max((max(run["reward"]) - run["reward"][-1] for run in long_runs if run["ended"]), default=None),
     }
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"| shape | rate | seeds | s to 75 % / 90 % / 95 % as {' | as '.join(PLACES)} |")
+    print(f"| shape | rate | at 90 % | s to 75 % / 90 % / 95 % as {' | as '.join(PLACES)} |")
     print("|---|---|---|" + "---|" * len(PLACES))
     found = results["seconds_to"]
     for name, _ in sorted(found[HEADLINE].items(), key=lambda item: item[1]["0.9"] or math.inf):
@@ -311,7 +369,8 @@ def show(results: dict[str, Any]) -> None:
             for place in PLACES
         )
         rate = results["rates"][name]
-        print(f"| {name} | {rate} | {len(seconds(results['runs'], name, rate))} | {' | '.join(cells)} |")
+        took = times(results["runs"], name, rate)
+        print(f"| {name} | {rate} | {took.there} of {len(took.seconds)} | {' | '.join(cells)} |")
     for key in ("best", "seconds_to_90", "two_stage_over_one_stage", "over_24_of_24", "options", "worst_fall"):
         print(f"{key}: {results[key]}")
 

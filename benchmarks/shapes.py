@@ -49,13 +49,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
 from common import CONFIGS
 from shape_results import (
+    CHARGED_LIMIT,
     FRONT,
     HEADLINE,
     LONG,
@@ -83,10 +84,6 @@ from solrl_ray.report.data import read_run
 from solrl_ray.storage.run_folder import RunFolder
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "shapes.json"
-CHARGED_LIMIT = 6000.0
-"""Charged seconds that a run may take, as FLUX.1-dev: about twice what the best shapes need for 90 %. The reference,
-which needs longer, may take twice as many; a decay of the learning rate has its own.
-"""
 MOST_ITERATIONS = 600
 """Of a run: the smallest iterations are charged for so little that they would not end here."""
 EVALUATE_SECONDS = 100.0
@@ -96,6 +93,8 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds", "long", "options")
+SAVE_SECONDS = 60.0
+"""Between writes of the results file while runs train: the machine may be gone before they end."""
 INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
 """Lists and objects of plain values, which the results file has on one line."""
 
@@ -114,8 +113,14 @@ class Key:
         return bool(found.get("ended"))
 
     def keep(self, results: dict[str, Any], run: dict[str, Any]) -> None:
-        of_shape = self._side(results).setdefault(self.shape, {})
-        of_shape.setdefault(f"{self.rate:g}", {})[str(self.seed)] = run
+        """In place of what was known, unless that says more."""
+        of_seed = self._side(results).setdefault(self.shape, {}).setdefault(f"{self.rate:g}", {})
+        known = of_seed.get(str(self.seed))
+        if known and (bool(known["ended"]), known["iterations"][-1]) > (bool(run["ended"]), run["iterations"][-1]):
+            return
+        of_seed[str(self.seed)] = run
+        if self.long and run["ended"]:  # it is also a run to a share of the way
+            replace(self, long=False).keep(results, run)
 
     def _side(self, results: dict[str, Any]) -> dict[str, Any]:
         side: dict[str, Any] = results["long" if self.long else "runs"]
@@ -176,9 +181,9 @@ def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
         return [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
     if stage == "rates":
         orders = [ranked(runs, two_stage, SHARES[0]) for two_stage in (False, True)]
-        near = (name for order in orders for took, name in order if took <= NEAR * order[0][0])
+        near = (name for order in orders for took, name, _ in order if took.mean <= NEAR * order[0][0].mean)
         return list(dict.fromkeys([REFERENCE, *near]))
-    front = (name for two_stage in (True, False) for _, name in ranked(runs, two_stage)[:FRONT])
+    front = (name for two_stage in (True, False) for _, name, _ in ranked(runs, two_stage)[:FRONT])
     return list(dict.fromkeys([*front, REFERENCE]))
 
 
@@ -232,13 +237,24 @@ def train(
     def found(job: Job) -> dict[str, Any] | None:
         return run_of(jobs[job], jobs[job].folder(arguments), last[jobs[job]], pace)
 
+    saved = time.monotonic()
+
+    def enough(job: Job) -> bool:
+        nonlocal saved
+        if run := found(job):
+            jobs[job].keep(results, run)
+        if time.monotonic() > saved + SAVE_SECONDS:
+            save(results, arguments.results)
+            saved = time.monotonic()
+        return run is not None and run["ended"] in ("reached", "behind")
+
     with mps(arguments.gpus, arguments.mps) as places:
         train_all(
             list(jobs),
             at_once=arguments.at_once,
             seconds=seconds,
             places=places,
-            enough=lambda job: (run := found(job)) is not None and run["ended"] in ("reached", "behind"),
+            enough=enough,
         )
     for job, key in jobs.items():
         if run := found(job):

@@ -19,7 +19,7 @@ from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
 
-PARTS = ("two_stage", "diffusion_nft", "pickscore")
+PARTS = ("sol_rl", "pickscore")
 """The other parts of the run."""
 CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
 """Minimum bytes of a card → its part; the first match counts."""

@@ -15,7 +15,7 @@ from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import is_colocated, key_of, pools
 from solrl_ray.config.previews import Prune
-from solrl_ray.config.samplers import Cps, Ode
+from solrl_ray.config.samplers import STOCHASTIC, Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import (
     UNQUANTIZED_TIERS,
@@ -78,7 +78,7 @@ def _objective(config: Config) -> Iterator[Problem]:
     if objective.needs_trajectory and isinstance(sampler, Ode):
         yield Problem(
             "rollout.sampler.kind",
-            f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
+            f"one of {', '.join(STOCHASTIC)}, because objective.kind is {objective.kind}, whose ratios need the "
             "transitions of a stochastic sampler",
         )
     wrong_range = tuple(_step_range(config))
@@ -161,8 +161,8 @@ def _videos(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
     if not chosen or chosen != sorted(set(chosen)):
         yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
-    elif len(chosen) == 1 and any(reward.kind == "motion" for reward in config.rewards):
-        yield Problem(key, "null, or several latent frames, with a reward of motion: one is a single picture")
+    elif len(chosen) == 1 and (of_videos := [each.kind for each in config.rewards if reward_kinds.scores_videos(each)]):
+        yield Problem(key, f"null, or several latent frames, with {of_videos[0]}: one is a single picture, no video")
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
@@ -322,13 +322,15 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
 def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
     """Problems of a preview by a stochastic sampler with so many steps."""
     sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
-    if not isinstance(sampler, Ode) and steps > most:
+    if isinstance(sampler, Ode):
+        return
+    if steps > most:
         right = (
             f"at most rollout.regenerate.steps, which is {most}: a stochastic preview takes some of its noise levels"
         )
         yield Problem(key, right)
-    if isinstance(sampler, Cps) and steps != most:
-        right = f"rollout.regenerate.steps, which is {most}: with cps, fewer steps lead elsewhere and cannot rank"
+    if not sampler.ranks_with_fewer_steps and steps != most:
+        right = f"rollout.regenerate.steps, which is {most}: with {sampler.kind}, fewer lead elsewhere and cannot rank"
         yield Problem(key, right)
 
 

@@ -26,6 +26,10 @@ class OldDecay(Section):
     cap: ShareOrZero = 0.5
     """For ``linear``: the largest d."""
 
+    @property
+    def is_copy(self) -> bool:
+        return self.kind == "copy"
+
 
 class Advantage(Section):
     std: Literal["global", "group", "group_unbiased", "none", "gdpo"] = "global"
@@ -55,7 +59,7 @@ COPY = OldDecay(kind="copy")
 class Anchor(Section):
     """A third policy that follows the trained one and restrains it: anchor <- d·anchor + (1 - d)·default."""
 
-    kind: ClassVar[str] = "linear"
+    is_copy: ClassVar[bool] = False
     weight: AtLeastZero = 1.0
     """Weight of MSE(v_theta, v_anchor); 0: no anchor."""
     slope: AtLeastZero = 0.001

@@ -29,6 +29,8 @@ class RewardKind:
     """Whether it gives a picture the same score each time, unless its entry says otherwise."""
     videos: bool = False
     """Whether it scores whole videos; else pictures, and of videos chosen frames."""
+    references: bool = False
+    """Whether it needs reference pictures, whatever its entry says."""
     together: Literal["", "can", "must"] = ""
     """Whether it can see chosen frames of a video together, or must."""
     gpu_bytes: int = 0
@@ -47,6 +49,7 @@ REGISTERED = {
         source="clip:CLIPEdit",
         options=_PATH | {"preprocessing", "reference_weight"},
         required=_PATH,
+        references=True,
         gpu_bytes=1_710_000_000,
     ),
     "clipscore": RewardKind(
@@ -86,9 +89,14 @@ def kind_of(config: RewardConfig) -> RewardKind:
     return FUNCTION if ":" in config.kind else REGISTERED[config.kind]
 
 
+def scores_videos(config: RewardConfig) -> bool:
+    """Whether it is a registered reward of whole videos. Own functions are asked when they are tried."""
+    return REGISTERED.get(config.kind, FUNCTION).videos
+
+
 def needs_references(config: RewardConfig) -> str:
     """The field by which a reward needs reference pictures; empty if it does not."""
-    if config.kind == "clip_edit":
+    if REGISTERED.get(config.kind, FUNCTION).references:
         return "kind"
     if config.judge and config.judge.question.references:
         return "judge.question.references"

@@ -82,9 +82,9 @@ class Judge(Section):
 
 class RewardConfig(Section):
     kind: str
-    """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``hpsv3``, ``imagereward``,
-    ``aesthetic``, ``unifiedreward``, ``ocr``, ``clip_edit``, ``motion``, ``videoreward``, ``remote``, ``judge``) or
-    your own function, ``module:function`` or ``file.py:function``."""
+    """A registered reward (docs/guides/rewards.md has them all) or your own function, ``module:function`` or
+    ``file.py:function``.
+    """
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""

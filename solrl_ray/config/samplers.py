@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ class Ode(Section):
 
 
 class _Stochastic(Section):
+    ranks_with_fewer_steps: ClassVar[bool] = True
+    """Whether a preview with fewer steps than the sample leads to nearly the same picture."""
     window: Window | None = None
     """null: noise in every step."""
     shared_noise: bool = False
@@ -64,10 +66,13 @@ class DanceSde(_Stochastic):
 class Cps(_Stochastic):
     """Coefficient-preserving sampling (arXiv 2509.05952): std = sigma_next · sin(a·pi / 2)."""
 
+    ranks_with_fewer_steps: ClassVar[bool] = False
     kind: Literal["cps"] = "cps"
     noise_level: Share = 0.8
     """a."""
 
 
 Stochastic: TypeAlias = FlowSde | DanceSde | Cps
+STOCHASTIC = tuple(str(each.model_fields["kind"].default) for each in get_args(Stochastic))
+"""The kinds that have transitions to train on."""
 SamplerConfig: TypeAlias = Annotated[Ode | Stochastic, Field(discriminator="kind")]

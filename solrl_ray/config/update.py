@@ -24,7 +24,7 @@ def trained_timesteps(config: Config) -> int:
 def references(config: Config) -> list[str]:
     """Policies whose velocities are computed without gradient in any optimiser step, by their names in `adapters`."""
     objective = config.objective
-    moves = objective.old_decay.kind != "copy" or config.learner.optimizer_steps > 1
+    moves = not objective.old_decay.is_copy or config.learner.optimizer_steps > 1
     return [*objective.references(), *["old"] * moves]
 
 
@@ -47,7 +47,7 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
     velocities one more for each of these, and for each pass with gradient.
     """
     steps = config.learner.optimizer_steps
-    old = backwards if config.objective.old_decay.kind != "copy" else backwards // steps * (steps - 1)
+    old = backwards // steps * (steps - 1) if config.objective.old_decay.is_copy else backwards
     compared = backwards * len(config.objective.references()) + old
     return 2 * compared + backwards if trains_guided_velocity(config) else compared
 
@@ -85,7 +85,7 @@ def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
     """
     objective = config.objective
     copied = not objective.needs_trajectory and config.fleet.learners.num_gpus > 0
-    compared = len(objective.references()) + (objective.old_decay.kind != "copy")
+    compared = len(objective.references()) + (not objective.old_decay.is_copy)
     latents = latents_a_sample(config) + copied + trained_timesteps(config) * (2 + compared)
     samples = _prepared(config) * config.learner.micro_batch
     return samples * latents * math.prod(latent_shape) * FLOAT32_BYTES

@@ -43,7 +43,7 @@ def follower_decay(config: OldDecay | Anchor, steps: int) -> float:
     ``copy``: 0.
     """
     _check(steps)
-    return 0.0 if config.kind == "copy" else min(config.slope * steps, config.cap)
+    return 0.0 if config.is_copy else min(config.slope * steps, config.cap)
 
 
 def ema_decay(steps: int, cap: float) -> float:

@@ -1,4 +1,7 @@
-"""Finds where a run continues: the newest valid checkpoint, and the measurements up to it."""
+"""Finds where a run continues: the newest valid checkpoint, and the measurements up to it.
+
+What its configuration may change is decided by `solrl_ray.config.continuation`.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from solrl_ray.sampling.noise import uniform
 from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
 
 PIPELINE = "builtin:testbed/pipeline"
-PARTS = {"train": 192, "heldout": 64}
+PARTS = {"train": 192, "heldout": 128}
 """File of prompts → their number."""
 
 
@@ -117,13 +117,13 @@ def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
         "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
         "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
-        # Many small steps: an optimiser step has one prompt, and trains on the best and worst 4 of 24.
+        # Many small steps: an optimiser step has one prompt, of whose 24 seeds it trains on the 2 best and the 2 worst.
         "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
-        "learner": {"updates": 3, "micro_batch": 4, "optimizer": {"lr": 2e-3}},
+        "learner": {"updates": 3, "micro_batch": 4},
         "fleet": {"learners": {"threads": 1}},
         # Seeds of a prompt differ by little, prompts by much.
         "objective": {"advantage": {"std": "group"}},
-        "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 20, "samples": 2},
+        "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 40, "prompts": 128, "samples": 2},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))

@@ -33,7 +33,7 @@ SAMPLES = 2
 
 def config(family: str, *overrides: str) -> Config:
     given = ("prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]", "fleet.learners.num_gpus=1")
-    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / f"{FILES[family]}.yaml"]
+    files = [CONFIGS / "methods/sol_rl_published.yaml", CONFIGS / "models" / f"{FILES[family]}.yaml"]
     return load(files, [*given, f"learner.micro_batch={SAMPLES}", *overrides])
 
 

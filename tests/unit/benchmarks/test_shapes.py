@@ -126,13 +126,53 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     assert shape_results.winner(runs, True) == fast
 
 
-def test_a_run_that_was_cut_short_counts_once_it_is_there_and_until_then_only_the_first_seed_does() -> None:
+def test_a_run_that_was_cut_short_counts_once_it_is_there_and_until_then_only_the_first_seed_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
     there, stopped = run(0.45, 0.9), run(0.45, 0.6, ended="")
     of_seed = {"42": run(0.45, 0.45, 0.9), "43": run(0.45, 0.9, ended="")}
-    for more, expected in (({}, [20, 10]), ({"44": stopped, "45": there}, [20])):
+    for more, expected in (({}, [2000, 1000]), ({"44": stopped, "45": there}, [2000])):
         runs = {"4x1_8of8": {"0.001": of_seed | more}}
-        assert shape_results.iterations(runs, "4x1_8of8", "0.001") == pytest.approx(expected)
-    assert shape_results.iterations({"4x1_8of8": {"0.001": {"42": stopped}}}, "4x1_8of8", "0.001") == []
+        assert shape_results.times(runs, "4x1_8of8", "0.001").seconds == pytest.approx(expected)
+    assert shape_results.times({"4x1_8of8": {"0.001": {"42": stopped}}}, "4x1_8of8", "0.001").seconds == ()
+
+
+def test_a_run_that_was_not_there_counts_with_the_time_that_it_had_up_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 200.0)
+    late = [0.45] * 4 + [0.9]  # there after 40 iterations, of which the limit of 6,000 s has 30
+    runs = {"4x1_8of8": {"0.001": {"42": run(0.45, 0.9), "43": run(0.45, 0.5, 0.6), "44": run(*late)}}}
+    took = shape_results.times(runs, "4x1_8of8", "0.001")
+    assert took.seconds == pytest.approx((2000, 4000, 6200))  # the last iteration begins within the limit
+    assert (took.there, took.complete) == (1, False)
+    mine = shape_results.Times((1000.0, 1000.0), 2)
+    assert shape_results.ratio(mine, took)[0] == pytest.approx((2000 + 4000 + 6200) / 3 / 1000)
+    assert shape_results.ratio(took, mine) is None
+
+
+def test_a_run_stays_known_until_one_that_says_more() -> None:
+    results: dict[str, Any] = {"runs": {}, "long": {}}
+    key, long = Key("4x1_8of8", 1e-3, 42), Key("4x1_8of8", 1e-3, 42, long=True)
+    of_seed = results["runs"].setdefault("4x1_8of8", {}).setdefault("0.001", {})
+    shorter, longer, ended = run(0.45, 0.5, ended=""), run(0.45, 0.5, 0.6, ended=""), run(0.45, 0.95, ended="reached")
+    for one, expected in ((longer, longer), (shorter, longer), (ended, ended), (longer, ended)):
+        key.keep(results, one)
+        assert of_seed["42"] is expected
+    long.keep(results, longer)
+    assert of_seed["42"] is ended
+    long.keep(results, whole := run(0.45, 0.5, 0.6, 0.7))
+    assert of_seed["42"] is whole
+
+
+def test_a_rate_is_chosen_by_the_mean_of_the_most_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shape, "charged", lambda self, place: 100.0)
+    slow, steady = {"42": run(0.45, 0.9), "43": run(0.45, 0.45, 0.45, 0.9)}, {"42": run(0.45, 0.45, 0.9)}
+    runs = {"4x1_8of8": {"0.001": slow, "0.0005": steady, "0.002": {"42": run(0.45, 0.95)}}}
+    assert shape_results.best_rate(runs, "4x1_8of8")[1] == "0.001"
+    steady |= {"42": run(0.45, 0.8, 0.95), "43": run(0.45, 0.8, 0.9)}
+    assert shape_results.best_rate(runs, "4x1_8of8")[1] == "0.0005"
 
 
 @pytest.mark.parametrize("stage", shapes.STAGES)
@@ -180,8 +220,10 @@ def test_sides_are_compared_by_means_over_seeds(
     assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
     middle, low, high = found["two_stage_over_one_stage"]
     assert (middle, low, high) == pytest.approx((1000 / 750, 1.0, 2.0))
-    assert found["over_24_of_24"][0] is None  # one of its seeds never came so far
-    assert found["options"]["4x1_8of48+kl_0"][0] == pytest.approx((10 + 20) / 2 / 10)
+    assert found["over_24_of_24"][0] == pytest.approx((2000 + 1000) / 2 / 750)  # one seed had ten iterations in all
+    option = found["options"]["4x1_8of48+kl_0"]["0.001"]
+    assert (option["seeds"], option["there"]) == (2, [2, 2])
+    assert option["sooner"][0] == pytest.approx((10 + 20) / 2 / 10)
     assert found["worst_fall"] == pytest.approx(0.03)
 
 

@@ -121,9 +121,9 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
 def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert solrl("plan", *FLUX, "--gpu", "rtx4090") == 2
     said = capsys.readouterr().err
-    assert "40.7 GB" in said
+    assert "40.3 GB" in said
     assert "NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium" in said
-    assert "two_stage diffusion_nft pickscore one_gpu_24gb" in said
+    assert "sol_rl pickscore one_gpu_24gb" in said
 
 
 def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.CaptureFixture[str]) -> None:

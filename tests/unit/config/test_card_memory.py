@@ -234,7 +234,7 @@ def test_nothing_is_on_a_card_where_everybody_computes_on_cpus() -> None:
 
 
 def test_flux_fits_a_card_of_80_gb_with_nothing_moved() -> None:
-    (card,) = cards(planned("flux1_dev_80gb", "learner.activation_memory=1"))
+    (card,) = cards(planned("flux1_dev_80gb", "learner={activation_memory: 1, micro_batch: 6}"))
     stages = gigabytes(card.processes[0])
     # 23.8 of base, 3.6 that LoRA touches, 1 of policies and AdamW, 4.1 of decoder and rewards, 1.2 of the process;
     # six samples' activations are 31.

@@ -234,7 +234,7 @@ def test_a_plan_says_that_the_run_fits_and_what_the_card_decided(
 
 
 def test_a_plan_counts_samples_and_two_revisions_in_the_store() -> None:
-    parts = ("sd35_large", "two_stage", "diffusion_nft", "pickscore", "kuberay", "rollout.explore.precision=fp8")
+    parts = ("sd35_large", "sol_rl_published", "pickscore", "kuberay", "rollout.explore.precision=fp8")
     run = planned(*parts)
     assert run.packed_bytes == 0  # no layer with LoRA is quantised
     # 1.21 GB of samples, 2 × 0.189 of revisions

@@ -32,15 +32,14 @@ RELEASED = {
     "objective.anchor.weight=1.0 objective.anchor.slope=0.001 objective.anchor.cap=0.3 objective.advantage.std=global "
     "objective.advantage.clip=5.0 objective.advantage_max=1.0 learner.ema_cap=0.99 learner.updates=1",
     # NVlabs/Sana 06af561, the base configuration and its `sol_rl` family; NVlabs/DiffusionNFT 24af555, `sd3_pickscore`
-    "sol_rl": "rollout.prompts=48 rollout.pool=96 rollout.keep=24 rollout.selection=best_worst rollout.explore.steps=6 "
-    "rollout.regenerate.steps=10 objective.beta=1.0 objective.kl=1e-4 objective.advantage.std=global "
-    "objective.advantage.clip=5.0 objective.old_decay.slope=0.001 objective.old_decay.cap=0.5 learner.ema_cap=0.9 "
-    "learner.updates=1 learner.optimizer.lr=3e-4 learner.optimizer.weight_decay=1e-4",
+    "sol_rl_published": "rollout.prompts=48 rollout.pool=96 rollout.keep=24 rollout.selection=best_worst "
+    "rollout.explore.steps=6 rollout.regenerate.steps=10 objective.beta=1.0 objective.kl=1e-4 "
+    "objective.advantage.std=global objective.advantage.clip=5.0 objective.old_decay.slope=0.001 "
+    "objective.old_decay.cap=0.5 learner.ema_cap=0.9 learner.updates=1 learner.optimizer.lr=3e-4 "
+    "learner.optimizer.weight_decay=1e-4 "
+    "rollout.preview.prune=null rollout.explore.micro_batch=24 rollout.max_staleness=0 "
+    "objective.old_decay.kind=linear learner.schedule.decay=none",
 }
-RELEASED["sol_rl_published"] = (
-    RELEASED["sol_rl"] + " rollout.preview.prune=null rollout.explore.micro_batch=24 rollout.max_staleness=0 "
-    "objective.old_decay.kind=linear learner.schedule.decay=none"
-)
 MODELS: dict[str, tuple[int, int, str, int]] = {
     "flux1_dev": (512, 128, "flux", 28),
     "sd35_large": (1024, 128, "shift", 40),

@@ -61,7 +61,7 @@ def colocated(samplers: int) -> str:
 
 
 def configure(*overrides: str, model: str = "sd35_large") -> Config:
-    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml"]
+    files = [CONFIGS / "methods/sol_rl_published.yaml", CONFIGS / f"models/{model}.yaml"]
     return load(files, (*INPUTS, "rollout.explore.precision=auto", UNPRUNED, *overrides))
 
 

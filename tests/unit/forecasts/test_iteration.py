@@ -213,6 +213,7 @@ def test_an_iteration_with_one_process_a_card_is_planned_within_8_percent_of_wha
     name = {"flux1_dev": "flux", "sd35_large": "sd3"}[model]
     measured = json.loads((ROOT / "benchmarks" / "results" / f"rehearsal_{name}.json").read_text())
     shape = [text for text in measured["conditions"]["set"] if text.startswith(("rollout", "learner"))]
+    shape.append("learner.updates=1")  # the default then
     files = named.resolve([Path(f"{model}_80gb")])
     config = compiled_learner.resolve_auto(load(files, ["prompts={train: train.txt, heldout: heldout.txt}", *shape]))
     _, *seconds = (each["total"] for each in measured["parts"]["cold"]["iterations"])
