@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -19,6 +19,7 @@ from solrl_ray.config.loading import INCLUDE, read_file
 from solrl_ray.config.schema import Model
 from solrl_ray.models import DISTILLED, FAMILIES, paths
 from solrl_ray.models.shapes import shipped
+from solrl_ray.policy.tool_names import Tool
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
@@ -49,7 +50,7 @@ class CatalogueEntry:
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What a model takes: the keys of its guidance, the sides of its pictures, its references."""
+    """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -127,13 +128,15 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
 
 def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     """By name and in words, without what does not apply."""
-    sizes, known = FAMILIES[model["family"]].sizes, shipped(Model.model_construct(**model))
+    family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
     assert known is not None
-    least, most = sizes.references
+    least, most = family.sizes.references
+    formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
     found = {
         "guidance": _guidance(model),
-        "sides": f"multiples of {sizes.step(known.factor)} pixels, on one shape or several",
+        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several",
         "references": f"{least} to {most}" if least < most else str(most or ""),
+        "export": ", ".join(formats),
     }
     return {name: words for name, words in found.items() if words}
 

@@ -45,6 +45,8 @@ class Family:
     """Whether its stock pipeline takes reference pictures of this size as they are."""
     without_references: str = ""
     """The family of the same transformer that sees no references."""
+    tools: bool = True
+    """Whether ComfyUI and kohya's scripts have its models (`policy.tool_names`)."""
 
 
 def _embedded(model: Model) -> dict[str, Any]:
@@ -114,7 +116,9 @@ FAMILIES = {
         keeps_references=_of_a_megapixel,
         without_references="qwen_image",
     ),
-    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
+    "sana": Family(
+        "sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale, tools=False
+    ),
     "sana_video": Family(
         "sana_video:SanaVideo",
         sizes.SANA_VIDEO,
@@ -122,6 +126,7 @@ FAMILIES = {
         SANA_CONVOLUTIONS,
         frames="frames",
         cfg_arguments=_scale,
+        tools=False,
     ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
