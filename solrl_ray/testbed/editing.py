@@ -32,7 +32,7 @@ PARTS = {"train": 192, "heldout": 128}
 
 def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Tensor:
     """How close pictures are to their reference in the prompt's colour: 1 - (RMSE where the object is + RMSE
-    elsewhere) / 2, in [0, 1].
+    elsewhere) / 2, in [0, 1]. An object in the mean of all colours scores more than one that keeps a wrong one.
 
     Args:
         images: float [B, 3, H, W] in [0, 1].
