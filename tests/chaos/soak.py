@@ -263,7 +263,7 @@ def soak(seconds: float, seed: int, every: float, root: Path, forks: str, *, hur
         "disturbances": len(chaos.done),
         "nobody_in_that_state": chaos.missed,
         "drivers": chaos.driver.began,
-        "ended_by_themselves": [end.sentence for end in chaos.driver.ends],
+        "ended_by_themselves": [end.sentence.partition("; go on with")[0] for end in chaos.driver.ends],
         "unexpected_ends": unexplained(chaos.driver.ends, chaos.done),
         "stopped_processes_left_behind": left_behind,
         "requeued_units": summary(run)["requeued_units"],

@@ -292,3 +292,18 @@ def test_a_pool_that_is_made_smaller_while_a_card_is_replaced_keeps_the_explorer
     assert ended.digests == undisturbed(plan.shape)
     left = [text.split()[0] for text in ended.told if text.endswith("leaves after its present units")]
     assert left == ["explorer-2", "explorer-1"]
+
+
+def test_a_worker_that_is_lost_again_as_it_starts_is_left_out_and_costs_no_third_start() -> None:
+    """The second explorer is asked for when the first is at work."""
+    plan = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, scales=((30, "explorers", 2),))
+    again = 0
+    for call in range(4, 12):
+        ended = run(replace(plan, faults=(Fault("explorer", call, "dies before"),) * 2))
+        assert ended.digests == undisturbed(plan.shape)
+        starting = [re.fullmatch(r"(explorer-1\S*) dies before at (node|start)", each) for each in ended.happened]
+        left_out = [text.split()[0] for text in ended.told if "cannot work with the others" in text]
+        assert left_out == (["explorer-1.1"] if all(starting) else [])
+        assert not left_out or not any("explorer-1.2" in line for line in ended.trace)
+        again += all(starting)
+    assert again

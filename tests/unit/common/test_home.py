@@ -59,6 +59,16 @@ def test_a_folder_that_others_can_open_is_not_taken(shared: Path, capsys: pytest
     assert capsys.readouterr().err.endswith("is open to others; set HOME to a folder of this user.\n")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make such a folder")
+def test_a_folder_of_somebody_else_is_not_taken(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shared / f"solrl-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 4242, -1)
+    assert main(["list"]) == 2
+    assert str(folder) in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
 def test_without_a_home_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4242)  # a user that no list of users has

@@ -50,3 +50,13 @@ def test_version_authors_and_licence_are_the_same_everywhere() -> None:
 def test_the_newest_version_is_in_the_changelog() -> None:
     versions = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[:2] == ["Unreleased", solrl_ray.__version__]
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-gpu.lock"])
+def test_a_lock_has_hashes_of_every_package(lock: str) -> None:
+    """What is installed is refused if it has another one; a package without any is not looked at."""
+    lines = re.sub(r" \\\n\s*", " ", (ROOT / lock).read_text()).splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")]
+    assert len(packages) > 100
+    hashed = re.compile(r"\S+==\S+( ; .+?)?( --hash=sha256:[0-9a-f]{64})+")
+    assert [each for each in packages if not hashed.fullmatch(each)] == []

@@ -174,6 +174,24 @@ def test_an_answer_that_is_not_a_finite_number_an_image_is_refused(
     assert len(seen.requests) == 1
 
 
+def test_a_server_that_redirects_does_not_pass_pictures_and_token_on(
+    serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, seen = serve(GOOD), serve((307, b""))
+    seen.headers["Location"] = other.url
+    monkeypatch.setenv("KEY", "s3cret")
+    with pytest.raises(RewardError, match=r"refused by .*307"):
+        score(seen.url, token_variable="KEY")
+    assert (len(seen.requests), other.requests) == (1, [])
+
+
+def test_an_answer_that_does_not_end_is_given_up(serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "MAX_ANSWER", 1000)
+    seen = serve((200, b" " * 1000 + GOOD[1]))
+    with pytest.raises(RewardError, match="more than 1000 bytes"):
+        score(seen.url, retries=0)
+
+
 @pytest.mark.parametrize("behaviour", ["hang", "drip", "headers"])
 def test_a_server_that_is_too_slow_is_given_up(serve: Callable[..., Seen], behaviour: str) -> None:
     seen = serve((200, b" " * 400 + GOOD[1]), **{behaviour: True})

@@ -83,6 +83,8 @@ def meddles(images, prompts):
     torch.use_deterministic_algorithms(True)
     torch.set_grad_enabled(True)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = True
+    torch.set_float32_matmul_precision("medium")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
     return images.mean(dim=(1, 2, 3))
@@ -232,7 +234,8 @@ def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(of: Trials
 
 def process_state() -> tuple[Any, ...]:
     generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    modes = torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.backends.cudnn.benchmark
+    modes = torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.get_float32_matmul_precision()
+    modes += torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     return torch.get_default_dtype(), torch.get_num_threads(), signal.getsignal(signal.SIGTERM), modes, generators
 
 
@@ -244,10 +247,10 @@ def test_what_a_function_sets_in_the_process_is_put_back_and_told_once(
     assert mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"]).tolist() == [1.0, 1.0]
     assert process_state() == before
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 6
+    assert len(told) == 8
     assert "sets the default dtype of this process to torch.float64 (it is torch.float32); it is put back" in told[0]
     mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"])
-    assert len(caplog.records) == 6
+    assert len(caplog.records) == 8
 
 
 def test_what_a_module_sets_as_it_is_imported_is_put_back(tmp_path: Path) -> None:

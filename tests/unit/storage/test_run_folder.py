@@ -272,11 +272,12 @@ def test_pruning_bounds_the_journals(tmp_path: Path) -> None:
     for updates in range(1, 41):
         folder.checkpoint(updates).mkdir(parents=True)
         folder.journal(updates - 1).path.touch()
+        folder.journal(updates - 1).path.with_suffix(".jsonl.stale").touch()
         folder.prune(Checkpoints(keep=2))
     (tmp_path / "journal" / "mine.txt").touch()
     folder.prune(Checkpoints(keep=2))
     # A run may go back to the checkpoint after 39 updates and then needs journal 39; 16 before that stay.
-    kept = [f"iteration-{number:06d}.jsonl" for number in range(39 - 16, 40)]
+    kept = [f"iteration-{number:06d}.jsonl{end}" for number in range(39 - 16, 40) for end in ("", ".stale")]
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [*kept, "mine.txt"]
 
 

@@ -176,6 +176,14 @@ def test_a_receipt_is_of_what_the_layers_hold_and_not_of_what_was_sent(monkeypat
     assert digest not in (before, revision.manifest.expected["explorer"].digest)
 
 
+def test_a_receipt_is_of_what_a_linear_holds_if_that_rounds_what_was_merged() -> None:
+    net, revision = model(torch.bfloat16), publisher().build(5, factors())
+    base = {module: model().get_submodule(module).weight for module in (QUERY, OUT)}
+    _, digest = Receiver(net, base=base).apply(sent(revision, REGENERATOR))
+    held = {f"{module}.weight": net.get_submodule(module).weight for module in (QUERY, OUT)}
+    assert digest == tensors_digest(held) != revision.manifest.expected["regenerator"].digest
+
+
 def test_an_explorer_computes_with_the_merged_weight() -> None:
     net, merged = explorer(), model()
     Receiver(net).apply(sent(publisher().build(5, factors(0.3))))
