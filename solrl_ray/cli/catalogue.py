@@ -49,7 +49,7 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
