@@ -70,14 +70,19 @@ def with_interval(found: Sequence[float | None] | None) -> str:
 
 def seconds(took: Times) -> str:
     """The mean, a bound if not all were there."""
-    return "–" if not took.there else ("" if took.complete else "> ") + f"{took.mean:,.0f}"
+    if not took.there:
+        return "–"
+    return f"{'' if took.complete else '> '}{took.mean:,.0f}{' (one seed)' * (len(took.seconds) == 1)}"
 
 
 def longest(content: Any, name: str, rate: str) -> tuple[float, float]:
-    """The largest reward that a seed of a shape came to, and the charged seconds after which all seeds ended."""
+    """The largest reward that a seed of a shape came to in the charged seconds that all of its seeds had, and those."""
     runs = content["runs"][name][rate].values()
-    trained = min(run["iterations"][-1] for run in runs) * SHAPES[name].charged(HEADLINE)
-    return max(max(run["reward"]) for run in runs), trained
+    last = min(run["iterations"][-1] for run in runs)
+    reward = max(
+        reward for run in runs for made, reward in zip(run["iterations"], run["reward"], strict=True) if made <= last
+    )
+    return reward, last * SHAPES[name].charged(HEADLINE)
 
 
 def headline(results: Path) -> str:
@@ -94,10 +99,7 @@ def headline(results: Path) -> str:
 def _best(content: Any, place: str, share: float) -> list[str]:
     """Of each side the soonest shape with its seconds, and the ratio."""
     found = [next(iter(ranked(content["runs"], two, share, place)), (Times((), 0), "", "")) for two in SIDES]
-    cells = [
-        f"{seconds(took)}: {words(name)}, rate {rate}{' (one seed)' * (len(took.seconds) == 1)}" if took.there else "–"
-        for took, name, rate in found
-    ]
+    cells = [f"{seconds(took)}: {words(name)}, rate {rate}" if took.there else "–" for took, name, rate in found]
     return [*cells, sooner(*(took for took, _, _ in found))]
 
 

@@ -9,6 +9,7 @@ from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.update import rounds
 
 PADDING_WARN = 0.25
 """Share from which padding is worth a sentence."""
@@ -68,9 +69,20 @@ def _padded_images(config: Config) -> str:
 
 def _padded_samples(config: Config) -> str:
     """The same of a learner's micro-batches, which have samples of one prompt if there are several shapes."""
-    if len(config.model.shapes) == 1:
+    if len(config.model.shapes) > 1:
+        return _padding(config, "samples are learned from", "learner.micro_batch")
+    learner, rollout = config.learner, config.rollout
+    prompts = rollout.prompts // learner.updates
+    made, samples = rounds(config, prompts), prompts * rollout.keep
+    places = made * learner.world_size * learner.micro_batch
+    better = math.ceil(samples / (learner.world_size * made))
+    if 1 - samples / places < PADDING_WARN or better == learner.micro_batch:
         return ""
-    return _padding(config, "samples are learned from", "learner.micro_batch")
+    return (
+        f"an optimiser step computes {places} samples, and {places - samples} of them are padding, because it has "
+        f"{samples} for {learner.world_size} ranks with a learner.micro_batch of {learner.micro_batch}; "
+        f"learner.micro_batch={better} saves that time"
+    )
 
 
 def _padding(config: Config, what: str, key: str) -> str:

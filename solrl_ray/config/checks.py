@@ -90,7 +90,8 @@ def _objective(config: Config) -> Iterator[Problem]:
         right = f"1: objective.kind {objective.kind} does not bound how far samples move the policy{bound}"
         yield Problem("learner.epochs", right)
     if rollout.prompts % config.learner.updates:
-        yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
+        fits = max(n for n in range(1, config.learner.updates) if rollout.prompts % n == 0)
+        yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}, such as {fits}")
     schedule, total = config.learner.schedule, config.run.iterations * config.learner.optimizer_steps
     room = total - schedule.warmup
     if (schedule.decay == "none") != (schedule.steps == 0):

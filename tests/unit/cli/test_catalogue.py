@@ -70,7 +70,7 @@ def test_each_strategy_is_there_once_with_its_sizes() -> None:
         "direct": (48, 24, 24, 10, True),
         "scaled": (48, 96, 24, 10, True),
         "quantized": (48, 96, 24, 10, True),
-        "two_stage": (2, 48, 4, 6, False),
+        "two_stage": (6, 48, 4, 6, False),
     }
 
 

@@ -10,7 +10,7 @@ from solrl_ray.config.loading import load_with_sources
 from tests.support.command_line import printed
 from tests.support.small import CONFIGS
 
-POOL = ("rollout.pool=96", "rollout.prompts=4")
+POOL = ("rollout.pool=96", "rollout.prompts=4", "learner.micro_batch=8")
 PRUNED = (*POOL, "rollout.keep=24", "rollout.explore.micro_batch=12", "rollout.preview.prune={after: 2, keep: 36}")
 CUT = "rollout.preview.unit is 96"
 HALVES_KEPT = (*PRUNED[:-1], "rollout.preview.prune={after: 2, keep: 48}")
@@ -118,6 +118,18 @@ def test_with_several_shapes_padding_of_the_learner_is_counted_as_well() -> None
     (said,) = advised(*padded, "model.resolution=[[32, 32], [24, 40]]")
     assert "12 samples are learned from, and 4 of them are padding" in said
     assert said.endswith("learner.micro_batch=8 saves that time")
+
+
+def test_padding_of_an_optimiser_step_is_counted_over_its_ranks() -> None:
+    small = (
+        "rollout={prompts: 6, keep: 4, regenerate: {micro_batch: 4}}",
+        "learner={updates: 3, micro_batch: 4}",
+    )  # 8 samples a step
+    assert advised(*small) == advised(*small, "learner={world_size: 8, micro_batch: 1}") == ()
+    (said,) = advised(*small, "learner.world_size=8")
+    assert "computes 32 samples, and 24 of them are padding" in said
+    assert said.endswith("learner.micro_batch=1 saves that time")
+    assert advised(*small, "learner={world_size: 16, micro_batch: 1}") == ()  # no smaller one is there
 
 
 def test_the_plan_has_the_sentences(capsys: pytest.CaptureFixture[str]) -> None:
