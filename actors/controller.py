@@ -166,8 +166,7 @@ class Controller:
         """Make revision `updates`; returns the state that it is of. Explorers get it as soon as staleness allows,
         regenerators when their iteration begins.
 
-        Args:
-            record: of the iteration that made it; its digest is that of the state.
+        `record`: of the iteration that made it; its digest is that of the state.
         """
         components = self._components
         components.telemetry.state(f"publishing revision {updates}", stage="publish")

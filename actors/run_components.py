@@ -23,13 +23,7 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
 from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import (
-    is_one_stage,
-    pool_sampling,
-    reward_weights,
-    unreproducible_rewards,
-    warnings,
-)
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, reward_weights, unreproducible_rewards, warnings
 from solrl_ray.errors import WorkerGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics
@@ -118,7 +112,7 @@ class RunComponents:
             self.fleet.router,
             self.telemetry,
             replacements=self.fleet.replacements,
-            publication=self.fleet.publication_counts,
+            publication=lambda: dict(self.fleet.publication_counts),
         )
         await self.embeddings.await_encoder()
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
@@ -189,10 +183,7 @@ class RunComponents:
         prompts = check_prompts(self.folder, config)  # again: a file may have changed since the command
         self._train, self.heldout = prompts["train"], prompts["heldout"]
         point = resume_point(
-            self.folder,
-            iterations=config.run.iterations,
-            init=config.run.init,
-            staleness=config.rollout.max_staleness,
+            self.folder, iterations=config.run.iterations, init=config.run.init, staleness=config.rollout.max_staleness
         )
         return point, self.folder.take_sizes()
 

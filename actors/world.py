@@ -22,9 +22,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 T = TypeVar("T")
 
 GRACE = 30.0
-"""Seconds after a failed call of a group in which another may turn out to be lost: its peers notice a dead node
-earlier.
-"""
+"""Seconds after a failed call of a group in which another may turn out to be lost: its peers may notice it earlier."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +49,7 @@ class Process:
 
     @contextmanager
     def waited_for(self, seconds: float | None) -> Iterator[float | None]:
-        """A block that waits for a call which may take `seconds`; yields its deadline, which also counts the calls
-        ahead of it.
-        """
+        """A block that waits for a call of up to `seconds`; yields its deadline, which counts the calls ahead of it."""
         call = object()
         deadline = None if seconds is None else seconds + sum(self._ahead.values())
         self._ahead[call] = seconds or 0.0
@@ -96,9 +92,7 @@ class MetricsWriter(Protocol):
 
 
 class World(Protocol):
-    """Has no methods for files: the controller's run folder is a path on this world's disk
-    (`solrl_ray.common.files`).
-    """
+    """Has no methods for files: the controller's run folder is on this world's disk (`solrl_ray.common.files`)."""
 
     # The clock
 

@@ -1,6 +1,6 @@
 """The whole loop on the GPUs of one host: seconds by stage, beside what `solrl plan` says, one variant a command.
 
-    python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--zero 2] [--prompts 12]
+    python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--prompts 12]
     python benchmarks/many_gpus.py flux --gpus 2 --layers 1 --set run.deterministic=true
     python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: proves the script, and no more
     python benchmarks/many_gpus.py flux_kontext --gpus 1 --prompts 2  # prompts with reference pictures, of the testbed
@@ -73,7 +73,7 @@ def memory() -> float:
 def variant(arguments: argparse.Namespace) -> str:
     """The name of its row and of its run."""
     parts = [arguments.model, f"{arguments.gpus}-gpus", arguments.placement, f"staleness-{arguments.staleness}"]
-    parts += [f"zero-{arguments.zero}", f"{arguments.prompts}-prompts"]
+    parts += [f"{arguments.prompts}-prompts"]
     return "_".join([*parts, *([f"{arguments.layers}-layers"] if arguments.layers else [])])
 
 
@@ -104,7 +104,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         f"fleet.regenerators={{count: {each}, {gpu['regenerators']}, threads: {threads}}}",
         f"fleet.learners={{{gpu['learners']}, threads: {threads}}}",
         f"fleet.placement={arguments.placement}",
-        f"learner={{world_size: {each}, zero_stage: {arguments.zero}}}",
+        f"learner.world_size={each}",
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
     ]
     if arguments.model != "testbed":
@@ -228,7 +228,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", metavar="CARD", help="forecast 48 prompts on such cards, and run nothing")
     parser.add_argument("--placement", choices=SHARES, default="colocated")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
-    parser.add_argument("--zero", type=int, choices=(1, 2), default=1)
     parser.add_argument("--prompts", type=int, help="default: 12, of a plan 48")
     parser.add_argument("--iterations", type=int, help="default: 2, with staleness 4")
     parser.add_argument("--seconds", type=float, default=1800.0, help="of the run, its start included")
@@ -245,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--gpus is missing: how many of this host's GPUs")
     if arguments.model != "testbed":
         make(arguments.model, arguments.work, arguments.layers)
-    keys = ("model", "gpus", "placement", "staleness", "zero", "prompts", "layers", "set")
+    keys = ("model", "gpus", "placement", "staleness", "prompts", "layers", "set")
     row = {"variant": variant(arguments)} | {key: getattr(arguments, key) for key in keys}
     row |= {"device": torch.cuda.get_device_name() if gpus() else "CPU", "torch": torch.__version__}
     row |= train(arguments) | {"planned": planned(arguments)}

@@ -113,7 +113,9 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
 
 def placed(row: dict[str, Any]) -> str:
     """Its placement, and what else is not as usual."""
-    other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row['zero']}"] * (row["zero"] > 1)
+    other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row.get('zero')}"] * (
+        row.get("zero", 1) > 1
+    )
     return ", ".join([row["placement"], *other])
 
 

@@ -244,9 +244,7 @@ class Trajectory(Portable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup(Portable):
-    """The chosen samples of one prompt: all that a learner sees of a rollout. For a ``sample`` unit, all its
-    samples.
-    """
+    """The chosen samples of one prompt: all that a learner sees of a rollout. For a ``sample`` unit, all samples."""
 
     iteration: int
     revision: int
@@ -284,9 +282,7 @@ class Receipt:
     probe_digest: str
     """Digest of the output of one fixed forward."""
     reproducible: bool = True
-    """Whether this worker's kernels give the same bits every time: on a CPU yes, on a GPU with
-    ``run.deterministic``.
-    """
+    """Whether this worker's kernels give the same bits each time: on a CPU yes, on a GPU with ``run.deterministic``."""
     seconds: float = 0.0
     """Time for verifying, swapping in and proving, in which the worker was idle."""
 

@@ -300,7 +300,7 @@ class LoraLinear(nn.Module):
 
 
 class Learner:
-    """All ranks at once, under ZeRO-1 or ZeRO-2. Flat vectors hold the factors in order of their names."""
+    """All ranks at once. Flat vectors hold the factors in order of their names."""
 
     def __init__(self, config: Config, base: DiffusionModel) -> None:
         self.config, self.model, self.updates = config, copy.deepcopy(base), 0
@@ -337,12 +337,8 @@ class Learner:
             for loss in self.losses(iteration, batch, len(samples), trained, embeddings):
                 gradient = torch.autograd.grad(loss, list(trained.values()))
                 passes[i % ranks].append(torch.cat([g.flatten() for g in gradient]))
-        if self.config.learner.zero_stage == 1:  # each rank adds up its passes, ranks are averaged once
-            averaged = add([add(mine) / ranks for mine in passes])
-        else:  # ranks are averaged after every pass
-            averaged = add([add([g / ranks for g in same]) for same in zip(*passes, strict=True)])
         self.updates += 1
-        self.adamw(averaged)
+        self.adamw(add([add(mine) / ranks for mine in passes]))  # each rank adds up its passes, ranks are averaged once
         self.follow()
 
     def losses(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 
 from actors.client import launch
 from actors.client.connect import joined
@@ -33,11 +32,7 @@ from actors.world import Tasks, World
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
-from solrl_ray.evaluation.held_out import (
-    evaluation_metrics,
-    policy_factors,
-    reward_names,
-)
+from solrl_ray.evaluation.held_out import evaluation_metrics, policy_factors, reward_names
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -89,12 +84,6 @@ def with_regenerators_alone(config: Config) -> Config:
     """The configuration of a run whose other actors request no resources."""
     fleet = config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": Learners()})
     return config.model_copy(update={"fleet": fleet})
-
-
-def _images(evaluated: Evaluated) -> torch.Tensor:
-    """The pictures or videos of a unit, as `Evaluated.images`; it must have been asked for them."""
-    assert evaluated.images is not None
-    return evaluated.images
 
 
 class FinishedRunEvaluation:
@@ -184,7 +173,8 @@ def write(config: Config, request: Request, state: LearnerState, found: Mapping[
     names = reward_names(config.rewards)
     results = {}
     for policy, scored in found.items():
-        pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
+        asked = ((key, scored[key].images) for key in shown)
+        pictures = {(key, n): image for key, images in asked if images is not None for n, image in enumerate(images)}
         save_pictures(request.out / policy, pictures, config.model.fps)
         results[policy] = {
             name: evaluation_metrics(

@@ -47,9 +47,7 @@ class RunEnded(Exception):
 
 
 def page(config: Config, state: LearnerState, request: Request, *, address: str) -> Path | None:
-    """Evaluate on the live run and write the page. Returns None, after telling why, if a separate evaluation is
-    better.
-    """
+    """Evaluate on the live run and write the page. None, after telling why, if a separate evaluation is better."""
     why_not = obstacle(config, stored(request.run))
     if why_not:
         print(f"note: {why_not}", flush=True)

@@ -106,8 +106,7 @@ class OpenIteration(Owner):
         """Explore a prompt's pool, have the selector choose, sample the chosen seeds again, and give the group to the
         learner.
 
-        Args:
-            wanted: the units of the prompt that the selector wants: a resumed run begins on the way.
+        `wanted`: the units of the prompt that the selector wants: a resumed run begins on the way.
         """
         samples: dict[WorkUnit, Any] = {}
         """In one stage: references of the pool's samples."""
@@ -119,7 +118,8 @@ class OpenIteration(Owner):
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-            wanted = [unit for unit in wanted if not self._is_done(unit)]
+            done = {"audit": self.audits, "regenerate": self.groups}
+            wanted = [unit for unit in wanted if unit.prompt_id not in done[unit.stage]]
         if self.plan.one_stage:
             for unit in wanted:
                 await self._assemble(unit, samples)
@@ -161,9 +161,6 @@ class OpenIteration(Owner):
             priority = self.plan.iteration * _PRIORITIES + _PRIORITY[stage]
             results += self._router.request(self, same, pool, priority=priority)
         return results
-
-    def _is_done(self, unit: WorkUnit) -> bool:
-        return unit.prompt_id in (self.audits if unit.stage == "audit" else self.groups)
 
     def _give_to_learner(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
         self.groups[prompt_id], self.rewards[prompt_id] = group, rewards
@@ -259,9 +256,7 @@ class OpenIteration(Owner):
             await self.finish()
 
     async def stored(self, regenerating: Regenerating) -> list[Any]:
-        """References of the groups in prompt order, from the run folder; groups that it no longer holds are made
-        again.
-        """
+        """References of the groups in prompt order, from the run folder; groups that it lacks by now are made again."""
         stored: dict[str, Any] = {}
         for prompt_id in self.plan.prompt_ids:
             units, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)

@@ -133,8 +133,7 @@ class PromptEmbeddings:
     async def of(self, prompts: Sequence[Prompt], guidance_of: Model | None = None) -> dict[str, Any]:
         """Prompt id → reference of its finished embedding. All others are freed.
 
-        Args:
-            guidance_of: whose negative prompt comes with each embedding, if any; None: that of the run's samples.
+        `guidance_of`: whose negative prompt comes with each embedding, if any; None: that of the run's samples.
         """
         model = guidance_of or self._model
         negative = negative_prompt(model)

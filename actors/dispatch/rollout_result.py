@@ -28,8 +28,6 @@ class StageClock:
 
 @dataclass(slots=True)
 class RolloutResult:
-    """A finished rollout."""
-
     groups: list[Any]
     """References of the sample groups, in prompt order."""
     embeddings: list[Any]

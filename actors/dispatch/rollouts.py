@@ -44,11 +44,7 @@ class Rollouts:
         self._world, self._tasks, self._router, self._telemetry = world, tasks, router, telemetry
         self._publication, self._staged = publication, bool(config.fleet.offload)
         self._selector = SelectorClient(
-            world,
-            tasks,
-            seconds=config.fleet.deadlines.selector,
-            replacements=replacements,
-            tell=telemetry.message,
+            world, tasks, seconds=config.fleet.deadlines.selector, replacements=replacements, tell=telemetry.message
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
@@ -57,8 +53,7 @@ class Rollouts:
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Open an iteration: from now on its units go to explorers that hold its revision.
 
-        Args:
-            embeddings: prompt id → reference of its embedding.
+        `embeddings`: prompt id → reference of its embedding.
         """
         opened = await self._selector.open(plan)
         if opened.message:
@@ -88,8 +83,7 @@ class Rollouts:
     async def revise(self, iteration: int, policy_digest: str) -> None:
         """Set the policy that regenerates an iteration which was explored ahead, before regenerators get it.
 
-        Args:
-            policy_digest: LoRA digest of the iteration's own revision.
+        `policy_digest`: LoRA digest of the iteration's own revision.
         """
         this = self._open[iteration]
         if this.plan.staleness:
@@ -102,8 +96,7 @@ class Rollouts:
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
         """The summary of an iteration whose groups are complete. A group that the selector lost is made again.
 
-        Args:
-            regenerating: enters a block in which regenerators hold the newest revision.
+        `regenerating`: enters a block in which regenerators hold the newest revision.
         """
         while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
             await self._open[iteration].make_again(regenerating)

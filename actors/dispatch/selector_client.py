@@ -39,13 +39,7 @@ class _PendingResult:
 
 class SelectorClient:
     def __init__(
-        self,
-        world: World,
-        tasks: Tasks,
-        *,
-        seconds: float,
-        replacements: Replacements,
-        tell: Callable[[str], None],
+        self, world: World, tasks: Tasks, *, seconds: float, replacements: Replacements, tell: Callable[[str], None]
     ) -> None:
         """
         Args:
@@ -81,7 +75,6 @@ class SelectorClient:
         return opened
 
     async def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
-        """`Selector.close`."""
         return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:
@@ -93,7 +86,6 @@ class SelectorClient:
         await self._ask("drop", iteration)
 
     async def accept(self, result: UnitResult) -> Ack:
-        """Deliver a result of a unit."""
         return await self._delivered(result.unit.iteration, result, is_group=False)
 
     async def accept_group(self, iteration: int, group: Any) -> Ack:
@@ -101,7 +93,6 @@ class SelectorClient:
         return await self._delivered(iteration, group, is_group=True)
 
     async def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
-        """`Selector.wanted`."""
         return await self._ask("wanted", iteration)
 
     async def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:

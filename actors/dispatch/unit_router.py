@@ -59,7 +59,6 @@ class Owner(ABC):
         return False
 
     def lost(self, worker: str) -> bool:
-        """A worker with units of this owner is gone. Returns whether the owner pays for it; if not, the run does."""
         return False
 
 
@@ -97,12 +96,7 @@ class Watcher(Protocol):
 
 class UnitRouter:
     def __init__(
-        self,
-        world: World,
-        tasks: Tasks,
-        fleet: FleetConfig,
-        watcher: Watcher,
-        retire: Callable[[str, str], None],
+        self, world: World, tasks: Tasks, fleet: FleetConfig, watcher: Watcher, retire: Callable[[str, str], None]
     ) -> None:
         """`retire` replaces an untrustworthy worker: its name, and the reason."""
         self._world, self._tasks = world, tasks

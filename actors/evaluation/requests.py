@@ -39,8 +39,6 @@ Found = dict[str, dict[str, Evaluated]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """A requested evaluation."""
-
     name: str
     """Unique."""
     config: Config
@@ -154,9 +152,8 @@ class EvaluationRequests:
     async def window(self, ended: asyncio.Event, *, free: bool) -> None:
         """Unless there is a debt, evaluate until `ended` is set, including requests that arrive meanwhile.
 
-        Args:
-            free: whether regenerators are idle until then. If not, all of the time is a debt, and this returns when
-                nothing is left to do.
+        `free`: whether regenerators are idle until then. If not, all of the time is a debt, and this returns when
+        nothing is left to do.
         """
         now = self._world.now()
         self._debt -= self._config.evaluation.share * (now - self._accounted)

@@ -44,8 +44,6 @@ class ActorClasses:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """An actor of a run."""
-
     handle: Any
     role: str
     """For the name that process titles and Ray's lists of tasks have."""
@@ -112,8 +110,7 @@ class ActorFactory:
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `reserve_learner_bundles`, if there is one.
 
-        Args:
-            rebuilt: how often the group was, as part of the name.
+        `rebuilt`: how often the group was, as part of the name.
         """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):

@@ -44,7 +44,8 @@ class Fleet:
         self._first: dict[str, Attestation] = {}
         """Of each pool, by name."""
         self._attested = asyncio.Event()
-        self._counts = dict(_NO_COUNTS)
+        self.publication_counts = dict(_NO_COUNTS)
+        """State of the explorers' newest revision: see `IterationMetrics.publication`."""
         self._payloads: PayloadRefs | None = None
         """Of what was published last."""
         self._targets = Targets(config, explores=explores)
@@ -71,11 +72,7 @@ class Fleet:
             name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
         }
         """By name, as in `config.pools`: the workers of a pool answer with the same bits."""
-        self.regenerators = make(
-            REGENERATORS,
-            world.regenerator,
-            unit_seconds=deadlines.regenerate,
-        )
+        self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
         self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
         tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 
@@ -125,7 +122,7 @@ class Fleet:
         if role == EXPLORER:
             packed, bumped = bool(publication.revision.packed), len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "packed": float(packed), "bumped": float(bumped)}
-            self._counts = _NO_COUNTS | counts
+            self.publication_counts = _NO_COUNTS | counts
         for pool in pools:
             pool.publish(weights)
 
@@ -157,10 +154,6 @@ class Fleet:
         """What fixes the bits of all pools' answers; waits until a worker of each has started."""
         await self._attested.wait()  # each start has its deadline
         return "/".join(self._first[name].score_class for name in self._pools)
-
-    def publication_counts(self) -> dict[str, float]:
-        """State of the explorers' newest revision: see `IterationMetrics.publication`."""
-        return dict(self._counts)
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began` that they spent waiting for weights."""
@@ -197,10 +190,10 @@ class Fleet:
         self._telemetry.proved(receipt, waited=waited)
         if receipt.role == EXPLORER:
             self._waits.add(waited, until=self._world.now())
-            self._counts["load_seconds"] = max(self._counts["load_seconds"], receipt.seconds)
+            self.publication_counts["load_seconds"] = max(self.publication_counts["load_seconds"], receipt.seconds)
 
     def resynced(self, worker: str, reason: str) -> None:
-        self._counts["resyncs"] += 1
+        self.publication_counts["resyncs"] += 1
         self._telemetry.message(f"{worker} was sent the revision again: {reason}")
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:

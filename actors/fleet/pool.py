@@ -135,11 +135,6 @@ class Pool:
         """Workers that have a place and are not leaving."""
         return sum(worker.state not in (State.WAITING, State.DRAINING) for worker in self.workers.values())
 
-    @property
-    def has_proved(self) -> bool:
-        """Whether a staying worker has held a revision."""
-        return any(w.proved and w.state is not State.DRAINING for w in self.workers.values())
-
     def census(self) -> dict[str, int]:
         """State → number of workers, for every state but dead."""
         counts = {state.value: 0 for state in State}
@@ -217,9 +212,7 @@ class Pool:
             self._report_exit(worker, error, loss=self._router.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
-        """`since`: when the deadline began that has passed. Raises RunError if no worker of the pool has had a place
-        since then.
-        """
+        """`since`: when the deadline that has passed began. Raises RunError if no worker has had a place since."""
         if since is not None and self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "
@@ -245,7 +238,7 @@ class Pool:
         hopeless = starting and (own or (isinstance(error, Gone) and name in self._retried_starts))
         if leaving:
             self._observer.lost(name, reason, "", loss.requeued, process)
-        elif hopeless and self.has_proved:
+        elif hopeless and any(w.proved and w.state is not State.DRAINING for w in self.workers.values()):
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             counted, process.counted = process.counted, bool(process.name)

@@ -246,17 +246,12 @@ class Worker:
     async def _next_step(self) -> None:
         weights = self._weights()
         if weights is not None and weights is not self._loaded:
-            if self._can_load(weights):
+            # An explorer that joins as the first without a card waits for the next one, which is packed for it.
+            if role_of(self.name) != EXPLORER or self.process.name or weights.publication.is_usable:
                 await self._load(weights)
                 return
             self._now("waiting for a revision that is packed for it")
         await self._wait_for_change()
-
-    def _can_load(self, weights: Weights) -> bool:
-        """Whether a publication has what it needs. An explorer that joins the first without a card waits for the next
-        one, which is packed for it.
-        """
-        return role_of(self.name) != EXPLORER or bool(self.process.name) or weights.publication.is_usable
 
     async def _load(self, weights: Weights) -> None:
         role = CARD if self.process.name else role_of(self.name)

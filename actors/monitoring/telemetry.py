@@ -60,9 +60,7 @@ class Telemetry:
         self._notes: dict[str, tuple[str, float]] = {}
         """Actor → its note, and until when that is valid."""
         self._doing: dict[str, tuple[Span, float]] = {}
-        """Actor → its open work, by its note without the state of a progress bar, and since when by the monotonic
-        clock.
-        """
+        """Actor → its open work, by its note without a progress bar's state, and since when by the monotonic clock."""
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""

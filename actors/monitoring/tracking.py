@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 
 class Tracking:
-    """All of `tracking.trackers`."""
-
     def __init__(self, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
         names = dict.fromkeys(config.tracking.trackers)
         self._trackers = [_Tracker(name, config, folder, world, tell) for name in names]

@@ -33,9 +33,7 @@ class CheckpointWriter:
         return newest_state(self._folder.checkpoints(), self._folder.path)[1]
 
     async def save(self, state: LearnerState, updates: int) -> float:
-        """Write the checkpoint from which a run resumes; from then on the iteration counts. Returns the seconds
-        taken.
-        """
+        """Write the checkpoint from which a run resumes; from then on the iteration counts. Returns its seconds."""
         began, seconds = self._world.now(), self._config.fleet.deadlines.checkpoint
         await self._telemetry.written()  # so that the metrics of all iterations in a checkpoint are on the disk
         what = f"the checkpoint after {updates} updates in {self._folder.path} (fleet.deadlines.checkpoint)"

@@ -34,11 +34,9 @@ class IterationClock:
         self._began = self._world.now()
 
     def learn(self) -> None:
-        """The update begins now."""
         self._learning = self._world.now()
 
     def learned(self) -> None:
-        """The update has ended."""
         self._learned = self._world.now()
 
     def publish(self) -> None:

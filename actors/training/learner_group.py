@@ -135,8 +135,7 @@ class LearnerGroup:
         """Compile before samples come, unless it is done; otherwise ranks compile before their first update. Only for
         ranks that share no GPU: a pass takes an update's memory.
 
-        Args:
-            embedding: reference of any prompt's embedding.
+        `embedding`: reference of any prompt's embedding.
         """
         async with self._turn:
             try:
@@ -226,8 +225,7 @@ class LearnerGroup:
     async def updated(self, asked: Callable[[], None]) -> tuple[LearnerState, Revision]:
         """The state after an update, and the revision of its sampling policy.
 
-        Args:
-            asked: called when the ranks have been asked: what it sends to their cards is done next.
+        `asked`: called when the ranks have been asked: what it sends to their cards is done next.
         """
         shards = await self._shards("old", asked)
         rebuilt = self.rebuilt
@@ -275,9 +273,7 @@ class LearnerGroup:
         return metrics
 
     async def _compile(self, embeddings: Sequence[Any]) -> None:
-        """Compile one kind of passes after the other, with the first embedding. Say so, because it takes minutes
-        without a cache.
-        """
+        """Compile each kind of passes with the first embedding. Say so: it takes minutes without a cache."""
         if self._warm or not self._passes:
             return
         kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"

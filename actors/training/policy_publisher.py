@@ -100,8 +100,7 @@ class PolicyPublisher:
     async def regenerating(self, *, after: asyncio.Event | None = None) -> AsyncIterator[None]:
         """A block in which regenerators hold the newest revision and nothing is evaluated.
 
-        Args:
-            after: awaited first.
+        `after`: awaited first.
         """
         if after is not None:
             await after.wait()

@@ -84,8 +84,7 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
     Returns:
         The tier, and the device's name.
 
-    Raises:
-        UserError: the device cannot run it, or a tier of `fidelity.fallback`.
+    Raises UserError: the device cannot run it, or a tier of `fidelity.fallback`.
     """
     device = device_of(explorer.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -137,8 +137,7 @@ class LearnerRank(Callee):
         """Take an iteration's sample groups and embeddings, by reference in prompt order; offered ones are not fetched
         again. Not collective.
 
-        Raises:
-            InputGone: some are lost, or do not arrive in time.
+        Raises InputGone: some are lost, or do not arrive in time.
         """
         missing = slice(self._awake.taken, None)
         fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])

@@ -111,8 +111,7 @@ class Regenerator(SamplingWorker):
     ) -> Evaluated:
         """Score the loaded policy at the fixed evaluation addresses of the unit's prompts.
 
-        Args:
-            pictures: how many prompts' images are asked for, the first ones'.
+        `pictures`: how many prompts' images are asked for, the first ones'.
         """
         return self._evaluated(self._evaluate, None, unit, prompts, pictures, embeddings)
 
@@ -164,12 +163,7 @@ class Regenerator(SamplingWorker):
         )
 
     def score(
-        self,
-        config: Config,
-        unit: WorkUnit,
-        prompts: Sequence[Prompt],
-        pictures: int,
-        *embeddings: PromptEmbedding,
+        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
         """As `evaluate`, with the rewards and settings of a requested evaluation.
 

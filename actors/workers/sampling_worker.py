@@ -77,8 +77,7 @@ class SamplingWorker(Callee):
     ) -> Attestation:
         """Take over the loaded model and attest what really runs (design law 5): the end of `start`.
 
-        Args:
-            record: keep the transitions that can be trained on.
+        `record`: keep the transitions that can be trained on.
         """
         config = self._config
         with progress_note(f"testing what it computes with in {sampling.tier}"):
@@ -137,12 +136,8 @@ class SamplingWorker(Callee):
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
 
-        Args:
-            full: no other payload can help: it was sent before, or nothing is left out.
-
-        Raises:
-            RunError: the payload binds no module or does not fit this model; or came out
-                differently than published; or it is full and damaged.
+        `full`: no other payload can help: it was sent before, or nothing is left out. Raises RunError: the payload
+        binds no module or does not fit this model; or came out differently than published; or it is full and damaged.
         """
         termination.check(self._name)
         started = time.perf_counter()
@@ -181,11 +176,7 @@ class SamplingWorker(Callee):
         return tensors_digest({"velocity": velocity})
 
     def _scored(
-        self,
-        sampler: Callable[[WorkUnit, P, E], S],
-        unit: WorkUnit,
-        prompt: P,
-        embedding: E,
+        self, sampler: Callable[[WorkUnit, P, E], S], unit: WorkUnit, prompt: P, embedding: E
     ) -> tuple[UnitResult, S]:
         """A unit's rewards as reported, the seconds taken, and the result of `sampler`.
 

@@ -79,8 +79,6 @@ class Opened:
 
 @dataclass(slots=True)
 class _Open:
-    """An open iteration."""
-
     state: IterationState
     journal: Journal
     later: list[dict[str, Any]]
@@ -138,8 +136,7 @@ class Selector(Callee):
         aside, and the iteration is done again. For an iteration explored ahead, `revise` brings back what was
         regenerated.
 
-        Raises:
-            RunError: the journal was begun with another plan.
+        Raises RunError: the journal was begun with another plan.
         """
         self.drop(plan.iteration)
         journal = self._folder.journal(plan.iteration)
@@ -176,8 +173,7 @@ class Selector(Callee):
     def revise(self, iteration: int, policy_digest: str) -> Opened:
         """Set the policy that regenerates an iteration which was explored ahead.
 
-        Args:
-            policy_digest: its LoRA digest. The journal's entries of other policies are ignored.
+        `policy_digest`: its LoRA digest. The journal's entries of other policies are ignored.
         """
         opened = self._of(iteration)
         entry = {"kind": "revision", "policy_digest": policy_digest}
@@ -187,10 +183,7 @@ class Selector(Callee):
         opened.revised, state = True, opened.state
         _, groups = self._replay_all(state, opened.later[1:])  # an audit that is lost is made again at the end
         return Opened(
-            groups=groups,
-            candidates=state.counts().candidates,
-            units=opened.wanted(),
-            audits=state.audits_done,
+            groups=groups, candidates=state.counts().candidates, units=opened.wanted(), audits=state.audits_done
         )
 
     def drop(self, iteration: int) -> None:
@@ -203,9 +196,8 @@ class Selector(Callee):
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
         """Take results of pools' units and of audits; invalid ones are refused one by one.
 
-        Raises:
-            RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is lost.
-                Earlier results of the call are accepted then.
+        Raises RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is
+        lost. Earlier results of the call are accepted then.
         """
         with self._together():
             return [self._acknowledged(result) for result in results]
@@ -341,8 +333,7 @@ class Selector(Callee):
     def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that ends the run.
 
-        Args:
-            lost: the first result's data is gone, so this one was to replace it.
+        `lost`: the first result's data is gone, so this one was to replace it.
         """
         if outcome is Outcome.VIOLATION and (self._strict or lost):
             why = "whose samples are lost" if lost else "and fleet.strict is true"

@@ -1,6 +1,4 @@
-"""An encoder: the text encoders of a model, and with references its autoencoder. All other roles get embeddings, by
-reference.
-"""
+"""The text encoders of a model, and with references its autoencoder. Other roles get embeddings, by reference."""
 
 from __future__ import annotations
 

@@ -40,16 +40,13 @@ def _given(arguments: argparse.Namespace) -> LoadedConfig | None:
     files, options = arguments.config, dict[str, tuple[str, str]]()
     init: str = getattr(arguments, "init", "")
     if init:
-        files = files or [_configuration_of(Path(init))]
+        run = continuation.origin(Path(init))
+        if not files and run is None:
+            said = f"--from {init} is no run folder and no checkpoint of one; with a LoRA file name CONFIG, too."
+            raise UserError(said)
+        files = files or [Path(run or "") / continuation.FILE]
         options = {"run.init": ("--from", init), "run.init_digest": ("--from", "")}
     return load_with_sources(files, arguments.set, options) if files else None
-
-
-def _configuration_of(init: Path) -> Path:
-    run = continuation.origin(init)
-    if run is None:
-        raise UserError(f"--from {init} is no run folder and no checkpoint of one; with a LoRA file name CONFIG, too.")
-    return run / continuation.FILE
 
 
 def begun(arguments: argparse.Namespace) -> bool:
@@ -128,9 +125,7 @@ def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
 
 
 def on_card(config: Config, fastest: str) -> Config:
-    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose fastest tier is
-    `fastest`.
-    """
+    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose best tier is `fastest`."""
     explore = config.rollout.explore
     if explore.precision != "auto":
         return config

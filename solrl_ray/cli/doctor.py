@@ -28,8 +28,6 @@ NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the output."""
-
     part: str
     what: str
     state: str

@@ -29,7 +29,8 @@ def check(config: Config, sources: Sources) -> None:
             continue
         if family.cfg_arguments is None:
             raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
-        if _hub_id(model.path) in DISTILLED.get(model.family, {}):
+        cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", model.path)  # a snapshot in the cache of the hub
+        if ("/".join(cached.groups()) if cached else model.path) in DISTILLED.get(model.family, {}):
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
         if cfg.negative_prompt and "negative_prompt" not in family.cfg_arguments(cfg):
             raise UserError(
@@ -95,12 +96,6 @@ def _scheduler(path: str) -> dict[str, Any]:
         return paths.read_json(paths.checkpoint(path, "model.path"), "scheduler/scheduler_config.json", "model.path")
     except UserError:
         return {}
-
-
-def _hub_id(path: str) -> str:
-    """The id of a snapshot in the cache of the hub; else the path."""
-    found = re.search(r"models--([^/]+)--([^/]+)/snapshots/", path)
-    return "/".join(found.groups()) if found else path
 
 
 def _models(config: Config) -> Iterator[tuple[str, Model]]:

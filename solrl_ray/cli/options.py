@@ -48,13 +48,7 @@ def _shared(*names: str, **settings: Any) -> _Parser:
     return option
 
 
-CONFIG = _shared(
-    "config",
-    nargs="*",
-    type=_path,
-    metavar="CONFIG",
-    help="names from `solrl list`; YAML files win",
-)
+CONFIG = _shared("config", nargs="*", type=_path, metavar="CONFIG", help="names from `solrl list`; YAML files win")
 SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64")
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the run's Ray cluster; auto: this machine's")
@@ -123,7 +117,6 @@ def _submit(commands: Any) -> None:
 
 
 def _live(commands: Any) -> None:
-    """Commands for a live run."""
     _add(commands, "status", verbs.status, "print the progress of a run", LIVE_RUN, ITS_CLUSTER)
     actions = commands.add_parser("pool", help="change the workers of a live run").inside("ACTION")
     words = "change their number; the results stay the same"
@@ -135,7 +128,6 @@ def _live(commands: Any) -> None:
 
 
 def _stored(commands: Any) -> None:
-    """Commands for a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
@@ -200,8 +192,6 @@ def _validate(commands: Any) -> None:
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side, or height x width; default: the model's first shape, its longer side at most 256"
     command.add_argument("--resolution", type=_resolution, metavar="N|HxW", help=words)
-    words = "deadline of each step, seconds; default: 1800"
-    command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
     command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")
 
 

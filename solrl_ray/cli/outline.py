@@ -200,7 +200,6 @@ def preview_tier(config: Config, sources: Sources, device: torch.device | str | 
 
 
 def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> set[str]:
-    """Paths of the linears that explorers quantise."""
     quantized = set(planning.plan(linears, tier, config.model.quantization).quantized)
     if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(

@@ -28,6 +28,7 @@ def push(arguments: argparse.Namespace) -> int:
     repository: str = arguments.repository
     continuation.stored(run)
     from huggingface_hub import HfApi, get_token
+    from huggingface_hub.utils import validate_repo_id
 
     from solrl_ray.report import card
     from solrl_ray.report.data import read_run
@@ -36,7 +37,11 @@ def push(arguments: argparse.Namespace) -> int:
     if arguments.best:
         data = data.at_best()
     with _told(api, repository):
-        _check_name(repository)
+        validate_repo_id(repository)
+        if "/" not in repository:
+            raise UserError(
+                f"{repository!r} has no owner; it must be one of a user or organisation: OWNER/{repository}."
+            )
         if not arguments.dry_run and get_token() is None:
             raise UserError("The hub wants a token: set HF_TOKEN, or log in with `hf auth login`.")
         licence = _licence(api, data.config.model.path, asks=not arguments.dry_run)
@@ -47,14 +52,6 @@ def push(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             print(f"pushed:  {_upload(api, folder, target, private=arguments.private)}")
     return 0
-
-
-def _check_name(repository: str) -> None:
-    from huggingface_hub.utils import validate_repo_id
-
-    validate_repo_id(repository)
-    if "/" not in repository:
-        raise UserError(f"{repository!r} has no owner; it must be a user's or an organisation's: OWNER/{repository}.")
 
 
 def _licence(api: HfApi, model: str, *, asks: bool) -> dict[str, str]:

@@ -51,9 +51,7 @@ def _is_here(host: str) -> bool:
 
 
 def upload(loaded: LoadedConfig, folder: Path) -> list[str]:
-    """The files that the run reads, below `folder`. Raises UserError for one that a job would not have if it gets only
-    that.
-    """
+    """The files that the run reads, below `folder`. Raises UserError for one that a job with only that would lack."""
     inside_it = []
     for key, path in _files(loaded):
         place = located(path, key)

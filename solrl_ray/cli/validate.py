@@ -33,9 +33,8 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
 
     Raises UserError: no configuration, or an impossible resolution or number of steps.
     """
-    for option, value in (("--steps", arguments.steps), ("--deadline", arguments.deadline)):
-        if value <= 0:
-            raise UserError(f"{option} is {value:g}; it must be above 0.")
+    if arguments.steps <= 0:
+        raise UserError(f"--steps is {arguments.steps}; it must be above 0.")
     for folder in filter(Path.is_dir, arguments.config):
         raise UserError(
             f"{folder} is a folder; name a model's configuration, such as flux1_dev, and the folder of its "
@@ -90,9 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
     planned, outcomes = _steps(session), list[steps.Outcome]()
-    print(f"{len(planned)} steps, of at most {arguments.deadline:g} s each", flush=True)
     print(f"{planned[0].name}: {planned[0].does} …", flush=True)
-    for number, outcome in enumerate(steps.run(planned, session.device, arguments.deadline), start=1):
+    for number, outcome in enumerate(steps.run(planned, session.device), start=1):
         outcomes.append(outcome)
         print(outcome.line, flush=True)
         for following in planned[number : number + 1]:
@@ -105,7 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _steps(session: Session) -> list[Step]:
-    """The steps for the model, in order."""
     from solrl_ray.quantization.capability import QUANTIZED_TIERS
     from solrl_ray.validation import against_stock, climb, roles
     from solrl_ray.validation.steps import Step

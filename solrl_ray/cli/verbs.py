@@ -24,9 +24,7 @@ from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from solrl_ray.config.arithmetic import Arithmetic
-    from solrl_ray.forecasts.price_list import PriceList
-    from solrl_ray.forecasts.prices import Cluster
+    pass
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -57,7 +55,11 @@ def train(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
-    foretold = _prices(arguments)
+    foretold = None
+    if arguments.gpu or arguments.machines:
+        from solrl_ray.forecasts.prices import cluster_and_prices
+
+        foretold = cluster_and_prices(arguments.machines, arguments.gpu)
     loaded = fresh(arguments)
     preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
@@ -70,42 +72,25 @@ def plan(arguments: argparse.Namespace) -> int:
         run = Run(loaded.config, loaded.sources, planned=True, elsewhere=card is not None)
         arithmetic = print_plan(preflight.check(run, "files"), timed=foretold is not None, card=card)
     except TooSmall as error:
-        raise _with_smaller_models(error, foretold[1] if foretold else None) from error
+        from solrl_ray.cli.models_on_cards import fitting_models
+
+        fitting = fitting_models(card, foretold[1].fastest) if card and foretold else ""
+        raise UserError(f"{str(error).removesuffix('.')}; {fitting}.") if fitting else error from error
     if foretold:
-        _print_times(arithmetic, *foretold)
+        from solrl_ray.forecasts.forecast import times
+
+        try:
+            print(times(arithmetic, *foretold), flush=True)
+        except UserError as error:
+            if card is None or not arithmetic.gpus:
+                raise
+            print(f"note: it fits, but its time is unknown: {error}", flush=True)
     if arguments.address:
         ray_auth.settle(local=False)
         from actors.client import launch
 
         launch.resources(loaded.config, arguments.address)
     return 0
-
-
-def _with_smaller_models(error: TooSmall, prices: PriceList | None) -> UserError:
-    """The error, and which shipped models fit such a card."""
-    from solrl_ray.cli.models_on_cards import fitting_models
-
-    named = fitting_models(prices.card, prices.fastest) if prices and prices.card else ""
-    return UserError(f"{str(error).removesuffix('.')}; {named}.") if named else error
-
-
-def _prices(arguments: argparse.Namespace) -> tuple[Cluster, PriceList] | None:
-    if not (arguments.gpu or arguments.machines):
-        return None
-    from solrl_ray.forecasts.prices import cluster_and_prices
-
-    return cluster_and_prices(arguments.machines, arguments.gpu)
-
-
-def _print_times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> None:
-    from solrl_ray.forecasts.forecast import times
-
-    try:
-        print(times(arithmetic, cluster, prices), flush=True)
-    except UserError as error:
-        if prices.card is None or not arithmetic.gpus:
-            raise
-        print(f"note: it fits, but its time is unknown: {error}", flush=True)
 
 
 def list_parts(arguments: argparse.Namespace) -> int:

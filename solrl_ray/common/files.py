@@ -30,9 +30,8 @@ READ_SECONDS = 60.0
 def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
     """Write `content` beside `path`, sync it to the disk and rename it into place. Makes missing folders.
 
-    Args:
-        synced: whether to wait for the disk. If not, a power failure may leave another content under the name: for what
-            each reader verifies and can make again.
+    `synced`: whether to wait for the disk. If not, a power failure may leave another content under the name: for what
+    each reader verifies and can make again.
 
     Raises OSError that names `path` or the folder that cannot be made.
     """

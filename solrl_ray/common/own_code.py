@@ -33,8 +33,6 @@ _OURS = {"solrl_ray", "actors"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One Python file."""
-
     module: str
     """The name under which it is imported."""
     path: str

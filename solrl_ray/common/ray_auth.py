@@ -29,9 +29,8 @@ _RIGHT = (
 def settle(*, local: bool) -> str:
     """Set the mode in this process's environment unless the user did, and return it.
 
-    Args:
-        local: a local Ray is about to be started. Tokens are on then, and Ray makes one if there is none. On an
-            existing cluster, they are on if this user has one.
+    `local`: a local Ray is about to be started. Tokens are on then, and Ray makes one if there is none. On an existing
+    cluster, they are on if this user has one.
     """
     mode = os.environ.get(MODE) or ("token" if local or token() else "disabled")
     os.environ[MODE] = mode

@@ -115,9 +115,8 @@ def to_host(
 ) -> dict[str, torch.Tensor]:
     """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are.
 
-    Args:
-        into: keeps the buffer, under its only key; a later call with the same sizes overwrites it. New memory takes
-            several times as long, because its pages do not exist yet.
+    `into`: keeps the buffer, under its only key; a later call with the same sizes overwrites it. New memory takes
+    several times as long, because its pages do not exist yet.
     """
     import torch
 

@@ -17,7 +17,11 @@ PADDING_WARN = 0.25
 
 def advice(config: Config) -> tuple[str, ...]:
     """Sentences with the setting that is better. The configuration must have passed `checks.check`."""
-    return tuple(filter(None, (_idle_explorers(config), _padded_images(config), _padded_samples(config))))
+    said = [_idle_explorers(config)]
+    if not is_one_stage(config):
+        said.append(_padding(config, "images are regenerated", "rollout.regenerate.micro_batch"))
+    said.append(_padded_samples(config))
+    return tuple(filter(None, said))
 
 
 def _idle_explorers(config: Config) -> str:
@@ -60,15 +64,8 @@ def _better_unit(config: Config, idle: int) -> int | None:
     return None if best is None or found[best] == idle else best
 
 
-def _padded_images(config: Config) -> str:
-    """If the kept seeds do not fill their micro-batches."""
-    if is_one_stage(config):
-        return ""
-    return _padding(config, "images are regenerated", "rollout.regenerate.micro_batch")
-
-
 def _padded_samples(config: Config) -> str:
-    """The same of a learner's micro-batches, which have samples of one prompt if there are several shapes."""
+    """If a learner's micro-batches are not filled. With several shapes they have samples of one prompt."""
     if len(config.model.shapes) > 1:
         return _padding(config, "samples are learned from", "learner.micro_batch")
     learner, rollout = config.learner, config.rollout
@@ -86,7 +83,7 @@ def _padded_samples(config: Config) -> str:
 
 
 def _padding(config: Config, what: str, key: str) -> str:
-    """The size that is named takes as many forwards."""
+    """If the kept seeds do not fill their micro-batches. The size that is named takes as many forwards."""
     keep, size = config.rollout.keep, value_of(config, key)
     forwards = math.ceil(keep / size)
     if 1 - keep / (forwards * size) < PADDING_WARN:

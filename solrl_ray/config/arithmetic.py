@@ -140,9 +140,7 @@ class Arithmetic:
     weights_bytes: int | None = None
     """The transformer's, buffers included, as every process of a worker holds them."""
     training_bytes: int | None = None
-    """A learner rank's LoRA policies and gradient, and its share of AdamW's state: a copy of the factors and two
-    moments, all in float32.
-    """
+    """A learner rank's LoRA policies, gradient and share of AdamW's state (the factors, two moments), in float32."""
     prepared_bytes: int | None = None
     """Peak of a learner rank's main memory for micro-batches that wait for their gradient while samples arrive: see
     `update.prepared_bytes`.
@@ -297,6 +295,8 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
     """The fields of `Arithmetic` that need the model's files."""
     a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
     packed = config.publish.mode == "packed" and needs_packed(config, config.fleet.explorers.count)
+    # Between only the blocks' inputs and all that the backward pass needs.
+    share, most, least = compiled_learner.activation_memory(config), facts.activation_bytes, facts.recomputed_bytes
     return {
         "latents_bytes": config.rollout.prompts * config.rollout.keep * a_sample,
         "pool_bytes": config.rollout.pool * a_sample if is_one_stage(config) else 0,
@@ -305,14 +305,8 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
         "weights_bytes": (facts.parameters + facts.buffers) * DTYPE_BYTES[config.model.dtype],
         "training_bytes": training_bytes(config, facts.lora_parameters),
         "prepared_bytes": prepared_bytes(config, facts.latent_shape),
-        "activation_bytes": _activation_bytes(config, facts),
+        "activation_bytes": round(config.learner.micro_batch * (least + share * (most - least))),
     }
-
-
-def _activation_bytes(config: Config, facts: ModelFacts) -> int:
-    """For a micro-batch: interpolates between only the blocks' inputs and all that the backward pass needs."""
-    share, most, least = compiled_learner.activation_memory(config), facts.activation_bytes, facts.recomputed_bytes
-    return round(config.learner.micro_batch * (least + share * (most - least)))
 
 
 def _of(count: float, noun: str) -> str:

@@ -24,13 +24,11 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
-"""Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
-allocator."""
+"""Bytes of a CUDA context with loaded kernels: what an explorer on an H100 held beside PyTorch's allocator."""
 LEARNER_EXTRA = 500_000_000
 """Bytes that a resting learner rank was measured to hold besides, on an H100: probably of NCCL and DeepSpeed."""
 RESERVED = 1.1
-"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak. Chosen by the measured
-peaks."""
+"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak; from measured peaks."""
 EXPLORER, REGENERATOR, LEARNER, ENCODER = "explorer", "regenerator", "learner rank", "text encoder"
 LOAD, ENCODE, EXPLORE, REGENERATE = "load", "encode", "explore", "regenerate"
 LEARN, PUBLISH, EVALUATE = "learn", "publish", "evaluate"
@@ -68,8 +66,6 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardMemory:
-    """The processes on a GPU."""
-
     processes: tuple[Process, ...]
     offloaded: int = 0
     """Bytes that leave it while it explores, with `fleet.offload`; pinned main memory keeps a copy."""
@@ -155,7 +151,10 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)
     alone = roles == (EXPLORER,)
-    copied = _kept_base(config, facts, width) if alone else facts.touched_parameters * width
+    copied = facts.touched_parameters * width
+    if alone:  # what it merges revisions into: layers that it does not quantise; with `publish.mode` lora, all
+        quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
+        copied = facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
     holds = {
         "transformer": facts.explorer_bytes if alone else base,
         "copy of what LoRA touches": copied * samples,
@@ -229,14 +228,6 @@ def _offloaded(config: Config, facts: ModelFacts, roles: tuple[str, ...]) -> int
         return 0
     touched = facts.touched_parameters - facts.plain_touched_parameters
     return (facts.quantized_parameters - touched) * DTYPE_BYTES[config.model.dtype]
-
-
-def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
-    """What an explorer without a learner merges revisions into: of layers that it does not quantise; with
-    `publish.mode` lora, of all.
-    """
-    quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
-    return facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
 
 
 def _sampling(model: Model, facts: ModelFacts, micro_batch: int) -> int:

@@ -104,7 +104,6 @@ def _objective(config: Config) -> Iterator[Problem]:
 
 
 def _step_range(config: Config) -> Iterator[Problem]:
-    """Problems of the noise levels that are trained."""
     objective, steps = config.objective, config.rollout.regenerate.steps
     if objective.step_range is None:
         return
@@ -288,7 +287,6 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
 
 
 def _selection(config: Config) -> Iterator[Problem]:
-    """Problems of a rule of selection other than best and worst."""
     rollout = config.rollout
     if rollout.selection == "best_worst":
         return
@@ -299,7 +297,6 @@ def _selection(config: Config) -> Iterator[Problem]:
 
 
 def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]:
-    """Problems of how these previews are pruned."""
     rollout, prune = config.rollout, drawn.prune
     if prune is None:
         return
@@ -321,7 +318,6 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
 
 
 def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
-    """Problems of a preview by a stochastic sampler with so many steps."""
     sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
     if isinstance(sampler, Ode):
         return
@@ -336,7 +332,6 @@ def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Proble
 
 
 def _audit(config: Config) -> Iterator[Problem]:
-    """Problems of the audit, if there is one."""
     rollout, fidelity = config.rollout, config.fidelity
     if not fidelity.audit_prompts:
         return
@@ -353,7 +348,6 @@ def _audit(config: Config) -> Iterator[Problem]:
 
 
 def _fallback(config: Config) -> Iterator[Problem]:
-    """Problems of the fallback ladder."""
     fidelity, drawn = config.fidelity, previews(config)
     if fidelity.floor is None:
         if fidelity.fallback:
@@ -368,7 +362,6 @@ def _fallback(config: Config) -> Iterator[Problem]:
 
 
 def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolSampling) -> Iterator[Problem]:
-    """Problems of a fallback level that changes previews from `before` to `after`."""
     rise = _LEVELS[after.tier] - _LEVELS[before.tier]
     full = full_tier(config.model)
     less_pruned = after.prune != before.prune and _is_less(after.prune, before.prune)

@@ -16,16 +16,14 @@ from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
-FORMAT_FILE, FORMAT = "format", 5
+FORMAT_FILE, FORMAT = "format", 6
 """Name and content of the file with a run folder's format. The number rises when a name or a meaning changes; a folder
 without the file has format 1.
 """
 
 
 def stored(run_folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if it is missing or of another format, RunError if the disk
-    hangs.
-    """
+    """A run folder's configuration. Raises UserError if missing or of another format, RunError if the disk hangs."""
 
     def read() -> Config:
         if not (run_folder / FILE).is_file():
@@ -70,7 +68,6 @@ def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> st
 FREE = (
     "fleet",
     "learner.world_size",
-    "learner.zero_stage",
     "run.iterations",
     "run.on_collapse",
     "evaluation.every",
@@ -82,17 +79,11 @@ FREE = (
     "run.name",
 )
 """What a resumed run may change. Root and name are only the folder's place. A learner's state does not depend on world
-size and ZeRO stage (`learning.state`), so a run that has lost a card can go on.
+size (`learning.state`), so a run that has lost a card can go on.
 """
 
 
-_SPLITS_SUMS = (
-    "fleet.explorers.threads",
-    "fleet.regenerators.threads",
-    "fleet.learners.threads",
-    "learner.world_size",
-    "learner.zero_stage",
-)
+_SPLITS_SUMS = ("fleet.explorers.threads", "fleet.regenerators.threads", "fleet.learners.threads", "learner.world_size")
 
 
 def inherit_from(given: Config, was: Config) -> Config:

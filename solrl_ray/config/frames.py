@@ -21,9 +21,7 @@ class Frames(Section):
 
 
 def evenly_spaced(frames: int, count: int) -> list[int]:
-    """Positions of `count` frames, all if there are no more: the first, the last and evenly spaced ones between; of one
-    the middle.
-    """
+    """Positions of `count` frames, all if no more: first, last and evenly spaced ones between; of one the middle."""
     if count == 1:
         return [frames // 2]
     count = min(count, frames)

@@ -147,16 +147,11 @@ def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
     names = [included] if isinstance(included, str) else included
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"include in {path} is {problems.show(included)}; it must be a list of file names.")
-    for name in names:
-        _merge_file(tree, _beside(path, name), (*above, path.resolve()))
+    for place in (path.parent / name for name in names):
+        plain = Path(os.path.normpath(place))  # without ``..`` inside, where that means the same
+        same = plain.resolve() == place.resolve()
+        _merge_file(tree, plain if same else place, (*above, path.resolve()))
     tree.merge(tree.values, part, (), str(path))
-
-
-def _beside(path: Path, name: str) -> Path:
-    """The file that `path` includes as `name`, without ``..`` inside where that means the same."""
-    place = path.parent / name
-    plain = Path(os.path.normpath(place))
-    return plain if plain.resolve() == place.resolve() else place
 
 
 def _override(tree: _Tree, text: str) -> None:

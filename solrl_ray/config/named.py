@@ -31,8 +31,7 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     A name is a word without slash and ending, unless such a file exists. Names come first, sorted by kind; then files,
     in the given order. So a user's file wins over every name.
 
-    Args:
-        several: they are not merged: a kind may have several, and all stay in the given order.
+    `several`: they are not merged: a kind may have several, and all stay in the given order.
 
     Raises `UserError`: no configuration of that name, two of a kind that replace each other, or one that another one
     replaces by what it includes.
@@ -44,18 +43,14 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     for kind in ORDER:
         same = list(dict.fromkeys(path.stem for path in found if kind_of(path) == kind))
         if len(same) > 1:
-            raise UserError(_too_many(same, kind))
+            what = f"whole {kind}" if kind == RUNS else kind
+            mixture = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
+            more = mixture * (kind == "rewards")
+            raise UserError(f"{listed(same)} are {what}, of which a run has one; name one of them{more}.")
     found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
     for at, path in enumerate(found):
         _refuse_replaced(path, found[:at])
     return found + [path for path in given if not _is_name(path)]
-
-
-def _too_many(names: Sequence[str], kind: str) -> str:
-    what, more = f"whole {kind}" if kind == RUNS else kind, ""
-    if kind == "rewards":
-        more = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
-    return f"{listed(names)} are {what}, of which a run has one; name one of them{more}."
 
 
 def _found(name: str, there: Mapping[str, Path]) -> Path:
@@ -68,7 +63,8 @@ def _found(name: str, there: Mapping[str, Path]) -> Path:
 
 def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
     """Raise UserError if a file that `path` includes would replace an earlier one of its kind."""
-    included = _included(path)
+    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
+    included = [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
     for part in included:
         for before in earlier:
             if kind_of(before) == kind_of(part) and before.stem != part.stem:
@@ -77,12 +73,6 @@ def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
                     f"{path.stem} includes {part.stem}, which would replace {before.stem}: both are {kind_of(part)}, "
                     f"and a run has one; name {instead} instead, or leave out {before.stem}."
                 )
-
-
-def _included(path: Path) -> list[Path]:
-    """Files that one of this package's includes itself."""
-    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
-    return [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
 
 
 def kind_of(path: Path) -> str:

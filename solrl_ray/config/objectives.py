@@ -100,9 +100,7 @@ class ObjectiveSection(Section):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a sample can move the policy only so far from the one that drew it, however often it is trained on
-        (`learner.epochs`).
-        """
+        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`."""
         return False
 
     def references(self) -> tuple[Reference, ...]:

@@ -24,8 +24,6 @@ FOLDER = "code"
 
 @dataclass(frozen=True, slots=True)
 class OwnFunction:
-    """A function that a configuration names."""
-
     key: str
     spec: str
     digest: str
@@ -36,8 +34,6 @@ class OwnFunction:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A function to try."""
-
     key: str
     """The source to name in a message, such as ``rewards.0.kind (--set)``."""
     config: RewardConfig | EvaluationConfig
@@ -92,11 +88,16 @@ def attached(
 
 def changed(config: Config) -> list[str]:
     """A sentence for each function whose files at the user's path are not the attached ones."""
-    return [
-        f"{function.spec} has changed since the run began, or is missing; the run continues with the original."
-        for function in of(config)
-        if function.code and not _is_as_attached(function)
-    ]
+    said = []
+    for function in (function for function in of(config) if function.code):
+        with suppress(UserError):  # it is missing
+            there = own_code.find(function.spec, function.key)
+            if there is not None and there.digest == function.digest:
+                continue
+        said.append(
+            f"{function.spec} has changed since the run began, or is missing; the run continues with the original."
+        )
+    return said
 
 
 def store(config: Config, run_folder: Path) -> None:
@@ -153,14 +154,6 @@ def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> Non
                     f"{one} ({sources.of(one)}) and {other} ({sources.of(other)}) both have a module {file.module}, "
                     f"but {same.path} and {file.path} differ, and a process has one module of a name; rename one."
                 )
-
-
-def _is_as_attached(function: OwnFunction) -> bool:
-    try:
-        there = own_code.find(function.spec, function.key)
-    except UserError:
-        return False
-    return there is not None and there.digest == function.digest
 
 
 def _with(section: T, code: OwnCode | None, field: str = "code") -> T:

@@ -13,7 +13,6 @@ REGENERATORS = "regenerators"
 
 
 def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
-    """The pools of explorers."""
     return {"explorers": fleet.explorers, **{f"explorers_{other.name}": other for other in fleet.other_explorers}}
 
 
@@ -32,7 +31,6 @@ def key_of(fleet: FleetConfig, pool: str) -> str:
 
 
 def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
-    """The fleet with pools of these sizes."""
     explorers, *others, regenerators = (
         pool.model_copy(update={"count": sizes.get(name, pool.count)}) for name, pool in pools(fleet).items()
     )

@@ -81,20 +81,15 @@ def written(shapes: Sequence[SampleShape]) -> int | tuple[int, int] | list[tuple
     return height if height == width else (height, width)
 
 
-def _checked_one(value: Any) -> Any:
-    return _written_by(lambda given: [as_shape(given)], value)
+def _written_by(read: Callable[[Any], Sequence[SampleShape]]) -> BeforeValidator:
+    def checked(value: Any) -> Any:
+        try:  # a union of types would give one error for each of them
+            return written(read(value))
+        except ValueError as error:
+            raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
+
+    return BeforeValidator(checked)
 
 
-def _checked(value: Any) -> Any:
-    return _written_by(as_shapes, value)
-
-
-def _written_by(read: Callable[[Any], Sequence[SampleShape]], value: Any) -> Any:
-    try:  # a union of types would give one error for each of them
-        return written(read(value))
-    except ValueError as error:
-        raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]
-
-
-OneShape: TypeAlias = Annotated[Positive | Pair, BeforeValidator(_checked_one)]
-Resolution: TypeAlias = Annotated[Positive | Pair | list[Pair], BeforeValidator(_checked)]
+OneShape: TypeAlias = Annotated[Positive | Pair, _written_by(lambda given: [as_shape(given)])]
+Resolution: TypeAlias = Annotated[Positive | Pair | list[Pair], _written_by(as_shapes)]

@@ -106,8 +106,7 @@ def needs_references(config: RewardConfig) -> str:
 def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
     """Raise `UserError` for an unknown kind, a field that it does not read, or a missing one.
 
-    Args:
-        keys: turns a field such as ``path`` into its name in a message.
+    `keys`: turns a field such as ``path`` into its name in a message.
     """
     if ":" not in config.kind and config.kind not in REGISTERED:
         raise UserError(_unknown(config.kind, keys("kind")))

@@ -82,9 +82,7 @@ class Judge(Section):
 
 class RewardConfig(Section):
     kind: str
-    """A registered reward (docs/guides/rewards.md has them all) or your own function, ``module:function`` or
-    ``file.py:function``.
-    """
+    """A registered reward (docs/guides/rewards.md) or an own function, ``module:function`` or ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""

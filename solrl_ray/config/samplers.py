@@ -39,9 +39,7 @@ class _Stochastic(Section):
     """Whether a prompt's candidates begin at the same latent and differ only by the noise of the steps."""
 
     def recorded(self, steps: int) -> int:
-        """Transitions of a full trajectory that can be trained on: the window's; else all but the last, which has the
-        least noise; or none.
-        """
+        """Transitions of a full trajectory that can be trained on: the window's; else all but the last; or none."""
         return steps - 1 if self.window is None else self.window.size
 
 

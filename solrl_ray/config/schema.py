@@ -17,15 +17,7 @@ from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import (
-    AboveZero,
-    AtLeastZero,
-    Location,
-    Natural,
-    Positive,
-    Section,
-    ShareOrZero,
-)
+from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
 from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))
@@ -44,21 +36,16 @@ class Run(Section):
     seed: Natural = 42
     """The run seed: part of every random address."""
     iterations: Positive = 20
-    """Iterations to train; each ends with one update of the policy, which has `learner.updates` × `learner.epochs`
-    optimiser steps.
-    """
+    """Iterations to train; each ends with an update of `learner.updates` × `learner.epochs` optimiser steps."""
     deterministic: bool = False
-    """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
-    score class.
-    """
+    """Whether GPUs use kernels with the same bits each time, at a cost; CPUs always do. Part of the score class."""
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
     """What follows if an evaluation on the way (`evaluation.every`) finds that held-out reward has fallen by more than
     its error allows: a warning, the end of the run, or going on from the best evaluated checkpoint with half of the
     learning rate. Decided after the next update.
     """
     init: str = ""
-    """Where the first policy comes from: a run folder, one of its checkpoints, or a LoRA file; empty: the base
-    model."""
+    """Where the first policy is from: a run folder, one of its checkpoints, or a LoRA file; empty: the base model."""
     init_digest: str = ""
     """LoRA digest of the factors in `init`. The run writes it when it begins; a given one must match."""
 
@@ -74,9 +61,7 @@ class Lora(Section):
 
 class QuantizationScope(Section):
     skip: list[str] = []
-    """Linears whose module path contains one of these stay unquantised; ``^`` marks the start of the path:
-    ``^proj_out``.
-    """
+    """Linears whose module path contains one of these stay unquantised; ``^`` marks its start: ``^proj_out``."""
     min_features: Natural = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
 
@@ -224,14 +209,10 @@ class FallbackLevel(Section):
 
 
 class Fidelity(Section):
-    """How rank fidelity is measured, and what a low value triggers. Measuring changes neither selection nor
-    learning.
-    """
+    """How rank fidelity is measured, and what a low one triggers. Measuring changes neither selection nor learning."""
 
     audit_prompts: Natural = 0
-    """Prompts of each iteration that are audited: a few of their unselected seeds are regenerated as well. 0: no
-    audit.
-    """
+    """Prompts of each iteration that are audited: a few of their unselected seeds are regenerated too. 0: no audit."""
     audit_seeds: int = 4
     """Unselected seeds of each audited prompt. Of a pruned pool: this many that were pruned, and this many that were
     finished but not selected (or all of them).
@@ -276,9 +257,7 @@ class Schedule(Section):
 
 class LearnerConfig(Section):
     world_size: Positive = 1
-    """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
-    zero_stage: Literal[1, 2] = 1
-    """DeepSpeed ZeRO: 1 shares the optimiser state between the ranks, 2 the gradients as well."""
+    """Ranks of the learner group, which share the optimiser's state (ZeRO-1). Fixes the LoRA digest."""
     micro_batch: Positive = 12
     """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""
     updates: Positive = 1
@@ -358,8 +337,7 @@ class Compile(Section):
     enabled: bool | None = None
     """Explorers and regenerators compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
     learner: bool | None = None
-    """Learners compile these blocks too, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA
-    digest."""
+    """Learners compile these, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA digest."""
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
     decoder: bool = False

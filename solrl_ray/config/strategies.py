@@ -196,9 +196,7 @@ def unreproducible_rewards(config: Config) -> tuple[str, ...]:
 
 
 def hedge(config: Config) -> float:
-    """Medians after which a late unit is repeated by a second worker; 0: never, because the two might score its
-    pictures differently.
-    """
+    """Medians after which a second worker repeats a late unit; 0: never, as the two might score differently."""
     return 0.0 if unreproducible_rewards(config) else config.fleet.hedge
 
 

@@ -53,9 +53,7 @@ def forwards_without_gradient(config: Config, backwards: int) -> int:
 
 
 def rounds(config: Config, prompts: int) -> int:
-    """Micro-batches of a rank for the samples of as many prompts. With several shapes none has samples of two
-    prompts.
-    """
+    """Micro-batches of a rank for the samples of as many prompts. With several shapes none has two prompts."""
     rollout, learner = config.rollout, config.learner
     if len(config.model.shapes) == 1:
         return math.ceil(prompts * rollout.keep / (learner.micro_batch * learner.world_size))
@@ -94,9 +92,9 @@ def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
 def _prepared(config: Config) -> int:
     """The most micro-batches of a rank that wait for their gradient while samples arrive.
 
-    Those of the first optimiser step whose samples are there before the last prompt's: all of them if advantages or the
-    gradient's reduction (ZeRO-2) must wait, else only the step's last. None in `colocated` placement, because a card
-    explores and regenerates then. `learning.open_update` says what is done early.
+    Those of the first optimiser step whose samples are there before the last prompt's: all of them if advantages must
+    wait, else only the step's last. None in `colocated` placement, because a card explores and regenerates then.
+    `learning.open_update` says what is done early.
     """
     rollout, learner = config.rollout, config.learner
     if is_colocated(config.fleet):
@@ -107,6 +105,4 @@ def _prepared(config: Config) -> int:
         whole = there * math.ceil(rollout.keep / learner.micro_batch)
     all_in_step = rounds(config, step)
     early = all_in_step if step <= there else math.ceil(whole / learner.world_size)
-    if not config.objective.advantage.needs_all and learner.zero_stage == 1:
-        return int(early == all_in_step)
-    return early
+    return early if config.objective.advantage.needs_all else int(early == all_in_step)

@@ -28,21 +28,12 @@ def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGa
     """Per-prompt mean difference between two evaluations, and the standard error of its mean over prompts.
 
     Pairing removes the spread between easy and hard prompts, which training does not change.
-
-    Raises ValueError: the evaluations differ in their prompts or in the number of addresses of a prompt.
     """
-    if before.rewards.keys() != after.rewards.keys():
-        different = len(before.rewards.keys() ^ after.rewards.keys())
-        raise ValueError(f"Evaluations {before.policy} and {after.policy} differ in {different} prompts.")
     differences = {}
     for prompt_id in sorted(before.rewards):
         old, new = before.rewards[prompt_id], after.rewards[prompt_id]
-        if len(old) != len(new) or not old:
-            raise ValueError(f"Prompt {prompt_id} has {len(old)} rewards before and {len(new)} after.")
         differences[prompt_id] = math.fsum(new) / len(new) - math.fsum(old) / len(old)
     count = len(differences)
-    if count == 0:
-        raise ValueError(f"Evaluations {before.policy} and {after.policy} hold no prompt.")
     mean = math.fsum(differences.values()) / count
     squares = math.fsum((value - mean) ** 2 for value in differences.values())
     stderr = math.sqrt(squares / (count - 1) / count) if count > 1 else None

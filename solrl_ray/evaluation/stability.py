@@ -34,8 +34,7 @@ MEASURES = {"kl": "the KL term", "gradient_norm": "the gradient norm"}
 def best(evaluations: Sequence[EvaluationMetrics], *, trained: bool = False) -> EvaluationMetrics | None:
     """The evaluation of the policy with the highest mean held-out reward; of equal ones the earliest.
 
-    Args:
-        trained: leave out the base model, which is revision 0 of a run that was not warm-started.
+    `trained`: leave out the base model, which is revision 0 of a run that was not warm-started.
     """
     found = [each for each in evaluations if each.policy == "ema"]
     if not trained and not any(each.iteration == 0 for each in found):

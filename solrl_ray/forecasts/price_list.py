@@ -16,9 +16,7 @@ from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
 MOVES = ("decode_and_reward", "publication", "load", "merge")
-"""Figures that memory bandwidth limits. A checkpoint is limited by neither card's speed; matrix products limit all
-others.
-"""
+"""Figures that memory bandwidth limits. Matrix products limit all others, but for a checkpoint: no card does."""
 
 
 class Figure(Section):

@@ -76,7 +76,6 @@ class Priced:
 
 
 def shipped_lists() -> list[str]:
-    """Names of the shipped price lists."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
 
 
@@ -145,8 +144,12 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
     share, velocities = arithmetic.facts.quantized_share, config.model.cfg.velocities
-    preview = _with_guidance(_step(costs, tier, "rollout.explore.precision", prices, share), velocities)
-    full = _with_guidance(_step(costs, full_tier(config.model), "model.dtype", prices), velocities)
+    preview = _step(costs, tier, "rollout.explore.precision", prices, share)
+    full = _step(costs, full_tier(config.model), "model.dtype", prices)
+    if velocities > 1:
+        preview, full = (
+            step.scaled(velocities, f"{step.source}; twice, with classifier-free guidance") for step in (preview, full)
+        )
     forward, backward = _passes(config, costs)
     decoded = _decode_and_reward(config, costs)
     image = decoded.ms
@@ -162,7 +165,9 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         "forward without gradient": forward,
         "writing a checkpoint": costs.checkpoint,
     }
-    merge = costs.merge or _on_its_card(arithmetic.facts)
+    source = f"{ON_ITS_CARD:g} s were measured of FLUX.1-dev on an H100; by the weights that LoRA touches"
+    ms = 1000 * ON_ITS_CARD * max(1, arithmetic.facts.touched_parameters) / TOUCHED
+    merge = costs.merge or Figure(ms=ms, measured=False, source=source)
     packed = needs_packed(config, config.fleet.explorers.count)
     if packed:
         figures |= {"making a revision": costs.publication, "loading it on a worker": costs.load}
@@ -181,12 +186,6 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         onload=fitting.seconds(arithmetic, prices.card.host_link) if prices.card else 0.0,
     )
     return Priced(stages=stages, figures=figures, from_data_sheet=costs.from_data_sheet)
-
-
-def _on_its_card(facts: ModelFacts) -> Figure:
-    touched = max(1, facts.touched_parameters)
-    source = f"{ON_ITS_CARD:g} s were measured of FLUX.1-dev on an H100; by the weights that LoRA touches"
-    return Figure(ms=1000 * ON_ITS_CARD * touched / TOUCHED, measured=False, source=source)
 
 
 def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
@@ -282,11 +281,6 @@ def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: floa
     ms = float(np.interp(share, shares, [times[each] for each in shares]))
     listed = ", ".join(f"{times[each]:.3g} ms with {each:.0%}" for each in shares)
     return Figure(ms=ms, measured=False, source=f"{share:.0%} of the weights quantised; {listed}")
-
-
-def _with_guidance(step: Figure, velocities: int) -> Figure:
-    """A solver step that needs as many velocities."""
-    return step if velocities == 1 else step.scaled(velocities, f"{step.source}; twice, with classifier-free guidance")
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:

@@ -40,9 +40,8 @@ def check_groups(
         checked: number of first groups that were checked before.
         transitions: length of each sample's trajectory; 0 if the objective needs none.
 
-    Raises:
-        RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
-            that are not finite, missing trajectories; the message names the prompt.
+    Raises RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
+    that are not finite, missing trajectories; the message names the prompt.
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
@@ -114,8 +113,7 @@ class Slots:
 def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[range]:
     """Consecutive positions in parts of `micro_batch`, the last one perhaps shorter.
 
-    Args:
-        sizes: of the iteration's groups, if no part may have samples of two of them.
+    `sizes`: of the iteration's groups, if no part may have samples of two of them.
     """
     inner = [end for end in accumulate(sizes) if samples.start < end < samples.stop]
     bounds = pairwise([samples.start, *inner, samples.stop])
@@ -125,23 +123,20 @@ def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[ran
 
 
 def rank_slots(parts: Sequence[range], *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
-    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number."""
-    end = parts[-1].stop
-    whole_rounds = [*parts, *[range(end, end)] * (-len(parts) % world_size)]
-    return [_filled_up(part, end - 1, micro_batch) for part in whole_rounds[rank::world_size]]
-
-
-def _filled_up(part: range, last: int, micro_batch: int) -> Slots:
-    """`part`, and repetitions of its last sample; if it is empty, of the sample `last`."""
-    missing, repeated = micro_batch - len(part), part[-1] if part else last
-    return Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing))
+    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number. Each is filled up with its
+    last sample; one without any, with the last of all.
+    """
+    end, found = parts[-1].stop, []
+    for part in [*parts, *[range(end, end)] * (-len(parts) % world_size)][rank::world_size]:
+        missing, repeated = micro_batch - len(part), part[-1] if part else end - 1
+        found.append(Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing)))
+    return found
 
 
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
     """The micro-batch of `slots`.
 
-    Args:
-        samples: (group, position inside the group) in sample order, at least as far as the slots reach.
+    `samples`: (group, position inside the group) in sample order, at least as far as the slots reach.
     """
     chosen = [samples[i] for i in slots.samples]
     paths = [(group.trajectory, k) for group, k in chosen if group.trajectory is not None]
@@ -159,11 +154,8 @@ def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBat
 def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
     """Splits the groups, in prompt order, into `count` parts as even as possible: positions of their samples.
 
-    Args:
-        sizes: samples of each group.
+    `sizes`: samples of each group.
     """
-    if not 1 <= count <= len(sizes):
-        raise ValueError(f"{len(sizes)} groups cannot be cut into {count} parts")
     cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
 

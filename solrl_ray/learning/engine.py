@@ -2,7 +2,7 @@
 
 DeepSpeed touches little. The engine's module holds only the trained factors, so the base weights are neither cast,
 moved nor broadcast. Its mixed precision stays off: the factors are float32, and the model decides the arithmetic of its
-forward. The engine reduces gradients (once an update under ZeRO-1, once a backward under ZeRO-2), clips them by their
+forward. The engine (ZeRO-1) reduces gradients once an update, clips them by their
 global norm, and runs AdamW on this rank's slice of one flat float32 vector of all factors, in the given order.
 """
 
@@ -58,8 +58,7 @@ def process_group(
         one_host: every rank is on this machine; gloo then uses only the loopback interface.
         network: interface of both back-ends; empty: they choose.
 
-    Raises:
-        RunError: DeepSpeed was already set up for another kind of device in this process.
+    Raises RunError: DeepSpeed was already set up for another kind of device in this process.
     """
     os.environ.update(
         RANK=str(rank),
@@ -127,17 +126,11 @@ class Engine:
 
     @classmethod
     def build(
-        cls,
-        config: LearnerConfig,
-        factors: Sequence[torch.nn.Parameter],
-        velocity: Callable[..., torch.Tensor],
+        cls, config: LearnerConfig, factors: Sequence[torch.nn.Parameter], velocity: Callable[..., torch.Tensor]
     ) -> Engine:
         """`velocity` is the trained forward. `factors` move into one flat vector: their ``.data`` changes."""
         import deepspeed
 
-        wrong = [tuple(f.shape) for f in factors if f.dtype != torch.float32 or not f.requires_grad]
-        if wrong or not factors:
-            raise ValueError(f"the engine trains float32 factors that require gradients; got {wrong or 'none'}")
         adamw = config.optimizer
         optimizer = torch.optim.AdamW(
             factors,
@@ -148,7 +141,7 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        sample = GradientSample(factors, accumulated=config.zero_stage == 1)
+        sample = GradientSample(factors)
         # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
         # compiler: two seconds of each start.
         with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
@@ -181,8 +174,7 @@ class Engine:
         """Clip, run AdamW with learning rate `lr`, gather the new factors on every rank; returns the global gradient
         norm before clipping.
 
-        Raises:
-            RunError: the gradient is not finite; factors and moments are unchanged.
+        Raises RunError: the gradient is not finite; factors and moments are unchanged.
         """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr
@@ -199,8 +191,11 @@ class Engine:
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
         """Take over moments made at any world size, the step count, and the present factors."""
         flat, states = self._internals()
+        size, ranks, rank = flat.numel(), torch.distributed.get_world_size(), torch.distributed.get_rank()
         for key in MOMENTS:
-            states[flat][key].copy_(self._own_slice(moments[key], flat.numel()))
+            whole = torch.cat([moment.reshape(-1) for moment in moments[key]])
+            padded = torch.nn.functional.pad(whole, (0, size * ranks - whole.numel()))
+            states[flat][key].copy_(padded.split(size)[rank])
         states[flat]["step"].fill_(float(steps))
         self.deepspeed.optimizer.refresh_fp32_params()
 
@@ -225,11 +220,6 @@ class Engine:
         pieces = whole[: sum(sizes)].split(sizes)
         return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
 
-    def _own_slice(self, tensors: list[torch.Tensor], size: int) -> torch.Tensor:
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        padded = torch.nn.functional.pad(flat, (0, size * torch.distributed.get_world_size() - flat.numel()))
-        return padded.split(size)[torch.distributed.get_rank()]
-
 
 def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
     """DeepSpeed's own configuration; a bucket of `numel` trained elements makes one reduction of all."""
@@ -240,7 +230,7 @@ def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
         "gradient_clipping": config.gradient_clip,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": config.zero_stage,
+            "stage": 1,
             "reduce_bucket_size": numel,
             "allgather_bucket_size": 2 * math.ceil(numel / 2),
             "overlap_comm": False,

@@ -10,8 +10,7 @@
                                                              └─► decay of `old` ─► revision + 1
 
 Randomness is addressed, the order of all sums is fixed, and the input is only full-precision samples with
-full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size and ZeRO
-stage.
+full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size.
 """
 
 from __future__ import annotations
@@ -56,15 +55,8 @@ class Learner:
     def __init__(self, config: Config, model: DiffusionModel, rank: int, world_size: int) -> None:
         """Attach the adapters to `model.transformer` at revision 0.
 
-        Raises:
-            RunError: the process group was not joined, or as another rank.
-            UserError: the learner cannot be compiled as configured.
+        Raises UserError if the learner cannot be compiled as configured.
         """
-        if not torch.distributed.is_initialized():
-            raise RunError("the learner's process group was not joined")
-        joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if joined != (rank, world_size):
-            raise RunError(f"learner {rank} of {world_size} joined its group as {joined[0]} of {joined[1]}")
         self._config, self._model = config, model
         self._rank, self._world_size = rank, world_size
         self._updates = self._steps = self._rollbacks = 0
@@ -97,8 +89,7 @@ class Learner:
         """Compile one kind of passes, for a micro-batch of one shape; returns seconds. Changes no state and is not
         collective.
 
-        Args:
-            shape: None: the only one of the run.
+        `shape`: None: the only one of the run.
         """
         started = time.perf_counter()
         self._passes.warm_up(policy, embedding, shape)
@@ -125,11 +116,8 @@ class Learner:
     def begin(self, iteration: int, sizes: Sequence[int]) -> None:
         """Open the update of an iteration, unless it is open. Not collective.
 
-        Args:
-            sizes: samples of each prompt, in prompt order.
-
-        Raises:
-            RunError: another update is open, or one failed half-way.
+        `sizes`: samples of each prompt, in prompt order. Raises RunError: another update is open, or one failed
+        half-way.
         """
         self._check_whole()
         if self._open is not None and self._open.iteration == iteration:
@@ -159,8 +147,7 @@ class Learner:
         """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
         ranks.
 
-        Raises:
-            RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
+        Raises RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -182,9 +169,8 @@ class Learner:
         """The optimiser steps of the open update over all samples, each followed by the EMA's; then the sampling
         policy's. Collective.
 
-        Raises:
-            RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
-                failed step has changed no weight; after a half-way failure the learner refuses further updates.
+        Raises RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
+        failed step has changed no weight; after a half-way failure the learner refuses further updates.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -239,24 +225,21 @@ class Learner:
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
         """Make this rank's forward and backward passes over a part's samples, as far as they are there.
 
-        Args:
-            final: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
+        `final`: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
         """
         if part.old_is_default is None:
             self._engine.sample.begin()
             part.old_is_default = self._old_is_default()
         known = update.advantages(self._config)
-        # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples so far.
-        alone = self._config.learner.zero_stage == 1
         while part.slots or part.prepared:
             last = len(part.slots) + len(part.prepared) == 1
-            if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or (alone and not last)):
+            if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or not last):
                 one = part.prepared.popleft().to(self._model.device)
                 advantages = torch.from_numpy(known[list(one.slots.samples)])
                 self._learn(update, part, one, advantages.to(self._model.device), last=last)
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
-                is_next = final or (alone and len(known) > one.slots.samples[-1])
+                is_next = final or len(known) > one.slots.samples[-1]
                 # Only the micro-batch at work stays on the device.
                 part.prepared.append(one if is_next else one.to("cpu"))
             else:
@@ -277,8 +260,7 @@ class Learner:
     ) -> None:
         """The gradient of a micro-batch.
 
-        Args:
-            last: whether it is this rank's last one before the optimiser's step.
+        `last`: whether it is this rank's last one before the optimiser's step.
         """
         adapters.use(self._model.transformer, "default")
         embedding = self._embedding(update, one.batch)
@@ -348,8 +330,7 @@ class Learner:
     ) -> dict[str, torch.Tensor]:
         """Copies of LoRA factors by name, float32; those of ``base`` have B = 0.
 
-        Args:
-            on_host: on the CPU; else on their own device.
+        `on_host`: on the CPU; else on their own device.
         """
         if name == "base":
             found = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
@@ -362,8 +343,7 @@ class Learner:
     def state(self, buffers: defaultdict[str, dict[str, torch.Tensor]] | None = None) -> LearnerState:
         """Everything the next update depends on. Collective: moments are gathered from all ranks.
 
-        Args:
-            buffers: host memory that is used again in the next call, so that this state is valid until then.
+        `buffers`: host memory that is used again in the next call, so that this state is valid until then.
         """
         moments = self._engine.moments()
         names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchor_decay else [])]
@@ -373,10 +353,9 @@ class Learner:
         return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **on_host)
 
     def load(self, state: LearnerState) -> None:
-        """Continue from `state`, whatever world size or ZeRO stage it was made at.
+        """Continue from `state`, whatever world size it was made at.
 
-        Raises:
-            UserError: it belongs to another model or LoRA configuration.
+        Raises UserError: it belongs to another model or LoRA configuration.
         """
         if self._open is not None:
             raise RunError(f"the update of iteration {self._open.iteration} is open; no state can be loaded")

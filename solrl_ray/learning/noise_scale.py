@@ -29,13 +29,11 @@ class GradientSample:
     Must be made before DeepSpeed hooks on to the factors: it reads a gradient before that takes it away.
     """
 
-    def __init__(self, factors: Sequence[torch.nn.Parameter], *, accumulated: bool) -> None:
-        """`accumulated`: whether a factor's ``.grad`` is the sum over passes (ZeRO-1), or of one alone (ZeRO-2)."""
+    def __init__(self, factors: Sequence[torch.nn.Parameter]) -> None:
         stride = math.ceil(sum(factor.numel() for factor in factors) / ELEMENTS)
         sizes = [math.ceil(factor.numel() / stride) for factor in factors]
         self._sum = torch.zeros(sum(sizes), device=factors[0].device)
         self._before = torch.zeros_like(self._sum)
-        self._accumulated = accumulated
         self.wanted = False
         """Whether a piece ends with the next backward."""
         self._hooks = [
@@ -59,13 +57,8 @@ class GradientSample:
             hook.remove()
 
     def _take(self, factor: torch.Tensor, *, stride: int, into: torch.Tensor) -> None:
-        if factor.grad is None or not (self.wanted or not self._accumulated):
-            return
-        sampled = factor.grad.detach().reshape(-1)[::stride]
-        if self._accumulated:
-            into.copy_(sampled)
-        else:
-            into.add_(sampled)
+        if factor.grad is not None and self.wanted:
+            into.copy_(factor.grad.detach().reshape(-1)[::stride])
 
 
 def ended_groups(part: range, sizes: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -93,9 +86,8 @@ def signal_and_noise(pieces: Sequence[tuple[int, torch.Tensor]], world_size: int
     """Squared norm of the true gradient, and trace of the covariance of one group's gradient, over sampled elements.
     Both are unbiased, so the first may be negative. None with fewer than two pieces of one size. Collective.
 
-    Args:
-        pieces: (groups, this rank's part of their gradient) of an optimiser step. The step's gradient is the mean over
-            ranks of the sum of pieces, and the mean over its groups.
+    `pieces`: (groups, this rank's part of their gradient) of an optimiser step. The step's gradient is the mean over
+    ranks of the sum of pieces, and the mean over its groups.
     """
     sizes = [count for count, _ in pieces]
     size = max(set(sizes), key=sizes.count, default=0)

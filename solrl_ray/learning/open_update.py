@@ -144,8 +144,7 @@ class OpenUpdate:
     def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups.
 
-        Raises:
-            RunError: another number of samples than announced, a group too many, or no embedding.
+        Raises RunError: another number of samples than announced, a group too many, or no embedding.
         """
         for group in groups:
             place = len(self.groups)

@@ -26,8 +26,7 @@ class PolicyPasses:
     def __init__(self, config: Config, model: DiffusionModel) -> None:
         """Attach the adapters to `model.transformer` at revision 0, and set this process up for training.
 
-        Raises:
-            UserError: it cannot be compiled as configured.
+        Raises UserError: it cannot be compiled as configured.
         """
         guidance = config.model if trains_guided_velocity(config) else config.model.unguided
         self._config, self._model = config, model.with_guidance(guidance, together=False)
@@ -45,16 +44,11 @@ class PolicyPasses:
         """What is compiled, in words; empty if nothing is."""
 
     def velocity(
-        self,
-        x_t: torch.Tensor,
-        t: torch.Tensor,
-        embedding: dict[str, torch.Tensor],
-        shape: SampleShape | None = None,
+        self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor], shape: SampleShape | None = None
     ) -> torch.Tensor:
         """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast.
 
-        Args:
-            shape: of the samples; None: the only one of the run.
+        `shape`: of the samples; None: the only one of the run.
         """
         bfloat16 = self._config.model.dtype == "bfloat16"
         with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):

@@ -26,10 +26,7 @@ from solrl_ray.errors import RunError, UserError
 FORMAT = "solrl-learner-state/2"
 
 Tensors = dict[str, torch.Tensor]
-_FILES = {
-    "policy.safetensors": ("default", "old", "ema", "anchor"),
-    "optimizer.safetensors": ("exp_avg", "exp_avg_sq"),
-}
+_FILES = {"policy.safetensors": ("default", "old", "ema", "anchor"), "optimizer.safetensors": ("exp_avg", "exp_avg_sq")}
 
 _PARTS = [part for parts in _FILES.values() for part in parts]
 
@@ -43,9 +40,7 @@ class PolicyFactors(Portable, read_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState(Portable, read_only=True):
-    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name, and must not
-    be changed.
-    """
+    """All that the next update depends on. Tensors are float32 on the CPU, by LoRA factor, and must not be changed."""
 
     updates: int
     """Iterations done: also the revision of `old`."""
@@ -59,9 +54,7 @@ class LearnerState(Portable, read_only=True):
     anchor: Tensors = field(default_factory=dict)
     """Empty if the objective has none."""
     rollbacks: int = 0
-    """How often the run has gone back to an earlier checkpoint; each makes its steps smaller
-    (`objectives.schedules.learning_rate`).
-    """
+    """How often the run has gone back to a checkpoint; each makes steps smaller (`schedules.learning_rate`)."""
 
     @classmethod
     def first(cls, factors: Tensors) -> LearnerState:
@@ -81,8 +74,7 @@ class LearnerState(Portable, read_only=True):
         A resumed run makes the same update again. An existing folder is then the same state or a damaged one, and is
         replaced.
 
-        Raises:
-            RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
+        Raises RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
         """
         self.check_finite()
         contents: dict[str, Sequence[bytes | memoryview]] = {}
@@ -109,9 +101,8 @@ class LearnerState(Portable, read_only=True):
     def load(cls, folder: Path) -> LearnerState:
         """Read a state written by `save`.
 
-        Raises:
-            UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
-                its checksum.
+        Raises UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
+        its checksum.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
@@ -125,8 +116,7 @@ class LearnerState(Portable, read_only=True):
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.
 
-        Raises:
-            UserError: factor names or shapes differ from `shapes`.
+        Raises UserError: factor names or shapes differ from `shapes`.
         """
         for part in _PARTS:
             found = {name: tuple(tensor.shape) for name, tensor in getattr(self, part).items()}

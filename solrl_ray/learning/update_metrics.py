@@ -14,9 +14,7 @@ from solrl_ray.learning.open_update import OpenUpdate, Sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """Metrics of one iteration's update. Losses are means over samples and passes, over all ranks and optimiser
-    steps.
-    """
+    """Metrics of one iteration's update. Losses are means over samples and passes of all ranks and optimiser steps."""
 
     iteration: int
     revision: int
@@ -58,12 +56,7 @@ Step = tuple[Sums, float, tuple[float, float] | None]
 
 
 def update_metrics(
-    update: OpenUpdate,
-    done: Sequence[Step],
-    advantages: NDArray[np.float64],
-    *,
-    revision: int,
-    clip: float,
+    update: OpenUpdate, done: Sequence[Step], advantages: NDArray[np.float64], *, revision: int, clip: float
 ) -> UpdateMetrics:
     """
     Args:

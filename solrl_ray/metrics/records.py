@@ -69,13 +69,9 @@ class IterationMetrics:
     ``worst_beats``, ``regret`` and, of pruned previews, ``contrast_lost``, each with ``…_low`` and ``…_high`` of its
     95 % interval. Empty without an audit."""
     spearman_by_kind: dict[str, float] = field(default_factory=dict)
-    """For the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty
-    without others.
-    """
+    """For the prompts of each of `fleet.other_explorers`, and under the empty name the rest. Empty without others."""
     differing_results: int = 0
-    """Repeated results with other bytes than the accepted ones: a broken promise, counted unless `fleet.strict` ends
-    the run.
-    """
+    """Repeated results with other bytes than the accepted ones: a broken promise, counted without `fleet.strict`."""
     weights_wait: float = 0.0
     """Share of the explorers' time in this iteration spent only waiting for weights: from the offer of a revision, or
     the end of their last unit, until they had proved it.
@@ -158,9 +154,7 @@ class Progress:
     workers: dict[str, str] = field(default_factory=dict)
     """Worker name → state or present unit."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Actor → what it does in a long call, such as ``loading transformer, 3 of 12 shards``. Includes actors that are
-    not in `workers`.
-    """
+    """Actor → what it does in a long call: ``loading transformer, 3 of 12 shards``. Has some that `workers` lacks."""
     messages: tuple[str, ...] = ()
     """Last events, newest last: a lost worker, a replaced one, a requeued unit."""
     alarm: str = ""

@@ -53,10 +53,6 @@ def _embedded(model: Model) -> dict[str, Any]:
     return {"guidance_scale": model.guidance}
 
 
-def _without_text(cfg: Cfg) -> dict[str, Any]:
-    return {"guidance_scale": cfg.scale}
-
-
 def _scale(cfg: Cfg) -> dict[str, Any]:
     return {"guidance_scale": cfg.scale, "negative_prompt": cfg.negative_prompt}
 
@@ -69,15 +65,6 @@ def _of_z_image(cfg: Cfg) -> dict[str, Any]:
     """Its pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
     stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
     return _scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
-
-
-def _as_it_is(model: Model) -> dict[str, Any]:
-    """Kontext's pipeline else brings samples to 1024² pixels, and references to a published size."""
-    return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
-
-
-def _at_most_a_megapixel(shape: SampleShape) -> bool:
-    return shape.pixels <= MEGAPIXEL
 
 
 def _of_a_megapixel(shape: SampleShape) -> bool:
@@ -96,13 +83,14 @@ FAMILIES = {
         "flux2_klein_references:Flux2KleinSeeing",
         sizes.FLUX2_KLEIN,
         lambda _: SCALE_1,
-        cfg_arguments=_without_text,
-        keeps_references=_at_most_a_megapixel,
+        cfg_arguments=lambda cfg: {"guidance_scale": cfg.scale},
+        keeps_references=lambda shape: shape.pixels <= MEGAPIXEL,
     ),
     "flux_kontext": Family(
         "flux_kontext:FluxKontext",
         sizes.FLUX_KONTEXT,
-        _as_it_is,
+        # Else its pipeline brings samples to 1024² pixels, and references to a published size.
+        lambda model: _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False},
         cfg_arguments=_true_scale,
         embeds_guidance=True,
         without_references="flux",

@@ -49,8 +49,7 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
 
     Shapes are fixed: each new batch size or text length compiles again. Call after `quantize_`.
 
-    Raises:
-        UserError: there is nothing to compile.
+    Raises UserError: there is nothing to compile.
     """
     if not compiles(settings, device, tier):
         return f"no: tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else _not_enabled(settings)
@@ -72,12 +71,8 @@ def compile_learner(transformer: nn.Module, settings: Compile, device: torch.dev
 
     Blocks are compiled once for each adapter in use, with and without gradient, and for each shape.
 
-    Args:
-        activation_memory: share of the activations that forwards keep for backward passes, in [0, 1]. Set for the whole
-            process.
-
-    Raises:
-        UserError: there is nothing to compile, or no compiler.
+    `activation_memory`: share of the activations that forwards keep for backward passes, in [0, 1]. Set for the whole
+    process. Raises UserError: there is nothing to compile, or no compiler.
     """
     found = blocks(transformer)
     lacking = _lacking_compiler(device) if found else f"{type(transformer).__name__} has no list of blocks"
@@ -146,10 +141,7 @@ def prepare(settings: Compile) -> str | None:
 
 
 def _use_cache(configured: str, identity: str) -> None:
-    """
-    Args:
-        identity: what compiled code depends on, besides PyTorch's own cache keys.
-    """
+    """`identity`: what compiled code depends on, besides PyTorch's own cache keys."""
     folder = cache_folder(configured)
     try:
         (folder / identity).mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,9 @@ def load_tokenizer(tokenizer_class: Any, checkpoint: Path | str, key: str, **arg
         tokenizer = tokenizer_class.from_pretrained(str(checkpoint), **arguments)
     except (OSError, EntryNotFoundError, ValueError) as error:
         raise UserError(unreadable(checkpoint, part, key, error)) from error
-    words = [word for word in tokenizer.get_vocab() if word.strip("▁") and not _is_special(word)]
-    if not words:
+    if not any(word.strip("▁") and not re.fullmatch("<.+>", word, re.DOTALL) for word in tokenizer.get_vocab()):
         raise UserError(unreadable(checkpoint, part, key, ValueError("its vocabulary is missing or empty")))
     return tokenizer
-
-
-def _is_special(word: str) -> bool:
-    return word.startswith("<") and word.endswith(">") and len(word) > 2
 
 
 def unreadable(checkpoint: Path | str, part: str, key: str, error: Exception) -> str:

@@ -90,9 +90,11 @@ class FamilySizes:
         cell, step = factor * self.patch, self.step(factor)
         sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
         if wrong := sorted(side for side in sides if side % step):
+            below = {side: side // step * step for side in wrong}
+            near = (f"to {s} are {b} and {b + step}" if b else f"to {s} is {step}" for s, b in below.items())
             raise UserError(
                 f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
-                f"side; the nearest {', '.join(_nearest(side, step) for side in wrong)}."
+                f"side; the nearest {', '.join(near)}."
             )
         self._check_frames(config)
         if self.schedule not in ("", config.schedule.kind):
@@ -236,12 +238,6 @@ class FamilySizes:
         """The largest sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
         return self.tokens(config, config.shapes.largest, factor) * width * DTYPE_BYTES[config.dtype]
-
-
-def _nearest(side: int, step: int) -> str:
-    """The multiples of `step` on both sides of `side`, in words."""
-    below = side // step * step
-    return f"to {side} are {below} and {below + step}" if below else f"to {side} is {step}"
 
 
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)

@@ -10,9 +10,7 @@ from solrl_ray.models import FAMILIES
 
 
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
-    """Arguments of the stock pipeline besides the prompt: size in pixels (the first of several), steps, tokens,
-    those of the family.
-    """
+    """Arguments of the stock pipeline besides the prompt: size (the first of several), steps, tokens, the family's."""
     family, shape = FAMILIES[model.family], model.shapes[0]
     guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
     return {

@@ -51,10 +51,7 @@ class Wan(DiffusionModel):
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         velocity: Tensor = self.transformer(
-            latents,
-            timestep=sigmas * TIMESTEPS,
-            encoder_hidden_states=embedding["prompt_embeds"],
-            return_dict=False,
+            latents, timestep=sigmas * TIMESTEPS, encoder_hidden_states=embedding["prompt_embeds"], return_dict=False
         )[0]
         return velocity
 

@@ -16,9 +16,7 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.qwen_image import fixed_length
 
 ALIGNMENT = sizes.Z_IMAGE.text_multiple
-"""The transformer was trained on images and texts padded to a multiple of this many tokens, with pads that are attended
-to.
-"""
+"""The transformer was trained on images and texts padded to multiples of so many tokens; pads are attended to."""
 PATCHES = "2-1"
 """The transformer's key of its layers for patches of 2 x 2 cells of one frame."""
 

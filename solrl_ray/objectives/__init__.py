@@ -14,8 +14,7 @@ from solrl_ray.objectives.base import Objective
 def load(config: Config, grid: Tensor) -> Objective[Any, Any]:
     """The configured objective.
 
-    Args:
-        grid: noise levels of the full schedule, float64 [steps + 1] (`sampling.schedules`).
+    `grid`: noise levels of the full schedule, float64 [steps + 1] (`sampling.schedules`).
     """
     module, _, name = config.objective.implementation.partition(":")
     found: type[Objective[Any, Any]] = getattr(import_module(f"{__name__}.{module}"), name)

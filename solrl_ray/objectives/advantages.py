@@ -40,18 +40,8 @@ def advantages(
         components: each reward's own values for ``gdpo``, [n, rewards]; None: `rewards` alone.
         weights: of these rewards.
 
-    Raises:
-        ValueError: no samples, shapes that differ, groups that are not integers, a reward that is not finite.
-
     Source: DiffusionNFT (arXiv 2509.16117) as released.
     """
-    rewards, groups = np.asarray(rewards, dtype=np.float64), np.asarray(groups)
-    if rewards.ndim != 1 or rewards.shape != groups.shape or rewards.size == 0:
-        raise ValueError(f"rewards and groups must both be [n >= 1], got {rewards.shape} and {groups.shape}")
-    if not np.issubdtype(groups.dtype, np.integer):
-        raise ValueError(f"groups are integers, got {groups.dtype}")
-    if not np.isfinite(rewards).all():
-        raise ValueError(f"reward {rewards[~np.isfinite(rewards)][0]} is not finite")
     if config.std == "gdpo":
         if components is None:
             return gdpo.advantages(rewards[:, None], groups, [1.0])

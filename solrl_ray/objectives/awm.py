@@ -38,7 +38,10 @@ class Awm(ForwardProcess[AwmConfig]):
         clip = config.advantage.clip
         scaled = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
         policy, ratio, clipped = clipped_surrogate(theta - old.detach(), scaled, config.clip_range)
-        kl, held = (torch.zeros_like(policy) if r is None else _distance(v.theta, r) for r in (v.base, v.anchor))
+        kl, held = (
+            torch.zeros_like(policy) if other is None else mean(torch.square(v.theta - other.detach()))
+            for other in (v.base, v.anchor)
+        )
         total = policy + config.kl * kl + config.anchor.weight * held
         total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))
         return Loss(total=total, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
@@ -62,7 +65,3 @@ def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, p
     if weighting == "huber":
         return -(torch.sqrt(error + _FLOOR) - _FLOOR**0.5) * t.double()
     return -(t.double() / power) * ((error + _FLOOR) ** power - _FLOOR**power)
-
-
-def _distance(v: Tensor, reference: Tensor) -> Tensor:
-    return mean(torch.square(v - reference.detach()))

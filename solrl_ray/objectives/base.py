@@ -106,8 +106,7 @@ class Objective(ABC, Generic[C, P]):
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> Sequence[P]:
         """The passes over a micro-batch, as many as its section's `passes` says.
 
-        Args:
-            epoch: how often its samples were trained on before in this iteration; each time has draws of its own.
+        `epoch`: how often its samples were trained on before in this iteration; each time has draws of its own.
         """
 
     @abstractmethod

@@ -37,16 +37,8 @@ class Contrast:
         Args:
             components: each reward's values, unweighted, [n >= 1, rewards].
             weights: of the rewards.
-
-        Raises:
-            ValueError: another number of rewards than weights, no values, or one that is not finite.
         """
-        values = np.asarray(components, dtype=np.float64)
-        if values.ndim != 2 or values.shape[0] == 0 or values.shape[1] != len(weights):
-            raise ValueError(f"components must be [n >= 1, {len(weights)}], got {values.shape}")
-        if not np.isfinite(values).all():
-            raise ValueError(f"reward {values[~np.isfinite(values)][0]} is not finite")
-        columns = [statistics(column) for column in values.T]
+        columns = [statistics(column) for column in np.asarray(components, dtype=np.float64).T]
         return cls(tuple(weights), *(tuple(each) for each in zip(*columns, strict=True)))
 
     def __call__(self, components: ArrayLike) -> NDArray[np.float64]:

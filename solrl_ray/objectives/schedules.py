@@ -1,7 +1,4 @@
-"""The learning rate, and how other policies follow the trained one, by number of optimiser steps.
-
-Steps are counted from 1; the functions raise ValueError for fewer.
-"""
+"""The learning rate, and how other policies follow the trained one, by number of optimiser steps, from 1 on."""
 
 from __future__ import annotations
 
@@ -20,10 +17,8 @@ def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float
     As PyTorch's LinearLR, then CosineAnnealingLR. But a pure function of the step, so that a resumed run, or one that
     goes back to a checkpoint, has the rates of its steps without a scheduler's state.
 
-    Args:
-        rollbacks: of the run so far (`run.on_collapse`).
+    `rollbacks`: of the run so far (`run.on_collapse`).
     """
-    _check(step)
     schedule, lr = config.schedule, config.optimizer.lr * ROLLBACK_STEP**rollbacks
     if step <= schedule.warmup:
         return lr * step / schedule.warmup
@@ -42,16 +37,9 @@ def follower_decay(config: OldDecay | Anchor, steps: int) -> float:
     2509.25050) as released, whose d is small: the anchor follows closely and limits what one update may change.
     ``copy``: 0.
     """
-    _check(steps)
     return 0.0 if config.is_copy else min(config.slope * steps, config.cap)
 
 
 def ema_decay(steps: int, cap: float) -> float:
     """d of ema <- d * ema + (1 - d) * default after step number `steps`: min((1 + s) / (10 + s), cap)."""
-    _check(steps)
     return min((1 + steps) / (10 + steps), cap)
-
-
-def _check(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps are counted from 1, got {steps}")

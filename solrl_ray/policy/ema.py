@@ -21,11 +21,6 @@ class Ema:
 
     @torch.no_grad()
     def update(self, trained: Mapping[str, Tensor], decay: float) -> None:
-        """e <- e + (1 - decay) · (trained - e), in float32.
-
-        Raises `ValueError` if the names differ from those at construction.
-        """
-        if trained.keys() != self._factors.keys():
-            raise ValueError(f"factors {sorted(trained.keys() ^ self._factors.keys())} are on one side only")
+        """e <- e + (1 - decay) · (trained - e), in float32."""
         for name, value in self._factors.items():
             value.add_((trained[name].detach() - value) * (1.0 - decay))

@@ -21,15 +21,8 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
         lora_a: float32 [rank, in].
         lora_b: float32 [out, rank].
         scaling: alpha / rank.
-
-    Raises:
-        ValueError: shapes that do not fit, or another dtype.
     """
     rank = lora_a.shape[0]
-    if lora_a.shape != (rank, base.shape[1]) or lora_b.shape != (base.shape[0], rank):
-        raise ValueError(f"factors {tuple(lora_a.shape)}, {tuple(lora_b.shape)} do not fit weight {tuple(base.shape)}")
-    if lora_a.dtype != torch.float32 or lora_b.dtype != torch.float32:
-        raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
     if base.is_cuda:
         from solrl_ray.policy import merge_kernel  # CUDA comes with Triton
 
@@ -54,8 +47,6 @@ def round_once(value: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype == torch.float32:
         return value.to(torch.float32)
-    if dtype != torch.bfloat16:
-        raise ValueError(f"weights are float32 or bfloat16, not {dtype}")
     nearest = value.to(torch.float32)
     widened = nearest.to(torch.float64)
     bits = nearest.view(torch.int32)

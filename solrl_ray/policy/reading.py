@@ -72,9 +72,8 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
     Returns the float32 factors by name in sorted order, those of 1×1 convolutions as matrices, and B multiplied so that
     with `lora` they change each weight as the file says. They stay bit for bit where its alpha / rank is the file's.
 
-    Raises:
-        UserError: the file is missing, damaged, not finite, of another rank, with metadata that changes its meaning in
-            a way that a run cannot keep, or holds more than LoRA factors of `network`.
+    Raises UserError: the file is missing, damaged, not finite, of another rank, with metadata that changes its meaning
+    in a way that a run cannot keep, or holds more than LoRA factors of `network`.
     """
     file = lora_file(path) or path
     linears = keys_of(network)
@@ -104,9 +103,7 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
 def _read(
     file: Path, linears: Collection[str], network: Network
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any] | None]:
-    """A file's tensors as float32, by the name of their linear and the value of `PARTS`; and its adapter's settings, if
-    it has any.
-    """
+    """A file's tensors as float32, by the name of their linear and of `PARTS`; and its adapter's settings, if any."""
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = (content.metadata() or {}).get(METADATA_KEY)

@@ -24,8 +24,7 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
     If one linear of the tool's model has the rows of several of ours, it gets one LoRA with a block-diagonal B: exact,
     with the sum of their ranks and alphas.
 
-    Raises:
-        UserError: the tool does not run this model, or does not know one of the linears.
+    Raises UserError: the tool does not run this model, or does not know one of the linears.
     """
     names = TOOL_NAMES.get(network.name)
     if names is None:

@@ -21,8 +21,7 @@ def encode_prompts(
 ) -> list[dict[str, Tensor]]:
     """`encode` of prompts, with their reference pictures at the size of the samples if the model has them.
 
-    Args:
-        files: the contents of each prompt's pictures; None: they are read.
+    `files`: the contents of each prompt's pictures; None: they are read.
 
     Raises `UserError` for a picture that is gone or has changed.
     """

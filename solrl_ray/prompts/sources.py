@@ -30,8 +30,6 @@ _HELP = f"give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a folder wit
 
 
 class Entry(NamedTuple):
-    """A prompt of a source."""
-
     text: str
     references: tuple[Reference, ...] = ()
 

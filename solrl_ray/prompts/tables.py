@@ -40,10 +40,6 @@ def of_csv(text: str, path: Path) -> Iterator[Row]:
     return _named(_commas(text, path), str(path), "a prompt with a comma must be in double quotes", ",")
 
 
-def of_tsv(lines: Sequence[Line], path: Path) -> Iterator[Row]:
-    return _named(_tabbed(lines), str(path), "a prompt can have no tab", "\t")
-
-
 def _commas(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:
     """Where each row of a CSV file begins, and its fields; empty lines are left out."""
     # Strict: else an unclosed quote would join all following lines into one prompt.
@@ -60,11 +56,12 @@ def _commas(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:
         ) from error
 
 
-def _tabbed(lines: Sequence[Line]) -> Iterator[tuple[str, list[str]]]:
-    """Rows as by `_commas`. The format has no quotes; only if all of the file are as CSV has them, they are dropped."""
+def of_tsv(lines: Sequence[Line], path: Path) -> Iterator[Row]:
+    """The format has no quotes; only if all of the file are as CSV has them, they are dropped."""
     rows = [(place, line.split("\t")) for place, line in lines if line.strip()]
     quoted = all(_QUOTED.fullmatch(field) for _, fields in rows for field in fields if '"' in field)
-    return ((p, [f.strip()[1:-1].replace('""', '"') if quoted and '"' in f else f for f in fs]) for p, fs in rows)
+    plain = ((p, [f.strip()[1:-1].replace('""', '"') if quoted and '"' in f else f for f in fs]) for p, fs in rows)
+    return _named(plain, str(path), "a prompt can have no tab", "\t")
 
 
 _QUOTED = re.compile(r'\s*"([^"]|"")*"\s*')

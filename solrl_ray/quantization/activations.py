@@ -51,9 +51,7 @@ class Activation:
     operand: torch.Tensor
     """[rows, K padded to 32], exact: float32 on the CPU, bfloat16 elsewhere."""
     amax: torch.Tensor | float
-    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting for the
-    device.
-    """
+    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting."""
 
 
 class ActivationQuantizer:
@@ -75,8 +73,7 @@ class ActivationQuantizer:
     def __call__(self, x: torch.Tensor) -> Activation:
         """Quantises x [..., K] with one amax over the whole tensor and 1x16 blocks along K.
 
-        Raises:
-            NotFiniteError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
+        Raises NotFiniteError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
         """
         recognised = self._source is not None and self._source() is x and _stamp(x) == self._stamp
         if self._last is not None and recognised:

@@ -42,8 +42,7 @@ _ROWS, _IN, _OUT = 48, 320, 96
 def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str, str]:
     """Proves that `model` runs `tier` on its device; returns name of each check → result.
 
-    Raises:
-        RunError: a wrong known answer, an inexact product, or other layers than reported.
+    Raises RunError: a wrong known answer, an inexact product, or other layers than reported.
     """
     device = next(model.parameters()).device
     checks = {"layers": _check_layers(model, tier, report)}
@@ -103,8 +102,7 @@ def check_vectors(device: torch.device) -> str:
 def check_tier(tier: str, device: torch.device) -> dict[str, str]:
     """The self-test of a tier on a device: known answers, a product, and its kernel.
 
-    Raises:
-        RunError: a wrong known answer, an inexact product, or a kernel of another format.
+    Raises RunError: a wrong known answer, an inexact product, or a kernel of another format.
     """
     checks: dict[str, str] = {}
     if LAYERS[tier].format == "nvfp4":
@@ -148,8 +146,7 @@ def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
     Operands have few significant bits, so float64 holds every product, and every sum of this length, exactly.
     `TOLERANCE` is the limit, relative to the sum of magnitudes.
 
-    Raises:
-        RunError: an output is further off.
+    Raises RunError: an output is further off.
     """
     x, layer = _product_layer(device, tier)
     with torch.no_grad():
@@ -201,8 +198,7 @@ _KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_(sm\d+_)?q", "nvfp4": r"e2m1|fp4|f4|nvjet
 def check_kernel(device: torch.device, tier: str) -> str:
     """The actual kernel of a tier's product, from the profiler.
 
-    Raises:
-        RunError: the matrix product's kernel is not of the tier's format.
+    Raises RunError: the matrix product's kernel is not of the tier's format.
     """
     x, layer = _product_layer(device, tier)
     with torch.no_grad():

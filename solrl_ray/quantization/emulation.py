@@ -54,16 +54,7 @@ class EmulatedNVFP4Linear(QuantizedLinear):
         return nvfp4.NVFP4Tensor(**self.tensors())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] of any float type → [..., out_features] of the same type.
-
-        Raises:
-            RuntimeError: a gradient is requested, or the module was cast to another type after quantisation.
-            NotFiniteError: x has NaN or Inf.
-        """
-        if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("an emulated NVFP4 linear samples only: it has no gradient (use torch.no_grad)")
-        if self.amax.dtype != torch.float32:
-            raise RuntimeError(f"the layer's scale was cast to {self.amax.dtype}: quantise after casting, not before")
+        """As of `QuantizedLinear`. Raises NotFiniteError if x has NaN or Inf."""
         activation = self.quantizer(x)
         if isinstance(activation.amax, float):
             out = torch.mm(activation.operand, self.operand.t())

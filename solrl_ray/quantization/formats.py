@@ -28,8 +28,7 @@ def frozen_amax(base: Tensor) -> float:
 
     With a fixed scale, unchanged weights keep their codes in the next revision.
 
-    Raises:
-        ValueError: the weight has NaN or Inf.
+    Raises ValueError: the weight has NaN or Inf.
     """
     amax = base.detach().to(torch.bfloat16).abs().max().float()
     if not torch.isfinite(amax):
@@ -45,14 +44,11 @@ def pack(format: Format, weight: Tensor, amax: float | None = None, *, finite: b
         amax: ``nvfp4`` only: fixes the global scale (`frozen_amax`); None takes max |W|.
         finite: whether the caller knows that the weight is finite; a check waits for a GPU.
 
-    Raises:
-        ValueError: NaN or Inf in the weight, or an amax for a format that has none.
+    Raises ValueError for NaN or Inf in the weight.
     """
     if format == "nvfp4":
         packed = quantize_weight(weight, amax)
         return {"packed": packed.packed, "scales": packed.scales, "amax": packed.amax}
-    if amax is not None:
-        raise ValueError(f"format {format} has no scale of the whole tensor, but amax is {amax}")
     rows = weight.detach().to(torch.bfloat16).float()
     if not finite and not bool(torch.isfinite(rows).all()):
         raise ValueError(f"cannot quantise a weight whose amax is {float(rows.abs().max())}")

@@ -66,8 +66,7 @@ class QuantizedLinear(nn.Module, ABC):
     def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> Self:
         """Quantises a linear as revision 0 publishes it: with its own frozen amax where the format has one.
 
-        Raises:
-            ValueError: the weight has NaN or Inf.
+        Raises ValueError: the weight has NaN or Inf.
         """
         amax = frozen_amax(linear.weight) if cls.format == "nvfp4" else None
         return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features, quantizer)
@@ -80,8 +79,7 @@ class QuantizedLinear(nn.Module, ABC):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrites the weight in place with another layer's `tensors`, from any device.
 
-        Raises:
-            ValueError: other names, shapes or dtypes than this layer's.
+        Raises ValueError: other names, shapes or dtypes than this layer's.
         """
         held = self.tensors()
         if tensors.keys() != held.keys():

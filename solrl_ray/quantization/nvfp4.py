@@ -50,7 +50,8 @@ class NVFP4Tensor:
     def operand(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """``e2m1 · block scale`` without the global scale, [M, K]: exact in bfloat16 and in float32."""
         rows, columns = self.shape
-        values = codes_to_values(unpack(self.packed)).view(rows, columns // BLOCK, BLOCK)
+        table = torch.tensor(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), device=self.packed.device)
+        values = table[unpack(self.packed).long()].view(rows, columns // BLOCK, BLOCK)
         scales = self.scales.view(torch.float8_e4m3fn).float()
         return (values * scales.unsqueeze(-1)).view(rows, columns).to(dtype)
 
@@ -66,8 +67,7 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
         x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
         amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed it saturate.
 
-    Raises:
-        ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
+    Raises ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
 
     Source: Transformer Engine, quantize_transpose_nvfp4.cuh and core_nvfp4.cuh.
     """
@@ -114,12 +114,6 @@ def values_to_codes(y: torch.Tensor) -> torch.Tensor:
     for inclusive in (0.75, 1.75, 3.5):
         code += size >= inclusive
     return code + 8 * torch.signbit(y).to(torch.uint8)
-
-
-def codes_to_values(codes: torch.Tensor) -> torch.Tensor:
-    """E2M1 codes (uint8, 0…15) → float32 of the same shape."""
-    table = torch.tensor(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), device=codes.device)
-    return table[codes.long()]
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

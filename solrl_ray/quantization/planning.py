@@ -32,8 +32,6 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan for each linear of a model."""
-
     quantized: tuple[str, ...]
     """Paths of the linears that are quantised, in module order."""
     skipped: dict[str, str]
@@ -51,8 +49,8 @@ def _reason(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> s
     """Why one linear is not quantised; empty if it is."""
     if tier in UNQUANTIZED_TIERS:
         return f"tier {tier} quantises nothing"
-    for part in scope.skip:
-        if _matches(name, part):
+    for part in scope.skip:  # ``^`` separates FLUX's final ``proj_out`` from the ``proj_out`` of each single block
+        if name.startswith(part[1:]) if part.startswith("^") else part in name:
             return f"path matches {part!r}"
     largest = max(linear.in_features, linear.out_features)
     if largest <= scope.min_features:
@@ -62,14 +60,6 @@ def _reason(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> s
         shape = f"{linear.in_features} -> {linear.out_features}"
         return f"{shape} does not divide by {inputs} -> {outputs}, which {tier} needs"
     return ""
-
-
-def _matches(name: str, part: str) -> bool:
-    """Whether a part of a module path is in `name`; after ``^`` it must be at its start.
-
-    This separates FLUX's final ``proj_out`` from the ``proj_out`` of each single block.
-    """
-    return name.startswith(part[1:]) if part.startswith("^") else part in name
 
 
 def packed_bytes(format: Format, rows: int, columns: int) -> int:

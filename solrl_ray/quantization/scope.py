@@ -11,7 +11,6 @@ from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
-from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
@@ -88,21 +87,11 @@ def quantize_(
         after: called with the path and the new layer of each linear, before the next one is quantised.
 
     Raises:
-        UserError: the device cannot run the tier, or the scope leaves no linear to quantise.
-        ValueError: the model carries PEFT adapters (quantise the plain transformer), or a weight is not finite.
+        UserError: the device cannot run the tier.
+        ValueError: a weight is not finite.
     """
-    if tier not in TIERS:
-        raise UserError(f"rollout.explore.precision is {tier!r}, but this version runs only {', '.join(TIERS)}")
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    wrapped = [name for name in linears if name.endswith(".base_layer")]
-    if wrapped:
-        raise ValueError(f"cannot quantise a model with adapters attached, such as {wrapped[0]!r}")
     planned = plan(linears, tier, scope)
-    if not planned.quantized and tier not in UNQUANTIZED_TIERS:
-        raise UserError(
-            f"model.quantization leaves none of the model's {len(linears)} linears to quantise to {tier}: "
-            f"shorten `skip` ({scope.skip}) or lower `min_features` ({scope.min_features})"
-        )
     device = device or next(model.parameters()).device
     if not without_kernels:
         capability.check([tier] if planned.quantized else [], device)

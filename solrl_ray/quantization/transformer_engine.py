@@ -81,10 +81,8 @@ class EngineNVFP4Linear(QuantizedLinear):
         in_features: int,
         quantizer: ActivationQuantizer | None = None,
     ) -> None:
-        """Raises ValueError unless `in_features` is a multiple of 32, as Transformer Engine has no padding."""
+        """`in_features` is a multiple of 32 (`planning.DIVISORS`): Transformer Engine has no padding."""
         nn.Module.__init__(self)
-        if in_features % nvfp4.K_MULTIPLE:
-            raise ValueError(f"nvfp4 needs in_features in multiples of {nvfp4.K_MULTIPLE}, not {in_features}")
         self.in_features = in_features
         self.out_features = tensors["packed"].shape[0]
         self.engine = EngineLinear(in_features, self.out_features, bias, nvfp4_recipe())

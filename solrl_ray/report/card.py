@@ -53,8 +53,7 @@ def hub_id(model: str) -> str | None:
 def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, bytes]:
     """File → content of what is published.
 
-    Args:
-        lora: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
+    `lora`: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
 
     Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """
@@ -67,11 +66,12 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         )
     gallery, images = _pictures(data)
     config, named = data.config, hub_id(data.config.model.path)
+    task = f"{'image' if config.model.references else 'text'}-to-{'video' if config.model.frames else 'image'}"
     model = _name(config.model.path)
     base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
-        metadata=_metadata(named, target.licence, _task(config)),
+        metadata=_metadata(named, target.licence, task),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
@@ -127,13 +127,6 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     if stamp(file) != summary.files.get(name, stamp(file)):
         raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
     return file.read_bytes()
-
-
-def _task(config: Config) -> str:
-    """The hub's name for what the model does."""
-    if config.model.frames:
-        return "image-to-video" if config.model.references else "text-to-video"
-    return "image-to-image" if config.model.references else "text-to-image"
 
 
 def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:

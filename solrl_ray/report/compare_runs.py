@@ -111,7 +111,6 @@ def _shapes(config: Config) -> tuple[object, ...]:
 
 
 def table(compared: Sequence[Compared]) -> str:
-    """As plain text."""
     return plain_table([header(), *(each.line for each in compared)])
 
 

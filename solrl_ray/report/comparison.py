@@ -60,7 +60,6 @@ class Comparison:
         *,
         updates: int,
     ) -> Comparison:
-        """Compare results (policy → reward → metrics)."""
         base = results.get(BASE)
         cells = []
         for policy, columns in results.items():

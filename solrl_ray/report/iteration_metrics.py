@@ -53,7 +53,11 @@ def iteration_metrics(
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)[fallback_level]
     compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
-    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(summary), compared)
+    # Of the chosen seeds, [prompts, K], in prompt and selection order.
+    proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
+    kinds = np.array(kinds_of_prompts(config))
+    fidelity = None if is_one_stage(config) else rank_fidelity(proxies, compared)
+    of_kinds = [(kind, kinds == kind) for kind in dict.fromkeys(kinds.tolist()) if fidelity]
     rollout, counts = config.rollout, summary.counts
     return IterationMetrics(
         iteration=iteration,
@@ -73,7 +77,7 @@ def iteration_metrics(
         reward_std=float(full.std()),
         proxy_reward_mean=summary.proxy_mean,
         spearman=fidelity.spearman if fidelity else None,
-        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), compared) if fidelity else {},
+        spearman_by_kind={kind: rank_fidelity(proxies[of], compared[of]).spearman for kind, of in of_kinds},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
         audit=audit(summary.audited) if summary.audited else {},
@@ -89,7 +93,7 @@ def iteration_metrics(
         expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
         constant_groups=_constant_rows(compared),
         # Of the best and the worst: if those are equal, all others are.
-        constant_pools=_constant_rows(_proxies(summary)) if preview and rollout.selection == "best_worst" else 0,
+        constant_pools=_constant_rows(proxies) if preview and rollout.selection == "best_worst" else 0,
         **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS, *_NOISE)},
     )
 
@@ -105,14 +109,3 @@ def audit_plan(config: Config) -> AuditPlan | None:
 def _constant_rows(rewards: np.ndarray) -> int:
     """Rows of [prompts, K] that have one value."""
     return int((rewards.min(axis=1) == rewards.max(axis=1)).sum())
-
-
-def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dict[str, float]:
-    """Spearman over the prompts of each kind of explorers."""
-    of = np.array(kinds)
-    return {kind: rank_fidelity(proxies[of == kind], full[of == kind]).spearman for kind in dict.fromkeys(kinds)}
-
-
-def _proxies(summary: IterationSummary) -> np.ndarray:
-    """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
-    return np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)

@@ -17,12 +17,7 @@ from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
-from solrl_ray.report.summary import (
-    all_warnings,
-    finite_mean,
-    gap_closed,
-    run_selection_digest,
-)
+from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_selection_digest
 from solrl_ray.report.timing import worker_times
 from solrl_ray.rollout.fallback import in_a_row
 
@@ -43,19 +38,19 @@ def build(run_folder: Path) -> Path:
 
 
 def _values(data: RunData) -> dict[str, Any]:
-    """The template's values."""
     config, iterations = data.config, data.iterations
     base, final, real = (data.shown.get(name) for name in ("base", "final", "real"))
     gain = data.gain
     closed = base and final and real and gap_closed(base.reward_mean, final.reward_mean, real.reward_mean)
-    curve = Curve.of(data)
+    curve, devices, cards = Curve.of(data), sorted({one.device for one in data.attestations}), gpus(config)
+    devices += [f"{cards:g} GPU{'s' if cards != 1 else ''}"] if devices and cards else []
     versions = data.summary.versions if data.summary else {}
     return {
         "run": data,
         "name": config.run.name,
         "line": _line(config),
         "starts": data.starts,
-        "devices": _devices(data),
+        "devices": ", ".join(devices),
         "base_model": str(paths.resolve(config.model.path)),
         "dtype": config.model.dtype,
         "on_gpu": config.fleet.learners.num_gpus > 0,
@@ -99,13 +94,6 @@ def _values(data: RunData) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "selection_digest": data.summary.selection_digest if data.summary else run_selection_digest(iterations),
     }
-
-
-def _devices(data: RunData) -> str:
-    """Its devices and number of GPUs; empty if no worker has attested."""
-    names = sorted({attestation.device for attestation in data.attestations})
-    count = gpus(data.config)
-    return ", ".join([*names, *([f"{count:g} GPU{'s' if count != 1 else ''}"] if names and count else [])])
 
 
 def _line(config: Config) -> str:

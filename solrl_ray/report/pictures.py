@@ -35,8 +35,6 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The pictures of one prompt."""
-
     caption: str
     means: list[str]
     """Mean score of each policy."""

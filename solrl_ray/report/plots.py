@@ -219,9 +219,7 @@ def prompt_gains(axes: Axes, gain: PairedGain) -> None:
 
 @_plot("fidelity", "Rank fidelity per iteration", "iteration", "correlation, share", columns=3)
 def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Agreement of preview and full-precision rewards on the regenerated seeds, and estimates for whole pools by
-    audits.
-    """
+    """Agreement of preview and full-precision rewards on regenerated seeds, and estimates for pools by audits."""
     _line(axes, iterations, "spearman", "blue", label="Spearman")
     _line(axes, iterations, "kendall", "orange", "s", label="Kendall")
     _line(axes, iterations, "side_agreement", "green", "^", label="same half")
@@ -238,7 +236,6 @@ def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 
 @_plot("kl", "Squared velocity distance to the reference policy", "iteration", "KL term, mean square", size=NARROW)
 def reference_distance(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Distance from the reference policy."""
     _line(axes, iterations, "kl", "purple")
 
 

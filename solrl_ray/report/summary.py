@@ -126,18 +126,10 @@ def package_versions() -> dict[str, str]:
 def summarize(
     config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics], *, seconds: float
 ) -> Summary:
-    """Summary of a finished run that took `seconds` of wall time; `iterations` has one record per iteration.
-
-    Raises ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
-    """
-    base, final = find_evaluation(evaluations, "base"), find_evaluation(evaluations, "ema")
-    real = find_evaluation(evaluations, "real")
-    if not iterations or base is None or final is None:
-        have = sorted({evaluation.policy for evaluation in evaluations})
-        raise ValueError(
-            f"A summary needs iterations and evaluations of base and ema; "
-            f"there are {len(iterations)} iterations and evaluations of {have}."
-        )
+    """Summary of a finished run that took `seconds` of wall time; `iterations` has one record per iteration."""
+    base, final, real = (find_evaluation(evaluations, policy) for policy in ("base", "ema", "real"))
+    assert base is not None
+    assert final is not None
     gain = paired_gain(base, final)
     reward_real = None if real is None else real.reward_mean
     last = max(iterations, key=lambda record: record.iteration)

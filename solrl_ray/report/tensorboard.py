@@ -24,7 +24,6 @@ class TensorBoardWriter:
         self._writer = SummaryWriter(str(folder), purge_step=first_iteration or None)
 
     def iteration(self, record: IterationMetrics) -> None:
-        """Writes the scalars of one iteration."""
         self._add(iteration_scalars(record), record.iteration)
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:

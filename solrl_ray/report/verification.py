@@ -20,8 +20,6 @@ from solrl_ray.storage.run_folder import RunFolder, Unreadable
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One file or folder."""
-
     name: str
     problem: str
     """A sentence; empty if it is unchanged."""

@@ -34,8 +34,7 @@ def check(
         named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
         tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
 
-    Raises:
-        UserError: one sentence naming key, value and what would be right.
+    Raises UserError: one sentence naming key, value and what would be right.
     """
     for i, config in enumerate(configs):
         keys = _named(i, named)
@@ -88,18 +87,12 @@ def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, na
 
 
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
-    keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
+    name = f"rewards[{index}] ({config.kind})"
     with progress_note(f"loading the reward {config.kind}"):
-        reward = load_one(config, device, keys=keys, name=name)
+        reward = load_one(config, device, keys=lambda field: f"rewards[{index}].{field}", name=name)
     scale = config.normalize.model_dump() if config.normalize is not None else {}
     return Weighted(reward, config.weight, **scale)
 
 
 def _named(index: int, named: Callable[[str], str]) -> Keys:
     return lambda field: named(f"rewards.{index}.{field}")
-
-
-def _brackets(key: str) -> str:
-    """``rewards.0.path`` as ``rewards[0].path``."""
-    section, index, field = key.split(".", 2)
-    return f"{section}[{index}].{field}"

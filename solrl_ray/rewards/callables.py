@@ -69,9 +69,8 @@ def real_pictures(
 ) -> Tensor:
     """Pictures of a prompt, one an address, drawn by `evaluation.reference`: float32 [n, 3, H, W] in [0, 1].
 
-    Args:
-        references: the prompt's, float32 [n, 3, H, W] in [0, 1]. A function with a parameter named as in `base.SEEN`
-            gets copies: [3, H, W], or all.
+    `references`: the prompt's, float32 [n, 3, H, W] in [0, 1]. A function with a parameter named as in `base.SEEN` gets
+    copies: [3, H, W], or all.
 
     Raises `UserError` naming `key` as `import_callable`; `RewardError` if the function fails, or draws what is no such
     picture.
@@ -111,11 +110,7 @@ class CallableReward(CheckpointReward):
     """
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        device: torch.device | str,
-        code: OwnCode | None = None,
+        self, name: str, function: Callable[..., Any], device: torch.device | str, code: OwnCode | None = None
     ) -> None:
         super().__init__(name)
         self._function = function
@@ -173,10 +168,6 @@ def first_parameter(function: Callable[..., Any]) -> str:
         return ""
 
 
-def _handlers() -> dict[signal.Signals, Any]:
-    return {each: signal.getsignal(each) for each in signal.valid_signals()}
-
-
 def _set_handlers(handlers: dict[signal.Signals, Any]) -> None:
     for each, handler in handlers.items():
         if handler is not None and signal.getsignal(each) is not handler:  # None: not Python's
@@ -199,7 +190,10 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the deterministic mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "cuDNN's deterministic mode": _of_cudnn("deterministic"),
     "cuDNN's benchmark mode": _of_cudnn("benchmark"),
-    "the handlers of signals": (_handlers, _set_handlers),
+    "the handlers of signals": (
+        lambda: {each: signal.getsignal(each) for each in signal.valid_signals()},
+        _set_handlers,
+    ),
 }
 """Of the process → how each is read and set. They decide other code's results, or how the process ends."""
 _TOLD = set[tuple[str, str]]()

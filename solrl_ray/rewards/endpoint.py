@@ -39,9 +39,7 @@ T = TypeVar("T")
 
 
 class TryAgain(Exception):
-    """A failure that may be temporary: no connection, a timeout, a busy or failing server, an answer without a
-    score.
-    """
+    """A failure that may be temporary: no connection, a timeout, a busy or failing server, or no score in an answer."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
         super().__init__(message)

@@ -30,9 +30,7 @@ from solrl_ray.rewards.base import Keys
 
 FILE = "HPSv3.safetensors"
 QUESTION = Path(__file__).with_name("hpsv3_question.txt")
-"""What the network was trained with, to the last space: it is part of the checkpoint. ``{prompt}`` stands for the
-prompt.
-"""
+"""What the network was trained with, to the last space: part of the checkpoint. ``{prompt}`` is for the prompt."""
 TOKEN = "<|Reward|>"
 """Added to Qwen2-VL's tokenizer; the head reads the hidden state of it."""
 AREA = 256 * 28 * 28

@@ -34,8 +34,6 @@ class RewardMixture(Reward):
 
     def __init__(self, rewards: Sequence[Weighted]) -> None:
         super().__init__("mixture of " + ", ".join(each.reward.name for each in rewards))
-        if not rewards:
-            raise ValueError("a mixture needs at least one reward")
         self._rewards = tuple(rewards)
 
     def components(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> dict[str, Tensor]:

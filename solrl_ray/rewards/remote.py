@@ -20,9 +20,7 @@ from solrl_ray.rewards.preprocessing import eight_bits
 
 
 class RemoteReward(CheckpointReward):
-    """Posts images as PNG with their prompts, and reads one score an image; a repeated request has the same id
-    (`Endpoint`).
-    """
+    """Posts images as PNG with their prompts, reads one score an image; a repeated request has its id (`Endpoint`)."""
 
     def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
         super().__init__(name)
@@ -60,11 +58,14 @@ class RemoteReward(CheckpointReward):
             raise RewardError(
                 f'Reward {self.name} got {shown!r} from {self._url}; right would be {{"scores": [...]}}.'
             ) from error
-        if not isinstance(scores, list) or not all(_is_number(score) for score in scores) or len(scores) != count:
+        given = scores if isinstance(scores, list) else []
+        # Not a bool, and not a whole number beyond what a float holds.
+        numbers = [each for each in given if type(each) is float or (type(each) is int and abs(each) < 2**63)]
+        if not len(numbers) == len(given) == count:
             raise RewardError(
                 f"Reward {self.name} got {shown!r} from {self._url}; right would be {count} numbers in 'scores'."
             )
-        return torch.tensor([float(score) for score in scores], dtype=torch.float32)
+        return torch.tensor([float(score) for score in numbers], dtype=torch.float32)
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
@@ -73,8 +74,3 @@ def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
     assert remote is not None
     check_url(remote.url, keys("remote.url"), "http://rewards.internal:8000/score")
     return remote, token_of(remote.token_variable, keys("remote.token_variable"))
-
-
-def _is_number(value: Any) -> bool:
-    """Not a whole number beyond what a float holds, either."""
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)

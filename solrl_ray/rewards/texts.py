@@ -17,9 +17,7 @@ KEPT = 1024
 
 
 class Texts:
-    """Tensors by prompt; the last `KEPT` are kept. A prompt longer than `limit` tokens is truncated, with a warning and
-    a count.
-    """
+    """Tensors by prompt; the last `KEPT` are kept. Prompts over `limit` tokens are cut, with a warning and a count."""
 
     def __init__(self, name: str, encode: Callable[[str], Tensor], count: Callable[[str], int], limit: int) -> None:
         """

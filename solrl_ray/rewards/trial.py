@@ -38,15 +38,11 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
         except (UserError, RewardError) as error:
             said = str(error)
             if isinstance(error, RewardError):
-                said = f"{trial.key} is {trial.spec!r}, which was tried on two {_tried_on(trial)}: {error}"
+                what = "videos" if trial.shapes[0].frames else "pictures"
+                what = "prompts" if isinstance(trial.config, EvaluationConfig) else what
+                said = f"{trial.key} is {trial.spec!r}, which was tried on two {what}: {error}"
             raise UserError(f"{said}{_users_traceback(error.__cause__)}") from None
     return scores
-
-
-def _tried_on(trial: Trial) -> str:
-    if isinstance(trial.config, EvaluationConfig):
-        return "prompts"
-    return "videos" if trial.shapes[0].frames else "pictures"
 
 
 def _score(trial: Trial, device: str) -> list[float]:

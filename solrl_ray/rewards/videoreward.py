@@ -131,8 +131,7 @@ class VideoReward(qwen_vl.QwenVLReward):
 def merged(state: Mapping[str, Tensor], lora: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights of a PEFT model's `state` with its LoRA added, under the names that they have without PEFT.
 
-    Args:
-        lora: ``lora_alpha`` and ``use_rslora``, as published.
+    `lora`: ``lora_alpha`` and ``use_rslora``, as published.
     """
     named = {key.removeprefix("base_model.model."): tensor for key, tensor in state.items()}
     plain = {

@@ -38,10 +38,6 @@ def news(config: Config, records: Sequence[IterationMetrics]) -> str:
 
     Some prompts with constant rewards are bad, all prompts of an iteration are worse.
     """
-    *before, newest = (_badness(config, record) for record in records)
+    most = [max(record.constant_groups, record.constant_pools) for record in records]
+    *before, newest = ((count > 0) + (count == config.rollout.prompts) for count in most)
     return constant_rewards(config, records[-1:]) if newest > max(before, default=0) else ""
-
-
-def _badness(config: Config, record: IterationMetrics) -> int:
-    most = max(record.constant_groups, record.constant_pools)
-    return (most > 0) + (most == config.rollout.prompts)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import PoolSampling, at_fallback_level, is_one_stage, previews
+from solrl_ray.config.strategies import at_fallback_level, is_one_stage, previews
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Pruning
 
@@ -35,10 +35,7 @@ def in_a_row(iterations: int) -> str:
 
 class FallbackLadder:
     def __init__(self, config: Config, *, staleness: int = 0) -> None:
-        """
-        Args:
-            staleness: how many of the iterations just before one are not measured yet when it is explored.
-        """
+        """`staleness`: how many of the iterations just before one are not measured yet when it is explored."""
         self._config = config
         self._staleness = staleness
 
@@ -86,9 +83,12 @@ class FallbackLadder:
         name, times = fidelity.measure.capitalize(), in_a_row(fidelity.patience)
         if standing.level > before.level:
             first, preview = (previews(self._config)[level] for level in (0, standing.level))
+            prune, how = preview.prune, ""
+            if first.prune:
+                how = f", pruned after {prune.after} steps to {prune.keep} seeds" if prune else ", none of them pruned"
             return (
                 f"rank fidelity: {name} was below {fidelity.floor:g} in {times}; from iteration {iteration + 1} on "
-                f"previews take {preview.steps} steps in {preview.tier}{_pruned(preview) if first.prune else ''} "
+                f"previews take {preview.steps} steps in {preview.tier}{how} "
                 f"(fallback level {standing.level} of {len(fidelity.fallback)})"
             )
         if standing != before and standing.low == fidelity.patience:
@@ -97,9 +97,3 @@ class FallbackLadder:
                 "fidelity.fallback has no further one"
             )
         return ""
-
-
-def _pruned(preview: PoolSampling) -> str:
-    """``, pruned after 3 steps to 48 seeds``."""
-    prune = preview.prune
-    return f", pruned after {prune.after} steps to {prune.keep} seeds" if prune else ", none of them pruned"

@@ -81,12 +81,6 @@ class Previewed:
     """As of `Sampled`, for both scorings."""
 
 
-def _estimate(state: State) -> Tensor:
-    """The estimate of x0, after at least one step."""
-    assert state.x0 is not None
-    return state.x0
-
-
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
     """The addresses of a unit's initial noise.
 
@@ -145,8 +139,6 @@ class Sampler:
         self._record = record
         self._previewed_frames = config.rollout.preview.latent_frames
         self._regenerate_steps = config.rollout.regenerate.steps
-        if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
-            raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
 
     @torch.no_grad()
     def warm_up(self, embedding: PromptEmbedding) -> None:
@@ -159,12 +151,7 @@ class Sampler:
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
-        """Sample a unit; previews may be pruned, samples may not.
-
-        Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
-        """
-        if unit.prune is not None:
-            raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
+        """Sample a unit. Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
         batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
@@ -220,7 +207,8 @@ class Sampler:
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        early = torch.cat([scored(self._decode_preview(_estimate(state))) for state in begun])[:count]
+        estimates = [state.x0 for state in begun if state.x0 is not None]  # which all have after a step
+        early = torch.cat([scored(self._decode_preview(x0)) for x0 in estimates])[:count]
         deciding = early[:, 0]
         if self._weights:
             deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()

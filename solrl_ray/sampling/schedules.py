@@ -15,18 +15,12 @@ _TRAINING_STEPS = 1000
 def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tensor:
     """The grid of `steps` solver steps: float64 [steps + 1], falling from 1 to exactly 0.
 
-    Args:
-        image_tokens: image tokens of the transformer; the shifts of ``flux`` and ``flux2`` depend on it.
-
-    Raises:
-        ValueError: `steps` is below 1.
+    `image_tokens`: image tokens of the transformer; the shifts of ``flux`` and ``flux2`` depend on it.
 
     Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206), its dynamic
     exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); `compute_empirical_mu` of
     diffusers' FLUX.2 pipelines; Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
     """
-    if steps < 1:
-        raise ValueError(f"a sigma grid needs at least one step, got {steps}")
     if schedule.kind == "linear":
         return _linspace(1.0, 0.0, steps + 1)
     if schedule.kind == "shift":

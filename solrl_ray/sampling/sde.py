@@ -117,8 +117,6 @@ class Step:
 
 def nested(full: int, steps: int) -> list[int]:
     """`steps` + 1 of the grid points 0 … `full`, both ends among them, as evenly as whole numbers allow."""
-    if not 1 <= steps <= full:
-        raise ValueError(f"a grid of {full} steps cannot be thinned to {steps}")
     return [(2 * j * full + steps) // (2 * steps) for j in range(steps + 1)]
 
 
@@ -129,11 +127,12 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
     the square root of the stochastic length. So a preview follows the path of the full trajectory, up to its own
     discretisation error. `start` is the first step of the sampler's window, if it has one.
 
-    Args:
-        grid: sigmas of the full schedule, [full + 1], from 1 to 0.
+    `grid`: sigmas of the full schedule, [full + 1], from 1 to 0.
     """
     full = len(grid) - 1
-    noisy = _noisy_steps(sampler, full, start)
+    noisy = range(full if isinstance(sampler, FlowSde) else full - 1)
+    if sampler.window is not None:
+        noisy = range(start, start + sampler.window.size)
     points = nested(full, steps)
     coarse = [grid[point] for point in points]
     planned = []
@@ -148,12 +147,6 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
         weights = tuple((i, 1.0 if single else math.sqrt(length / total)) for i, length in lengths.items())
         planned.append(Step(sigma=coarse[k], transition=transition(sampler, coarse, k, total), increments=weights))
     return planned
-
-
-def _noisy_steps(sampler: Stochastic, full: int, start: int) -> range:
-    if sampler.window is not None:
-        return range(start, start + sampler.window.size)
-    return range(full if isinstance(sampler, FlowSde) else full - 1)
 
 
 def integrate(

@@ -50,8 +50,6 @@ Held = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A unit for a worker."""
-
     worker: str
     unit: WorkUnit
     batch: str
@@ -217,16 +215,13 @@ class Dispatcher:
             self._hedging[self._workers[worker].pool].answered(unit, seconds)
 
     def failed(self, worker: str, unit: WorkUnit, *, now: float) -> None:
-        """A worker has no answer to a unit: it raised an error. That says neither how long a unit takes nor that the
-        worker is right.
-        """
+        """A worker raised an error. That says neither how long a unit takes nor that the worker is right."""
         self._free_slot(worker, unit, now)
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:
         """An answer that cannot be right: a strike against its worker, and the unit is repeated.
 
-        Args:
-            alone: whether the worker's pool has no other worker.
+        `alone`: whether the worker's pool has no other worker.
 
         Returns the worker's strikes. Raises RunError if the run is at fault (`scheduling.strikes`).
         """

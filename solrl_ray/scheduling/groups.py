@@ -12,9 +12,8 @@ from solrl_ray.records import SampleGroup, Trajectory, WorkUnit
 def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
     """The samples of `unit`'s indices, in its order, from the `parts` that were sampled unit by unit.
 
-    Raises:
-        ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some
-            have trajectories.
+    Raises ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some
+    have trajectories.
     """
     where = (unit.iteration, unit.revision, unit.prompt_id)
     places: dict[int, tuple[SampleGroup, int]] = {}

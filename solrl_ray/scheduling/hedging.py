@@ -50,14 +50,12 @@ class Hedging:
             self._answered.intersection_update(unit for entry in out for unit in entry.units)
         if not self._factor or not idle:
             return []
-        late = [entry for entry in out if entry.units and entry.seconds > self._patience(entry.units[0].stage)]
+        known = {stage: seconds for stage, seconds in self._seconds.items() if len(seconds) >= ENOUGH}
+        limits = {stage: max(FLOOR, self._factor * median(seconds)) for stage, seconds in known.items()}
+        late = [each for each in out if each.units and each.seconds > limits.get(each.units[0].stage, float("inf"))]
         if not late:
             return []
         held = Counter(unit for entry in out for unit in entry.units)
         units = [unit for entry in sorted(late, key=lambda entry: -entry.seconds) for unit in entry.units]
         once = [unit for unit in units if unit not in self._answered and held[unit] == 1]
         return list(zip(idle, once, strict=False))
-
-    def _patience(self, stage: str) -> float:
-        seconds = self._seconds[stage]
-        return max(FLOOR, self._factor * median(seconds)) if len(seconds) >= ENOUGH else float("inf")

@@ -62,9 +62,7 @@ class IterationPlan:
     prune: Pruning | None = None
     """Pruning of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
     reproducible: bool = True
-    """Whether scores are reproducible. If not, the first one counts, and a repeated result is compared by its samples
-    alone.
-    """
+    """Whether scores are reproducible. If not, the first counts, and repeated results are compared by samples alone."""
 
     @property
     def exploring_revision(self) -> int:
@@ -73,7 +71,6 @@ class IterationPlan:
 
     @property
     def audited_prompts(self) -> tuple[str, ...]:
-        """The prompts whose pools are audited."""
         return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
 
     def pool_units(self) -> list[WorkUnit]:
@@ -108,8 +105,6 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSummary:
-    """A finished iteration."""
-
     selections: tuple[Selection, ...]
     """In prompt order."""
     proxy_mean: float
@@ -119,9 +114,7 @@ class IterationSummary:
     violations: tuple[str, ...] = ()
     """A sentence for each repeated result with other bytes; the first one counted."""
     contrasts: tuple[tuple[float, ...], ...] = ()
-    """Of several rewards with their own statistics: those of the groups, in prompt order, to compare with the
-    selections' rewards.
-    """
+    """Of several rewards with own statistics: those of the groups, in prompt order, to compare with the selections'."""
 
 
 @lru_cache(maxsize=1024)
@@ -138,8 +131,7 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
     """SHA-256 of a group's rewards, latents, trajectory and, if it has one, shape: what the learner will see.
 
-    Args:
-        scores: include the rewards; only if they are reproducible.
+    `scores`: include the rewards; only if they are reproducible.
     """
     values = (*group.rewards, *chain.from_iterable(group.components)) if scores else ()
     digest = hashlib.sha256(struct.pack(f"<{len(values)}f", *values))

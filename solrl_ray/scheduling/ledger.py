@@ -104,5 +104,4 @@ class Ledger:
 
     @property
     def complete(self) -> bool:
-        """Whether all units have results."""
         return len(self._digests) == len(self._units)

@@ -31,8 +31,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Actors of one kind."""
-
     key: str
     """Its key in the configuration: ``fleet.explorers``."""
     count: int
@@ -136,8 +134,6 @@ def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
 
 @dataclass(slots=True)
 class _FreeResources:
-    """Free resources of a node."""
-
     cpus: float
     cards: list[float]
     """Of each GPU."""

@@ -33,8 +33,7 @@ class Strikes:
             reason: what is wrong with it, as a sentence.
             alone: whether the worker's pool has no other worker.
 
-        Raises:
-            RunError: the run is at fault.
+        Raises RunError: the run is at fault.
         """
         before = self._refused.setdefault(unit.id, worker)
         if before != worker:

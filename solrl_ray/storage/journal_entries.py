@@ -62,7 +62,8 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    audited = entry["kind"] == "audit"
+    audited, components = entry["kind"] == "audit", _floats(entry.get("components", ""))
+    rewards = len(plan.selection.weights)
     return UnitResult(
         unit=WorkUnit(
             stage=entry["kind"],
@@ -75,7 +76,7 @@ def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
         ),
         rewards=_floats(entry["rewards"]),
         early=_floats(entry.get("early", "")),
-        components=_rows(_floats(entry.get("components", "")), len(plan.selection.weights)),
+        components=tuple(components[i : i + rewards] for i in range(0, len(components), rewards)) if rewards else (),
         worker=entry["worker"],
         score_class=entry["score_class"],
         seconds=entry["seconds"],
@@ -90,10 +91,6 @@ def _hex(values: Sequence[float]) -> str:
 def _floats(text: str) -> tuple[float, ...]:
     raw = bytes.fromhex(text)
     return struct.unpack(f"<{len(raw) // 4}f", raw)
-
-
-def _rows(values: tuple[float, ...], width: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(values[start : start + width] for start in range(0, len(values), width)) if width else ()
 
 
 def selection_entry(selection: Selection) -> dict[str, Any]:

@@ -106,13 +106,9 @@ class RunFolder:
         A run has begun once something was journaled or trained. What an earlier attempt left is removed, so that the
         corrected command can be repeated.
 
-        Args:
-            first: the state that a warm-started run begins with.
-
-        Raises:
-            UserError: a new run into a folder with a run, a resume of a folder without one or with more updates than
-                `run.iterations`, another format, a folder in use, one that cannot be written, or less free disk space
-                than `checkpoints.min_free_gb`.
+        `first`: the state that a warm-started run begins with. Raises UserError: a new run into a folder with a run, a
+        resume of a folder without one or with more updates than `run.iterations`, another format, a folder in use, one
+        that cannot be written, or less free disk space than `checkpoints.min_free_gb`.
         """
         if resume and not (self.path / "config.yaml").exists():
             raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
@@ -256,8 +252,7 @@ class RunFolder:
         The journal and the samples of iteration `updates` stay: the run continues inside that iteration. A checkpoint
         beyond is one that could not be read; it is renamed to ``….damaged``.
 
-        Args:
-            staleness: iterations beyond whose journals stay as well: their exploring revisions exist.
+        `staleness`: iterations beyond whose journals stay as well: their exploring revisions exist.
         """
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:

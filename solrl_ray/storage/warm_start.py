@@ -38,9 +38,8 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         The configuration with `run.init_digest`, and the state of 0 updates that the run begins with. A run gives its
         three policies; a LoRA file is used for all three.
 
-    Raises:
-        UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank or base, a run of another alpha,
-            or its digest is not `run.init_digest`.
+    Raises UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank or base, a run of another
+    alpha, or its digest is not `run.init_digest`.
     """
     init = config.run.init
     named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"

@@ -32,8 +32,7 @@ def words_that_hold(images: Tensor, prompts: Sequence[str]) -> Tensor:
         float32 [B] in [0, 1], on the CPU: of 4 words if the caption has one object (size, colour, shape, background),
         else of 8.
 
-    Raises:
-        ValueError: a prompt is no caption of this world.
+    Raises ValueError: a prompt is no caption of this world.
     """
     pictures = images.float().cpu()  # scenes are drawn on the CPU
     return torch.stack([_share(picture, parse(prompt)) for picture, prompt in zip(pictures, prompts, strict=True)])

@@ -97,10 +97,7 @@ def parse(caption: str) -> Scene:
 
 
 def render(
-    fields: torch.Tensor,
-    jitter: torch.Tensor,
-    resolution: int = RESOLUTION,
-    centres: torch.Tensor | None = None,
+    fields: torch.Tensor, jitter: torch.Tensor, resolution: int = RESOLUTION, centres: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Draws a batch of scenes.
 

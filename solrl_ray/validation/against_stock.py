@@ -25,9 +25,7 @@ FORWARD_LIMITS = {
     "bfloat16": (0.03, "one rounding is up to 2^-9 = 0.002; dozens of layers in another order may add up to some 0.01"),
     "float32": (1e-3, "a float32 rounding is up to 2^-24; on GPUs products may run in TF32, 2^-11"),
 }
-"""`model.dtype` → largest relative error of a velocity, and why. A wrong timestep, text or position gives 0.1 or
-more.
-"""
+"""`model.dtype` → largest relative error of a velocity, and why. A wrong timestep, text or position gives over 0.1."""
 PICTURE_LIMITS = {
     "bfloat16": (30.0, "the stock pipeline rounds its state to bfloat16 after each step, ours stays in float32"),
     "float32": (50.0, "what float32 roundings leave; eight bits a channel are 59 dB"),

@@ -28,11 +28,16 @@ SECTIONS = ("model", "rollout", "objective", "learner", "publish", "compile")
 
 def write(folder: Path, session: Session, outcomes: Sequence[Outcome], command: Sequence[str]) -> Path:
     """Write both files; returns the first one's path. No host is named, and no home folder."""
-    dumped = session.config.model_dump(mode="json")
+    dumped, device, gpu = session.config.model_dump(mode="json"), session.device, dict[str, Any]()
+    if device.type == "cuda":
+        gpu = {"memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9, "cuda": torch.version.cuda}
+        if (driver := Path("/proc/driver/nvidia/version")).is_file():
+            gpu["driver"] = driver.read_text().splitlines()[0].strip()
+    versions = {"python": sys.version.split()[0], **package_versions()}
     content = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "command": shlex.join(command),
-        "machine": _machine(session.device),
+        "machine": {"device": attestation.device_name(device), **gpu, "versions": versions},
         "ok": all(outcome.state in ("ok", "lacks") for outcome in outcomes),
         "steps": [asdict(outcome) for outcome in outcomes],
         "rows of pictures.png": list(session.pictures),
@@ -44,16 +49,6 @@ def write(folder: Path, session: Session, outcomes: Sequence[Outcome], command: 
         rows = [[image.nan_to_num() for image in images] for images in session.pictures.values()]
         replace_file(folder / PICTURES_FILE, encode_png(contact_sheet(rows)))
     return folder / JSON_FILE
-
-
-def _machine(device: torch.device) -> dict[str, Any]:
-    gpu: dict[str, Any] = {}
-    if device.type == "cuda":
-        gpu = {"memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9, "cuda": torch.version.cuda}
-        if (driver := Path("/proc/driver/nvidia/version")).is_file():
-            gpu["driver"] = driver.read_text().splitlines()[0].strip()
-    versions = {"python": sys.version.split()[0], **package_versions()}
-    return {"device": attestation.device_name(device), **gpu, "versions": versions}
 
 
 def _plain(value: Any) -> Any:

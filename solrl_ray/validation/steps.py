@@ -1,4 +1,4 @@
-"""Steps one after another: each measures, has a deadline and is reported at once; others outlive its failure."""
+"""Steps one after another: each measures and is reported at once; others outlive its failure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from solrl_ray.common.deadlines import in_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a step."""
-
     step: str
     state: str
     """``ok``; ``FAILS``; ``lacks``: this machine cannot do it; ``skipped``: a step that it needs did not succeed."""
@@ -93,39 +89,30 @@ class Outcome:
         return f"{self.step:<24} {self.state:<8} {spent:<20} {told}".rstrip()
 
 
-def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator[Outcome]:
-    """The outcome of each step, as soon as it is known.
-
-    Args:
-        seconds: deadline of each step. A step that passes it is abandoned in its thread.
-    """
+def run(steps: Sequence[Step], device: torch.device) -> Iterator[Outcome]:
+    """The outcome of each step, as soon as it is known."""
     succeeded: set[str] = set()
     for step in steps:
         if missing := [name for name in step.needs if name not in succeeded]:
             reason = f"needs {' and '.join(missing)}, which did not succeed"
             yield Outcome(step=step.name, state="skipped", reason=reason)
             continue
-        outcome = _done(step, device, seconds)
+        outcome = _done(step, device)
         if outcome.state == "ok":
             succeeded.add(step.name)
         yield outcome
 
 
-def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
+def _done(step: Step, device: torch.device) -> Outcome:
     on_gpu = device.type == "cuda"
     free(device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     measures, trace, started = list[Measure](), "", time.perf_counter()
-
-    def work() -> list[Measure]:
-        found = step.work()
+    try:
+        measures = step.work()
         if on_gpu:
             torch.cuda.synchronize(device)  # else its errors would be the next step's
-        return found
-
-    try:
-        measures = in_time(work, what=step.name, seconds=seconds, silent="it")
         reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
         state = "FAILS" if reason else "ok"
     except Lacks as lacking:
@@ -155,9 +142,7 @@ def free(device: torch.device) -> None:
 
 
 def without_home(text: str) -> str:
-    """Replaces the user's home folder, which contains their name, by ``~`` at the beginning of a path, as set or
-    resolved.
-    """
+    """Replaces the user's home folder, which has their name, by ``~`` where a path begins, as set or resolved."""
     homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
     for home in homes:
         # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import google_crc32c
@@ -22,14 +23,6 @@ WAITING_BYTES = 1 << 28
 """On a GPU, tensors of about so many bytes are kept until one launch reads them."""
 
 
-def _as_hex(crc: int) -> str:
-    return f"{crc:08x}"
-
-
-def _from_hex(text: str) -> int:
-    return int(text, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """The required type, shape and checksum of a tensor."""
@@ -37,7 +30,7 @@ class Stamp:
     dtype: str
     """safetensors' name: ``F32``, ``U8``, …"""
     shape: tuple[int, ...]
-    crc32c: Annotated[int, BeforeValidator(_from_hex), PlainSerializer(_as_hex)]
+    crc32c: Annotated[int, BeforeValidator(partial(int, base=16)), PlainSerializer("{:08x}".format)]
     """CRC-32C (Castagnoli, RFC 3720 appendix B.4) over the tensor's bytes, row by row, little-endian."""
 
 
@@ -109,7 +102,7 @@ def stamps_digest(stated: Mapping[str, Stamp]) -> str:
     The shape is written ``4,48``, the CRC as eight hex digits.
     """
     lines = [
-        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {_as_hex(stamp.crc32c)}\n"
+        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {stamp.crc32c:08x}\n"
         for name, stamp in sorted(stated.items())
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -34,11 +34,8 @@ def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> b
 def read(buffer: Buffer, what: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Metadata and tensors of a file; the tensors are views of `buffer` and must not be written to.
 
-    Args:
-        what: the subject of error messages, such as ``the revision's payload``.
-
-    Raises:
-        Unusable: the file is truncated, longer than its header says, or has no readable header.
+    `what`: the subject of error messages, such as ``the revision's payload``. Raises Unusable: the file is truncated,
+    longer than its header says, or has no readable header.
     """
     view = memoryview(cast(bytes, buffer)).cast("B")
     start = 8 + int.from_bytes(view[:8], "little")

@@ -115,7 +115,6 @@ def byte_tables(matrix: np.ndarray) -> np.ndarray:
 
 
 def power(matrix: np.ndarray, exponent: int) -> np.ndarray:
-    """A matrix times itself."""
     result = np.uint32(1) << np.arange(32, dtype=np.uint32)
     while exponent:
         if exponent & 1:

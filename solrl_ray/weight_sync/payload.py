@@ -66,8 +66,7 @@ def encode(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> bytes:
 def read(buffer: Buffer) -> Payload:
     """Reads and verifies a payload.
 
-    Raises:
-        Unusable: naming the first tensor that is truncated, unknown or altered, or the manifest.
+    Raises Unusable: naming the first tensor that is truncated, unknown or altered, or the manifest.
     """
     metadata, tensors = container.read(buffer, WHAT)
     manifest = Manifest.from_json(metadata.get("manifest", ""))

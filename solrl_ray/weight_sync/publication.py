@@ -18,8 +18,6 @@ Content = Literal["manifest", "factors", "packed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
-    """A revision to be sent."""
-
     revision: Revision
     mode: str
     """`Publish.mode`."""
@@ -30,9 +28,7 @@ class Publication:
 
     @property
     def is_usable(self) -> bool:
-        """Whether an explorer without a card can use it: it merges factors itself, or has packed weights if there are
-        any.
-        """
+        """Whether an explorer without a card can use it: it merges factors itself, or has packed weights if any."""
         manifest = self.revision.manifest
         return self.mode == "lora" or not manifest.formats or bool(self.revision.packed)
 

@@ -63,8 +63,7 @@ class Publisher:
         """Takes the base weights [out, in] of the modules that LoRA touches, and the formats of those that explorers
         quantise.
 
-        Raises:
-            ValueError: a base weight with NaN or Inf.
+        Raises ValueError: a base weight with NaN or Inf.
         """
         self._base = {module: base[module] for module in sorted(base)}
         self._lora = lora
@@ -137,6 +136,7 @@ class Publisher:
                 amax[module] = fitting
                 bumped += [module] if fitting != self._frozen_amax[module] else []
         _check_finite(extremes, revision)
+        self._base_stamps |= {m: stamp(self._base[m]) for m in modules if m not in self._base_stamps}
         of_factors = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
         stated = quantized.result()
         held = {REGENERATOR: merged.result()}
@@ -146,7 +146,7 @@ class Publisher:
         return RevisionShard(
             revision=revision,
             policy=policy,
-            base={f"{module}.weight": self._base_stamp(module) for module in modules},
+            base={f"{module}.weight": self._base_stamps[module] for module in modules},
             formats={m: self._formats[m] for m in modules if policy == "old" and m in self._formats},
             amax=amax,
             bumped=tuple(bumped),
@@ -166,11 +166,6 @@ class Publisher:
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax, finite=rounded is merged).items()}, amax
-
-    def _base_stamp(self, module: str) -> Stamp:
-        if module not in self._base_stamps:
-            self._base_stamps[module] = stamp(self._base[module])
-        return self._base_stamps[module]
 
     @property
     def _scaling(self) -> float:
@@ -203,11 +198,7 @@ def _on_host(name: str, tensor: torch.Tensor, buffers: dict[str, torch.Tensor] |
 def assemble(shards: Sequence[RevisionShard], lora: Lora, factors: Mapping[str, torch.Tensor]) -> Revision:
     """A revision from the shards of all ranks; the same bytes for any number of ranks.
 
-    Args:
-        factors: those that the shards are of, on the CPU.
-
-    Raises:
-        RunError: the shards are not of one revision.
+    `factors`: those that the shards are of, on the CPU. Raises RunError: the shards are not of one revision.
     """
     named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
@@ -256,8 +247,7 @@ def touched_linears(
 ) -> dict[str, nn.Linear]:
     """The linears that LoRA touches, by module path, with or without adapters around them.
 
-    Raises:
-        RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
+    Raises RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
     """
     found: dict[str, nn.Linear] = {}
     for name, module in transformer.named_modules():

@@ -67,9 +67,8 @@ class Receiver:
     def apply(self, payload: Payload) -> tuple[int, str]:
         """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
 
-        Raises:
-            RunError: nothing to overwrite, a module that the model lacks or holds differently, another base, or weights
-                that came out differently than published.
+        Raises RunError: nothing to overwrite, a module that the model lacks or holds differently, another base, or
+        weights that came out differently than published.
         """
         manifest = payload.manifest
         if not manifest.modules:

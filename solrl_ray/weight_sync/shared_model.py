@@ -193,11 +193,7 @@ class _QuantizedCopy:
     """An explorer's own layers: there while it works, made again from the base and its last revision."""
 
     def __init__(
-        self,
-        receiver: Receiver,
-        layers: dict[str, QuantizedLinear],
-        frozen: _FrozenWeights,
-        touched: dict[str, Tensor],
+        self, receiver: Receiver, layers: dict[str, QuantizedLinear], frozen: _FrozenWeights, touched: dict[str, Tensor]
     ) -> None:
         """
         Args:
@@ -252,10 +248,7 @@ class _FrozenWeights:
     """Full-precision weights that LoRA does not touch; they may leave the device, to copies that are made once."""
 
     def __init__(self, transformer: nn.Module, *, offload: bool) -> None:
-        """
-        Args:
-            offload: whether they leave while their quantised layers are there.
-        """
+        """`offload`: whether they leave while their quantised layers are there."""
         self.offload = offload
         self.weights: dict[str, Tensor] = {}
         self.amax: dict[str, float | None] = {}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +123,8 @@ def train(settings: Config, folder: Path, role: type, said: list[str]) -> list[l
     return [[(folder / f"state-{n}" / name).read_bytes() for name in STATE_FILES] for n in (1, 2)]
 
 
-def two_ranks(pipeline: Path, zero_stage: int) -> Config:
-    learner = {"world_size": 2, "zero_stage": zero_stage, "epochs": 2}
+def two_ranks(pipeline: Path) -> Config:
+    learner = {"world_size": 2, "epochs": 2}
     objective = {"timestep_fraction": 0.6, "clip_range": 0.001}
     return config(pipeline, learner=learner, objective=objective, fleet={"learners": {"threads": 1}})
 
@@ -178,41 +176,29 @@ def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[list[bytes]]]:
-    """ZeRO stage → what two ranks come to that nobody disturbs."""
-
-    @functools.cache
-    def trained(zero_stage: int) -> list[list[bytes]]:
-        folder, said = tmp_path_factory.mktemp(f"undisturbed-{zero_stage}"), list[str]()
-        files = train(two_ranks(tiny_pipeline, zero_stage), folder, LearnerRank, said)
-        assert said == []
-        return files
-
-    return trained
+def undisturbed(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[bytes]]:
+    """What two ranks come to that nobody disturbs."""
+    folder, said = tmp_path_factory.mktemp("undisturbed"), list[str]()
+    files = train(two_ranks(tiny_pipeline), folder, LearnerRank, said)
+    assert said == []
+    return files
 
 
 FROM_CHECKPOINT = "the learner group is rebuilt from the last checkpoint ("
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "role", "sentences"),
+    ("role", "sentences"),
     [
-        (1, KilledWhileUpdating, [FROM_CHECKPOINT]),
-        (2, KilledWhileUpdating, [FROM_CHECKPOINT]),
-        (2, KilledTwice, ["the learner group is rebuilt from revision 0 (", FROM_CHECKPOINT]),
+        (KilledWhileUpdating, [FROM_CHECKPOINT]),
+        (KilledTwice, ["the learner group is rebuilt from revision 0 (", FROM_CHECKPOINT]),
     ],
 )
 def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
-    undisturbed: Callable[[int], list[list[bytes]]],
-    tiny_pipeline: Path,
-    tmp_path: Path,
-    zero_stage: int,
-    role: type,
-    sentences: list[str],
+    undisturbed: list[list[bytes]], tiny_pipeline: Path, tmp_path: Path, role: type, sentences: list[str]
 ) -> None:
     said: list[str] = []
-    hurt = tmp_path / f"{role.__name__}-{zero_stage}"
-    assert train(two_ranks(tiny_pipeline, zero_stage), hurt, role, said) == undisturbed(zero_stage)
+    assert train(two_ranks(tiny_pipeline), tmp_path / role.__name__, role, said) == undisturbed
     assert [sentence[: sentence.index("(") + 1] for sentence in said] == sentences
 
 

@@ -29,8 +29,8 @@ STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
 POLICIES: tuple[Literal["default", "old", "ema"], ...] = ("default", "old", "ema")
 
 
-def build(pipeline: Path, rank: int, world_size: int, zero_stage: int, **sections: Any) -> Learner:
-    settings = config(pipeline, learner={"zero_stage": zero_stage, "world_size": world_size}, **sections)
+def build(pipeline: Path, rank: int, world_size: int, **sections: Any) -> Learner:
+    settings = config(pipeline, learner={"world_size": world_size}, **sections)
     model = models.load(settings.model, torch.device("cpu"), components={"transformer"})
     return Learner(settings, model, rank, world_size)
 
@@ -47,53 +47,49 @@ def save(learner: Learner, rank: int, folder: Path) -> None:
 
 
 def train_straight_and_half(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
-    for stage in (1, 2):
-        straight = build(pipeline, rank, world_size, stage)
-        run(straight, 0, 4)
-        save(straight, rank, folder / f"straight-{stage}")
-        digests = {policy: lora_digest(straight.factors(policy)) for policy in POLICIES}
-        (folder / f"digests-{stage}-{rank}.json").write_text(json.dumps(digests))
-        half = build(pipeline, rank, world_size, stage)
-        run(half, 0, 2)
-        save(half, rank, folder / f"half-{stage}")
+    straight = build(pipeline, rank, world_size)
+    run(straight, 0, 4)
+    save(straight, rank, folder / "straight")
+    digests = {policy: lora_digest(straight.factors(policy)) for policy in POLICIES}
+    (folder / f"digests-{rank}.json").write_text(json.dumps(digests))
+    half = build(pipeline, rank, world_size)
+    run(half, 0, 2)
+    save(half, rank, folder / "half")
 
 
 def resume(rank: int, world_size: int, pipeline: Path, folder: Path, *moves: tuple[str, str]) -> None:
     """For each (origin, name): go on from the states called `origin` to four updates, and leave all on the way."""
-    for stage in (1, 2):
-        for origin, name in moves:
-            learner = build(pipeline, rank, world_size, stage)
-            learner.load(state := LearnerState.load(folder / f"{origin}-{stage}"))
-            for iteration in range(state.updates, 4):
-                run(learner, iteration, 1)
-                save(learner, rank, folder / f"{name}-{iteration + 1}-{stage}")
+    for origin, name in moves:
+        learner = build(pipeline, rank, world_size)
+        learner.load(state := LearnerState.load(folder / origin))
+        for iteration in range(state.updates, 4):
+            run(learner, iteration, 1)
+            save(learner, rank, folder / f"{name}-{iteration + 1}")
 
 
 def count_reductions(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
-    reduce = torch.distributed.all_reduce
-    for stage in (1, 2):
-        learner = build(pipeline, rank, world_size, stage)
-        sizes: list[int] = []
+    reduce, sizes = torch.distributed.all_reduce, list[int]()
+    learner = build(pipeline, rank, world_size)
 
-        def counted(tensor: torch.Tensor, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> Any:
-            sizes.append(tensor.numel())
-            return reduce(tensor, *args, **kwargs)
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tensor.numel())
+        return reduce(tensor, *args, **kwargs)
 
-        torch.distributed.all_reduce = counted
-        metrics = learner.update(0, groups(0), embeddings())
-        torch.distributed.all_reduce = reduce
-        trained = sum(value.numel() for value in learner.factors("default").values())
-        found: dict[str, Any] = {"passes": metrics.passes, "sizes": sizes, "trained": trained}
-        even = learner.update(1, groups(1, sizes=(4, 4, 4, 4)), embeddings(4))
-        assert even.gradient_signal is not None
-        assert even.gradient_noise is not None
-        found["squares"] = [even.gradient_norm**2, even.gradient_signal + even.gradient_noise / 4]
-        (folder / f"reductions-{stage}-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.all_reduce = counted
+    metrics = learner.update(0, groups(0), embeddings())
+    torch.distributed.all_reduce = reduce
+    trained = sum(value.numel() for value in learner.factors("default").values())
+    found: dict[str, Any] = {"passes": metrics.passes, "sizes": sizes, "trained": trained}
+    even = learner.update(1, groups(1, sizes=(4, 4, 4, 4)), embeddings(4))
+    assert even.gradient_signal is not None
+    assert even.gradient_noise is not None
+    found["squares"] = [even.gradient_norm**2, even.gradient_signal + even.gradient_noise / 4]
+    (folder / f"reductions-{rank}.json").write_text(json.dumps(found))
 
 
 def refuse(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     """Give rank 1 other rewards than rank 0, then both samples whose loss overflows."""
-    learner = build(pipeline, rank, world_size, zero_stage=1)
+    learner = build(pipeline, rank, world_size)
     found = {"before": lora_digest(learner.factors("default"))}
     made, spoiled = groups(0), groups(0)
     if rank == 1:
@@ -110,10 +106,10 @@ def refuse(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
 def take_offers(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     """Two updates at once, and two whose samples rank 0 takes prompt by prompt and rank 1 all together."""
     by_group = {"advantage": {"std": "group"}}
-    at_once = build(pipeline, rank, world_size, zero_stage=1, objective=by_group)
+    at_once = build(pipeline, rank, world_size, objective=by_group)
     run(at_once, 0, 2)
     save(at_once, rank, folder / "at-once")
-    unequal, passes = build(pipeline, rank, world_size, zero_stage=1, objective=by_group), []
+    unequal, passes = build(pipeline, rank, world_size, objective=by_group), []
     for iteration in (0, 1):
         made = groups(iteration)
         unequal.begin(iteration, [len(group.indices) for group in made])
@@ -148,7 +144,7 @@ def first_group(rank: int, world_size: int, pipeline: Path, folder: Path, port: 
 
 @pytest.fixture(scope="module")
 def two_ranks(forks: str, tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks left behind: states after 4 updates and after 2 by ZeRO stage, counts, refusals."""
+    """What two ranks left behind: states after 4 updates and after 2, counts, refusals."""
     folder = tmp_path_factory.mktemp("two-ranks")
     run_ranks(forks, 2, first_group, tiny_pipeline, folder, free_port())
     return folder
@@ -158,21 +154,17 @@ def files(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in STATE_FILES]
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_both_ranks_hold_the_same_policies(two_ranks: Path, stage: int) -> None:
-    first, second = (json.loads((two_ranks / f"digests-{stage}-{rank}.json").read_text()) for rank in (0, 1))
+def test_both_ranks_hold_the_same_policies(two_ranks: Path) -> None:
+    first, second = (json.loads((two_ranks / f"digests-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert len(set(first.values())) == len(POLICIES)
 
 
-@pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 6)])
-def test_gradients_are_reduced_once_an_update_by_zero_1_and_once_a_pass_by_zero_2(
-    two_ranks: Path, stage: int, reductions: int
-) -> None:
+def test_gradients_are_reduced_once_an_update(two_ranks: Path) -> None:
     for rank in (0, 1):
-        found = json.loads((two_ranks / f"reductions-{stage}-{rank}.json").read_text())
+        found = json.loads((two_ranks / f"reductions-{rank}.json").read_text())
         assert found["passes"] == 6
-        assert [size for size in found["sizes"] if size > 5] == [found["trained"]] * reductions
+        assert [size for size in found["sizes"] if size > 5] == [found["trained"]]
         norm, signal_and_noise = found["squares"]  # of pieces that both ranks have a part of
         assert signal_and_noise == pytest.approx(norm, rel=1e-4)
 
@@ -204,17 +196,15 @@ def moved(forks: str, two_ranks: Path, tiny_pipeline: Path) -> Path:
 
 
 def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(moved: Path) -> None:
-    for stage in (1, 2):
-        assert files(moved / f"resumed-4-{stage}") == files(moved / f"straight-{stage}")
+    assert files(moved / "resumed-4") == files(moved / "straight")
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_a_state_of_two_ranks_continues_on_one_and_one_of_one_rank_on_two(moved: Path, name: str) -> None:
-    for stage in (1, 2):
-        found = LearnerState.load(moved / f"{name}-4-{stage}")
-        assert found.updates == 4
-        straight, half = (LearnerState.load(moved / f"{origin}-{stage}") for origin in ("straight", "half"))
-        assert_close(found, straight, before=half)
+    found = LearnerState.load(moved / f"{name}-4")
+    assert found.updates == 4
+    straight, half = (LearnerState.load(moved / origin) for origin in ("straight", "half"))
+    assert_close(found, straight, before=half)
 
 
 def assert_close(found: LearnerState, expected: LearnerState, *, before: LearnerState) -> None:

@@ -27,7 +27,7 @@ COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, 
 
 
 def configured(**changes: Any) -> Config:
-    given = {"model": "flux", "gpus": 8, "placement": "colocated", "staleness": 0, "zero": 1, "prompts": 48}
+    given = {"model": "flux", "gpus": 8, "placement": "colocated", "staleness": 0, "prompts": 48}
     given |= {"iterations": 2, "part": None, "layers": None, "set": [], "work": Path("work")}
     arguments = argparse.Namespace(**given | changes)
     config = load(many_gpus.files(arguments), many_gpus.settings(arguments))

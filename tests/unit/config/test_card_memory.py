@@ -178,7 +178,7 @@ def test_a_card_packs_revisions_only_if_an_explorer_has_no_learner_in_its_proces
 
 
 def test_what_nobody_samples_with_is_not_on_a_card_that_only_learns() -> None:
-    both, learns = cards(made_up("learner.world_size=2", "learner.zero_stage=1"))
+    both, learns = cards(made_up("learner.world_size=2"))
     assert (both.roles, learns.roles) == (("explorer", "regenerator", "learner rank"), ("learner rank",))
     share = POLICIES - 3 * 4e-3 * 0.5  # AdamW's tensors are shared by two
     assert learns.processes[0].held / 1e9 == pytest.approx(BASE + PROCESS + 0.5 + share)

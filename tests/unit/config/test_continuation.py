@@ -19,7 +19,6 @@ from tests.support.sentences import names
         "run.iterations=99",
         "fleet.deadlines.update=1",
         "learner.world_size=3",
-        "learner.zero_stage=2",
         "checkpoints.keep=9",
         "checkpoints.min_free_gb=0",
         "evaluation.every=5",
@@ -56,7 +55,6 @@ def test_a_reward_that_was_dropped_is_a_difference(parts: list[Path]) -> None:
     [
         ("fleet.learners.threads=4", "fleet.learners.threads", "4 2"),
         ("learner.world_size=3", "learner.world_size", "3 1"),
-        ("learner.zero_stage=2", "learner.zero_stage", "2 1"),
     ],
 )
 def test_a_change_that_splits_sums_differently_is_noted(

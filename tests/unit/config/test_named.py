@@ -171,7 +171,7 @@ def test_no_default_and_no_other_method_decides_how_a_published_run_learns(model
         for name in ("rollout", "objective", "learner")
         for key in leaves_of(getattr(loaded.config, name).model_dump())
     }
-    free = ("rollout.accept_quantized_training", "learner.zero_stage", "learner.activation_memory")
+    free = ("rollout.accept_quantized_training", "learner.activation_memory")
     shared = {Path(source).name for key, source in leaves.items() if key not in free}
     own = {f"{model}.yaml", f"{model}_published.yaml", "eight_gpus.yaml"}
     assert shared == own | {"sol_rl_published.yaml"}

@@ -160,20 +160,6 @@ def test_factors_are_copies_and_loading_keeps_the_storage(transformer: nn.Module
         assert torch.equal(value, new[name])
 
 
-def test_loading_factors_that_do_not_fit_changes_nothing(transformer: nn.Module) -> None:
-    before = adapters.factors(transformer, "default")
-    new = random_factors(before, seed=5)
-    last = sorted(new)[-1]
-    with pytest.raises(ValueError, match=rf"1 factors are in one .* only, first {last}"):
-        adapters.load_factors(transformer, "default", {n: v for n, v in new.items() if n != last})
-    with pytest.raises(ValueError, match=rf"factor {last} is torch.float32 \(4, 32\), not float32 \(32, 4\)"):
-        adapters.load_factors(transformer, "default", new | {last: new[last].T})
-    with pytest.raises(ValueError, match=r"bfloat16"):
-        adapters.load_factors(transformer, "default", new | {last: new[last].bfloat16()})
-    after = adapters.factors(transformer, "default")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_a_target_that_matches_nothing_is_a_user_error(tiny_pipeline: Path) -> None:
     transformer = FluxTransformer2DModel.from_pretrained(tiny_pipeline, subfolder="transformer")
     misspelt = Lora(rank=4, alpha=8.0, targets=["to_q", "to_query"])
@@ -184,9 +170,6 @@ def test_a_target_that_matches_nothing_is_a_user_error(tiny_pipeline: Path) -> N
     # "q" ends the name but is no part of the path: PEFT would not match it either.
     with pytest.raises(UserError, match=r"'q'"):
         adapters.attach(transformer, Lora(rank=4, alpha=8.0, targets=["q"]), run_seed=1)
-    adapters.attach(transformer, LORA, run_seed=1)
-    with pytest.raises(ValueError, match="has LoRA adapters already"):
-        adapters.attach(transformer, LORA, run_seed=1)
 
 
 # --- decay and average
@@ -209,8 +192,6 @@ def test_decay_moves_old_towards_default(transformer: nn.Module) -> None:
     assert all(bool((value == 2.5).all()) for value in adapters.factors(transformer, "old").values())
     adapters.decay_(transformer, 0.0)
     assert all(bool((value == 3.0).all()) for value in adapters.factors(transformer, "old").values())
-    with pytest.raises(ValueError, match=r"decay is 1\.5"):
-        adapters.decay_(transformer, 1.5)
 
 
 def test_ema_moves_by_one_minus_decay_and_is_held_apart(transformer: nn.Module) -> None:
@@ -222,8 +203,6 @@ def test_ema_moves_by_one_minus_decay_and_is_held_apart(transformer: nn.Module) 
     ema.update(adapters.parameters(transformer, "default"), decay=0.75)
     assert all(torch.equal(v, torch.full_like(v, 2.75)) for v in ema.factors.values())
     assert all(torch.equal(v, torch.full_like(v, 5.0)) for v in adapters.factors(transformer, "default").values())
-    with pytest.raises(ValueError, match=r"\['b'\] are on one side only"):
-        Ema({"a": torch.zeros(1)}).update({"a": torch.zeros(1), "b": torch.zeros(1)}, decay=0.5)
 
 
 # --- merging
@@ -282,13 +261,6 @@ def test_a_merged_transformer_computes_what_the_adapter_does(model: DiffusionMod
         merged, adapted = velocity(plain), velocity(model)
     assert (adapted - base).abs().max() > 0.01
     torch.testing.assert_close(merged, adapted, atol=2e-5, rtol=0)
-
-
-def test_factors_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(4, 5\), \(6, 3\) do not fit weight \(6, 5\)"):
-        merged_weight(torch.zeros(6, 5), torch.zeros(4, 5), torch.zeros(6, 3), 1.0)
-    with pytest.raises(ValueError, match="bfloat16"):
-        merged_weight(torch.zeros(6, 5), torch.zeros(3, 5).bfloat16(), torch.zeros(6, 3), 1.0)
 
 
 # --- digest

@@ -1,7 +1,5 @@
 """The emulated linear: exact numerics, one quantisation for all consumers of a tensor, buffers in place."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -208,12 +206,8 @@ def test_weights_have_headroom_and_are_rounded_to_bfloat16_first() -> None:
     assert layer.weight().dequantize().unique().tolist() == pytest.approx([1.0], rel=0.07)
 
 
-def test_it_refuses_gradients_casts_and_nan() -> None:
+def test_it_refuses_nan() -> None:
     layer = EmulatedNVFP4Linear.from_linear(linear(32, 16))
-    with pytest.raises(RuntimeError, match="no gradient"):
-        layer(randn(2, 32).requires_grad_())
-    with pytest.raises(RuntimeError, match="after casting"):
-        copy.deepcopy(layer).to(torch.bfloat16)(randn(2, 32))
     with pytest.raises(ValueError, match="NaN or Inf"):
         layer(torch.full((2, 32), float("nan")))
     with pytest.raises(ValueError, match="NaN or Inf"):

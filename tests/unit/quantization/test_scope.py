@@ -7,10 +7,8 @@ import torch
 from diffusers import FluxTransformer2DModel
 from torch import nn
 
-from solrl_ray.config.schema import Lora, QuantizationScope
+from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.errors import UserError
-from solrl_ray.policy import adapters
-from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from tests.support import tiny
 
@@ -99,22 +97,3 @@ def test_a_tier_that_the_device_lacks_is_refused_with_those_that_it_has() -> Non
     sentence = r"tier fp8 does not run on cpu: .* 8\.9 or newer; there .* may be nvfp4-emulated, or unquantised"
     with pytest.raises(UserError, match=sentence):
         quantize_(transformer(), "fp8", QuantizationScope())
-
-
-def test_a_tier_that_nobody_has_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="precision is 'int4', but this version runs only float32, bf16, nvfp4"):
-        quantize_(transformer(), "int4", QuantizationScope())
-
-
-def test_a_scope_that_leaves_nothing_is_refused() -> None:
-    model = transformer()
-    with pytest.raises(UserError, match=r"none of the model's \d+ linears.*min_features` \(4096\)"):
-        quantize_(model, "nvfp4-emulated", QuantizationScope(min_features=4096))
-    assert not any(isinstance(module, EmulatedNVFP4Linear) for module in model.modules())
-
-
-def test_a_model_with_adapters_is_refused() -> None:
-    model = transformer()
-    adapters.attach(model, Lora(rank=2, alpha=4.0, targets=["to_q"]), run_seed=1)
-    with pytest.raises(ValueError, match=r"adapters attached, such as '.*to_q\.base_layer'"):
-        quantize_(model, "nvfp4-emulated", QuantizationScope())

@@ -25,19 +25,6 @@ def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
     assert float((pixels - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"),
-        (torch.full((3, 4, 4), torch.nan), "not finite"),
-    ],
-)
-def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        save_pictures(tmp_path, {("9f", 0): image})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
     (tmp_path / "holiday.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"holiday\.png is not named"):

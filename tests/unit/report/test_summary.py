@@ -44,20 +44,6 @@ def test_a_single_prompt_has_no_standard_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "message"),
-    [
-        ({"aa": (0.1, 0.2), "bb": (0.1, 0.2)}, "differ in 1 prompts"),
-        ({**FINAL, "cc": (0.5,)}, "2 rewards before and 1 after"),
-    ],
-)
-def test_evaluations_of_other_prompts_or_addresses_are_not_paired(
-    after: dict[str, tuple[float, ...]], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_gain(evaluation(0, "base", BASE), evaluation(3, "ema", after))
-
-
-@pytest.mark.parametrize(
     ("base", "final", "real", "expected"),
     [(0.2, 0.3, 0.7, 0.2), (0.2, 0.1, 0.7, -0.2), (0.2, 0.3, None, None), (0.5, 0.6, 0.4, None)],
 )
@@ -99,11 +85,6 @@ def test_the_selection_digest_covers_every_iteration_in_order() -> None:
 def test_undefined_rank_correlations_are_left_out_of_their_mean() -> None:
     records = [replace(iteration(0), spearman=math.nan), iteration(2)]
     assert summarize(config(), records, evaluations(), seconds=1.0).spearman_mean == pytest.approx(0.92)
-
-
-def test_a_run_without_trained_evaluation_has_no_summary() -> None:
-    with pytest.raises(ValueError, match=r"1 iterations and evaluations of \['base'\]"):
-        summarize(config(), [iteration(0)], [evaluation(0, "base", BASE)], seconds=1.0)
 
 
 def test_the_file_has_the_published_keys_and_reads_back(tmp_path: Path) -> None:

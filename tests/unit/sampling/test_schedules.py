@@ -76,8 +76,3 @@ def test_every_grid_falls_from_one_to_exactly_zero(schedule: SigmaSchedule, step
     assert grid[0] == 1.0
     assert grid[-1] == 0.0
     assert (grid[1:] < grid[:-1]).all()
-
-
-def test_a_grid_without_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one step, got 0"):
-        sigmas(LINEAR, 0, 64)

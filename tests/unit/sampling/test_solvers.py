@@ -77,17 +77,9 @@ def test_the_noise_is_left_as_it_was_and_rows_do_not_mix(solver: str) -> None:
         assert torch.equal(together[row : row + 1], alone)
 
 
-def test_bad_arguments_are_refused_by_name() -> None:
+def test_a_velocity_of_another_type_is_refused() -> None:
     noise = torch.ones(1, 2)
     grid = sigmas(LINEAR, 2, 0)
-    with pytest.raises(ValueError, match="solver is 'heun'"):
-        integrate(field, noise, grid, "heun")
-    with pytest.raises(ValueError, match=r"not torch\.bfloat16"):
-        integrate(field, noise.bfloat16(), grid, "euler")
-    with pytest.raises(ValueError, match="end in 0"):
-        integrate(field, noise, grid[:-1], "euler")
-    with pytest.raises(ValueError, match="must fall strictly"):
-        integrate(field, noise, torch.tensor([1.0, 1.0, 0.0]), "euler")
     with pytest.raises(ValueError, match=r"torch\.float64 \[1, 2\]"):
         integrate(lambda z, s: z.double(), noise, grid, "euler")
 
