@@ -81,7 +81,7 @@ def forward_values(name: str) -> float:
     with Alive(transformer) as alive:
         model.velocity(latents, 0.5, batch)
     width = math.prod(int(settings[key]) for key in family.SIZES.width)
-    tokens = model.image_tokens + family.SIZES.text_tokens(config)
+    tokens = family.SIZES.tokens(config, config.shapes.largest, models.decoders.factor(autoencoder))
     return alive.peak / SAMPLES / 2 / tokens / width
 
 

@@ -18,23 +18,28 @@ from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import negative_prompt
 from solrl_ray.records import Prompt, PromptEmbedding
+from solrl_ray.testbed.editing import PARTS, write_prompts
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
 RESULTS = HERE / "results"
 MODELS = {
     "flux": "flux1_dev.yaml",
+    "flux_kontext": "flux1_kontext_dev.yaml",
     "sd3": "sd35_large.yaml",
     "sd3_medium": "sd35_medium.yaml",
     "sana": "sana_1600m.yaml",
     "sana_video": "sana_video_2b.yaml",
     "qwen_image": "qwen_image.yaml",
+    "qwen_image_edit": "qwen_image_edit.yaml",
     "wan": "wan21_1_3b.yaml",
     "wan_14b": "wan21_14b.yaml",
     "wan22": "wan22_5b.yaml",
     "z_image": "z_image.yaml",
 }
 """Name in `full_size.py` → file in configs/models."""
+EDITS = ("flux_kontext", "qwen_image_edit")
+"""Those whose prompts have a reference picture."""
 SOL_RL = CONFIGS / "methods" / "sol_rl_published.yaml"
 """With the sizes that the speed of an iteration is measured and planned in."""
 PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
@@ -58,7 +63,9 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -
 
 
 def make(model: str, work: Path, layers: int | None) -> None:
-    """Write the checkpoints of a model and of CLIPScore that are not there."""
+    """Write the checkpoints of a model and of CLIPScore that are not there, and the prompts of a model that edits."""
+    if model in EDITS:
+        write_prompts(work / "edits")
     for name in (model, "clip"):
         if not (work / name).exists():
             depth = ["--layers", str(layers)] if layers and name != "clip" else []
@@ -67,7 +74,11 @@ def make(model: str, work: Path, layers: int | None) -> None:
 
 def checkpoints(model: str, work: Path) -> list[str]:
     """Settings with which a run reads what `make` wrote."""
-    return [f"model.path='{work / model}'", f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]", PROMPTS]
+    reward, prompts = "clipscore", PROMPTS
+    if model in EDITS:
+        parts = ", ".join(f"{part}: '{work / 'edits' / part}.jsonl'" for part in PARTS)
+        reward, prompts = "clip_edit", f"prompts={{{parts}}}"
+    return [f"model.path='{work / model}'", f"rewards=[{{kind: {reward}, path: '{work / 'clip'}'}}]", prompts]
 
 
 def embeddings(config: Model, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:

@@ -1,10 +1,12 @@
 """Checkpoints of the published architectures with random weights: what a benchmark needs of a model it cannot download.
 
     python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 34 GB: transformer 24, T5-XXL 9.5
+    python benchmarks/full_size.py flux_kontext OUT    # FLUX.1-Kontext-dev, 34 GB: the networks of FLUX.1-dev
     python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 28 GB: transformer 16, T5-XXL 9.5, OpenCLIP bigG 1.4
     python benchmarks/full_size.py sd3_medium OUT  # SD3.5-Medium, 16 GB: transformer 5
     python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 10 GB: Gemma-2-2B 5.2, transformer 3.2
     python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 58 GB: transformer 41, Qwen2.5-VL-7B 17
+    python benchmarks/full_size.py qwen_image_edit OUT # Qwen-Image-Edit, 58 GB: the networks of Qwen-Image
     python benchmarks/full_size.py z_image OUT     # Z-Image, 21 GB: transformer 12, Qwen3-4B 8
     python benchmarks/full_size.py wan OUT         # Wan 2.1 T2V 1.3B, 14 GB: UMT5-XXL 11, transformer 2.8
     python benchmarks/full_size.py wan22 OUT       # Wan 2.2 TI2V 5B, 23 GB; wan_14b: Wan 2.1 T2V 14B, 40 GB
@@ -28,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +69,10 @@ from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SanaPipeline,
@@ -95,6 +100,9 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3ForCausalLM,
     T5EncoderModel,
     T5TokenizerFast,
@@ -104,7 +112,8 @@ from transformers import (
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.records import PromptEmbedding
+from solrl_ray.models.shapes import shipped
+from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
 from solrl_ray.testbed import world
 
 CLIP_LENGTH = 77
@@ -120,6 +129,13 @@ CHAT = (
     "{% for message in messages %}<|im_start|>user\n{{ message.content }}<|im_end|>\n<|im_start|>assistant\n"
     "{% endfor %}"
 )
+VISION = {
+    "<|vision_start|>": "vision_start_token_id",
+    "<|vision_end|>": "vision_end_token_id",
+    "<|image_pad|>": "image_token_id",
+    "<|video_pad|>": "video_token_id",
+}
+"""Word of a tokenizer → the setting of Qwen2.5-VL that has its number."""
 TEMPLATE_WORD = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|[^\w ]")
 """Qwen's own tokenizer has one token for each of these in the templates around a prompt."""
 
@@ -223,11 +239,25 @@ def qwen_words(template: str, size: int = 0) -> Any:
     return tokenizer
 
 
-def qwen_image_template() -> str:
-    """What the pipeline puts around a prompt."""
-    parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
-    template: str = QwenImagePipeline(**parts).prompt_template_encode
-    return template
+def qwen_image_template(kind: Any = QwenImagePipeline) -> str:
+    """What the pipeline puts around a prompt, with the words that stand for its pictures."""
+    template: str = kind(**dict.fromkeys(signature(kind).parameters)).prompt_template_encode
+    return template + "".join(VISION) * (kind is QwenImageEditPlusPipeline)
+
+
+def qwen_processor(tokenizer: Any, **pixels: int) -> Any:
+    """By which Qwen2.5-VL sees pictures.
+
+    Args:
+        pixels: the published ``min_pixels`` and ``max_pixels`` of a picture, unless others are given.
+    """
+    images = Qwen2VLImageProcessor(patch_size=14, **{"min_pixels": 56**2, "max_pixels": 3584**2} | pixels)
+    return Qwen2VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=14))
+
+
+def vision_tokens(tokenizer: Any) -> dict[str, int]:
+    """Settings of Qwen2.5-VL: the tokens of its pictures."""
+    return {key: tokenizer.convert_tokens_to_ids(word) for word, key in VISION.items()}
 
 
 def flux_texts(size: Size) -> list[tuple[Any, Any]]:
@@ -249,34 +279,45 @@ def qwen_image_texts(size: Size) -> list[tuple[Any, Any]]:
     return [(size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B), tokenizer)]
 
 
+def qwen_image_edit_texts(size: Size) -> list[tuple[Any, Any]]:
+    tokenizer = qwen_words(qwen_image_template(QwenImageEditPlusPipeline), size.tokens(QWEN_TOKENS))
+    settings = QWEN_2_5_VL_7B | vision_tokens(tokenizer)
+    return [(size.network(Qwen2_5_VLForConditionalGeneration, settings), tokenizer)]
+
+
 def z_image_texts(size: Size) -> list[tuple[Any, Any]]:
     return [(size.network(Qwen3ForCausalLM, QWEN_3_4B), qwen_words(CHAT, size.tokens(QWEN_TOKENS)))]
 
 
 TRANSFORMERS = {
     "flux": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
+    "flux_kontext": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
     "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
     "sd3_medium": (SD3Transformer2DModel, SD3_MEDIUM, kl_autoencoder(1.5305, 0.0609)),
     "sana": (SanaTransformer2DModel, SANA, DC_AE),
     "sana_video": (SanaVideoTransformer3DModel, SANA_VIDEO, WAN_VAE),
     "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
+    "qwen_image_edit": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
     "wan": (WanTransformer3DModel, WAN_1_3B, WAN_VAE),
     "wan_14b": (WanTransformer3DModel, WAN_14B, WAN_VAE),
     "wan22": (WanTransformer3DModel, WAN22_5B, WAN22_VAE),
     "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
-DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage}
+DECODERS = {"sana": AutoencoderDC, **dict.fromkeys(("qwen_image", "qwen_image_edit"), AutoencoderKLQwenImage)}
 DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), AutoencoderKLWan)
 """Model → class of its autoencoder; others have `AutoencoderKL`."""
+FLUX_SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
-    "flux": (FluxPipeline, {"shift": 3.0, "use_dynamic_shifting": True}, flux_texts),
+    "flux": (FluxPipeline, FLUX_SCHEDULER, flux_texts),
+    "flux_kontext": (FluxKontextPipeline, FLUX_SCHEDULER, flux_texts),
     "sd3": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sd3_medium": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
     "sana": (SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
     "sana_video": (SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
     "qwen_image": (QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
+    "qwen_image_edit": (QwenImageEditPlusPipeline, QWEN_SCHEDULER, qwen_image_edit_texts),
     "wan": (WanPipeline, {"shift": 3.0}, wan_texts),
     "wan_14b": (WanPipeline, {"shift": 3.0}, wan_texts),
     "wan22": (partial(WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),
@@ -297,12 +338,14 @@ def pipeline(name: str, size: Size) -> Any:
     }
     for end, (encoder, tokenizer) in zip(("", "_2", "_3"), texts(size), strict=False):
         parts |= {f"text_encoder{end}": encoder, f"tokenizer{end}": tokenizer}
+    if kind is QwenImageEditPlusPipeline:
+        parts["processor"] = qwen_processor(parts["tokenizer"])
     return kind(**parts)
 
 
 PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
 WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
-WIDTHS |= {"sana_video": 2304, "wan": 4096}
+WIDTHS |= {"sana_video": 2304, "wan": 4096, "flux_kontext": 4096, "qwen_image_edit": 3584}
 """Family → channels of a text token."""
 
 
@@ -321,12 +364,22 @@ def transformer_only(config: Model, device: str, layers: int | None = None) -> D
     return own(config, device, made, transformer_config=adapted, vae_config=autoencoder)
 
 
+def reference_tokens(config: Model) -> tuple[int, int]:
+    """Tokens of all reference pictures of a prompt, and their channels, of a shipped model."""
+    known = shipped(config)
+    assert known is not None
+    tokens, channels = models.family(config).SIZES.latent_shape(config.shapes[0], known.transformer, known.factor)
+    return config.references * tokens, channels
+
+
 def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[PromptEmbedding]:
-    """Prompt embeddings of the published shapes, standard normal; where text is masked, all but `words` tokens are."""
+    """Prompt embeddings of a shipped model's shapes, standard normal, with the tokens of `model.references`; where text
+    is masked, all but `words` tokens are.
+    """
     generator = torch.Generator().manual_seed(1)
     tokens, width = config.max_sequence_length, WIDTHS[config.family]
     tokens += CLIP_LENGTH if config.family == "sd3" else 0
-    pooled = {"flux": 768, "sd3": 2048}.get(config.family)
+    pooled = {"flux": 768, "flux_kontext": 768, "sd3": 2048}.get(config.family)
     mask = "prompt_attention_mask" if config.family in ("sana", "sana_video") else "prompt_embeds_mask"
     made = []
     for i in range(count):
@@ -335,6 +388,8 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
             tensors["pooled_prompt_embeds"] = torch.randn(pooled, generator=generator)
         else:
             tensors[mask] = (torch.arange(tokens) < words).float()
+        if config.references:
+            tensors[REFERENCE_TOKENS] = torch.randn(*reference_tokens(config), generator=generator)
         made.append(PromptEmbedding(prompt_id=str(i), tensors=tensors, digest=str(i)))
     # The first is the negative prompt as well.
     return [each.against(made[0]) for each in made] if config.cfg.is_on else made

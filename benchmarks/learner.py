@@ -1,6 +1,6 @@
 """What do a learner's passes cost, compiled and not? One published architecture with random weights, on one GPU.
 
-    python benchmarks/learner.py flux|sd3|sana|qwen_image|z_image [--memory 1 0.5 0] [--out FOLDER]
+    python benchmarks/learner.py MODEL [--memory 1 0.5 0] [--out FOLDER]
 
 Milliseconds of one sample at one timestep: a pass of the base (adapters off), one of `old`, both without gradient, and
 forward and backward of `default`; their sum is what DiffusionNFT costs. Settings are those of configs/models: LoRA,

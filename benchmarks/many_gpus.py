@@ -3,6 +3,7 @@
     python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--prompts 12]
     python benchmarks/many_gpus.py flux --gpus 2 --layers 1 --set run.deterministic=true
     python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: proves the script, and no more
+    python benchmarks/many_gpus.py flux_kontext --gpus 1 --prompts 2  # prompts with reference pictures, of the testbed
     python benchmarks/many_gpus.py flux --plan h100-80                # what `solrl plan` says of 1, 2, 4 and 8 GPUs
 
 The architecture has its published size and random weights (`full_size.py`), unless `--layers` cuts its depth. A prompt

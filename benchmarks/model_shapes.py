@@ -56,8 +56,6 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
-    "flux1_kontext_dev": TRANSFORMERS["flux"][1:],
-    "qwen_image_edit": TRANSFORMERS["qwen_image"][1:],
     "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""

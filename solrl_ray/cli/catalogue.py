@@ -6,9 +6,9 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -16,7 +16,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from solrl_ray.config import named
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import INCLUDE, read_file
+from solrl_ray.config.schema import Model
 from solrl_ray.models import DISTILLED, FAMILIES, paths
+from solrl_ray.models.shapes import shipped
+from solrl_ray.policy.tool_names import Tool
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
@@ -46,8 +49,8 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
-    guidance: str = ""
-    """The keys that guide a model's samples."""
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -92,7 +95,7 @@ def table() -> str:
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
             lines += [checkpoint(part, name) for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
-            lines += [f"{INDENT}guidance: {part.guidance}"] if part.guidance else []
+            lines += [f"{INDENT}{name}: {words}" for name, words in part.facts.items()]
         lines.append("")
     example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
     lines.append("One of each kind, in any order; files of your own after them:")
@@ -119,16 +122,29 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=any("/" in name for name in ([included] if isinstance(included, str) else included)),
-        guidance=_guidance(values.get("model") or {}),
+        facts=_facts(values["model"]) if kind == MODELS else {},
     )
+
+
+def _facts(model: Mapping[str, Any]) -> dict[str, str]:
+    """By name and in words, without what does not apply."""
+    family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
+    assert known is not None
+    least, most = family.sizes.references
+    formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
+    found = {
+        "guidance": _guidance(model),
+        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several",
+        "references": f"{least} to {most}" if least < most else str(most or ""),
+        "export": ", ".join(formats),
+    }
+    return {name: words for name, words in found.items() if words}
 
 
 def _guidance(model: Mapping[str, Any]) -> str:
     """The keys with which a model's samples are guided, in words; empty: none."""
-    name, path = model.get("family", ""), model.get("path", "")
-    family = FAMILIES.get(name)
-    if family is None:
-        return ""
+    name, path = model["family"], model["path"]
+    family = FAMILIES[name]
     keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
     if family.cfg_arguments and path not in DISTILLED.get(name, {}):
         takes_text = "negative_prompt" in family.cfg_arguments(Cfg())

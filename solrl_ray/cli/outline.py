@@ -117,6 +117,8 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
+        tokens=tokens,
+        without_references=FAMILIES[model.family].without_references,
         block_flops=2 * shapes.parameters // max(1, shapes.blocks) * tokens,
         forward_bytes=forward,
         decoding_bytes=decoding,

@@ -27,7 +27,7 @@ from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
-from solrl_ray.models import scored
+from solrl_ray.models import FAMILIES, scored
 from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0
@@ -101,6 +101,15 @@ def _telling() -> Iterator[None]:
 def configuration(run: Run) -> None:
     """Refuse values that contradict each other."""
     checks.check(run.config, run.sources)
+
+
+def family(run: Run) -> None:
+    """Refuse guidance, or a number of reference pictures, that the model's family does not take."""
+    guidance.check(run.config, run.sources)
+    config = run.config.model
+    known = FAMILIES.get(config.family)  # an unknown one is refused with its checkpoint
+    if known and (why := known.sizes.why_not_references(config)):
+        raise UserError(f"{run.named('model.references')} is {config.references}, but {why}.")
 
 
 def cluster(run: Run) -> None:
@@ -252,7 +261,6 @@ def model(run: Run) -> None:
     cannot run. Notes: a large model on CPUs, prompts that are cut; for the plan of a shipped model missing checkpoints.
     """
     config = run.config
-    guidance.check(config, run.sources)
     if run.planned and (facts := outline.shipped_facts(config, run.sources)):
         run.facts, run.outlined = facts, True
         places = {key: place for key, place in outline.missing(config).items() if not key.startswith("prompts.")}
@@ -307,6 +315,7 @@ def upload(run: Run) -> None:
 
 CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
     (configuration, "configuration"),
+    (family, "configuration"),
     (cluster, "cards"),
     (trackers, "cards"),
     (prompts, "files"),

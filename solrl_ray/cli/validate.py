@@ -51,7 +51,6 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
     given["model.resolution"] = ("--resolution", resolution)
     loaded = load_with_sources(arguments.config, arguments.set, given)
     preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
-    guidance.check(loaded.config, loaded.sources)
     return loaded
 
 

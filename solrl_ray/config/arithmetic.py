@@ -84,6 +84,10 @@ class ModelFacts:
     """Floating-point operations of encoding a prompt."""
     embedding_bytes: int = 0
     """Of an encoded prompt."""
+    tokens: int = 0
+    """Of a sample of the smallest shape, its references and its text, as the blocks transform them."""
+    without_references: str = ""
+    """The family of the same transformer that sees no references; empty: there is none."""
 
     @property
     def quantized_share(self) -> float:

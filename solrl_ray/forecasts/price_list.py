@@ -68,6 +68,8 @@ class ModelCosts(Section):
     resolution: OneShape
     frames: Positive | None = None
     """Of the videos that were measured; None: pictures."""
+    tokens: Positive | None = None
+    """Of a sample and its text, as the blocks transform them; for models that see references as well."""
     steps: dict[str, Figure]
     """Tier → one solver step."""
     scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)

@@ -25,7 +25,7 @@ from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.iteration import Orchestration, Stages
-from solrl_ray.forecasts.price_list import Figure, ModelCosts, PriceList, scaled_from
+from solrl_ray.forecasts.price_list import MOVES, Figure, ModelCosts, PriceList, scaled_from
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
@@ -214,11 +214,29 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
 
 
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
+    """Of the model's family; if the list lacks it, of the one without references, by the tokens of its sequence."""
+    family, other = config.model.family, facts.without_references
+    if any(listed.family == family for listed in prices.models) or not other:
+        return _of_family(family, config, facts, prices)
+    costs = _of_family(other, config, facts, prices)
+    if costs.tokens is None:
+        return costs
+    ratio = facts.tokens / (costs.tokens * config.model.shapes.volume / costs.shape.volume)
+
+    def seeing(name: str, figure: Figure) -> Figure:
+        if name in (*MOVES, "checkpoint"):
+            return figure
+        return figure.scaled(ratio, f"{figure.source}; scaled by {ratio:.3g}, the ratio of tokens with references")
+
+    return costs.each(seeing)
+
+
+def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
         (facts.parameters / listed.parameters, model.shapes.volume / listed.shape.volume, listed)
         for listed in prices.models
-        if listed.family == model.family
+        if listed.family == family
     ]
     for weights, tokens, listed in ratios:
         if 1 / SAME <= weights <= SAME and 1 / SAME <= tokens <= SAME:

@@ -43,6 +43,10 @@ class Family:
     """Whether its transformers may take the value of a guidance embedding."""
     keeps_references: Callable[[SampleShape], bool] = lambda shape: True
     """Whether its stock pipeline takes reference pictures of this size as they are."""
+    without_references: str = ""
+    """The family of the same transformer that sees no references."""
+    tools: bool = True
+    """Whether ComfyUI and kohya's scripts have its models (`policy.tool_names`)."""
 
 
 def _embedded(model: Model) -> dict[str, Any]:
@@ -89,6 +93,7 @@ FAMILIES = {
         lambda model: _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False},
         cfg_arguments=_true_scale,
         embeds_guidance=True,
+        without_references="flux",
     ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
     "qwen_image_edit": Family(
@@ -97,8 +102,11 @@ FAMILIES = {
         lambda _: TRUE_SCALE_1,
         cfg_arguments=_true_scale,
         keeps_references=_of_a_megapixel,
+        without_references="qwen_image",
     ),
-    "sana": Family("sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale),
+    "sana": Family(
+        "sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale, tools=False
+    ),
     "sana_video": Family(
         "sana_video:SanaVideo",
         sizes.SANA_VIDEO,
@@ -106,6 +114,7 @@ FAMILIES = {
         SANA_CONVOLUTIONS,
         frames="frames",
         cfg_arguments=_scale,
+        tools=False,
     ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),

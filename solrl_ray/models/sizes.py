@@ -87,8 +87,7 @@ class FamilySizes:
             transformer: its ``config.json``.
             factor: VAE downscale factor.
         """
-        cell = factor * self.patch
-        step = math.lcm(cell, self.multiple)
+        cell, step = factor * self.patch, self.step(factor)
         sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
         if wrong := sorted(side for side in sides if side % step):
             below = {side: side // step * step for side in wrong}
@@ -110,13 +109,16 @@ class FamilySizes:
             )
         if self.positions:
             self._check_positions(config, transformer[self.positions], cell)
+        if why := self.why_not_references(config):
+            raise UserError(f"model.references is {config.references}, but {why}.")
+
+    def why_not_references(self, config: Model) -> str:
+        """What the family takes, if it is not `model.references`; else empty."""
         least, most = self.references
-        if not least <= config.references <= most:
-            right = f"takes {least}" if least == most else f"takes {least} to {most}"
-            raise UserError(
-                f"model.references is {config.references}, but model.family {config.family!r} "
-                f"{right if most else 'takes no reference pictures: leave it out'}."
-            )
+        if least <= config.references <= most:
+            return ""
+        right = f"takes {least}" if least == most else f"takes {least} to {most}"
+        return f"model.family {config.family!r} {right if most else 'takes no reference pictures: leave it out'}"
 
     def _check_frames(self, config: Model) -> None:
         stride, frames = self.frame_stride, config.frames
@@ -153,6 +155,10 @@ class FamilySizes:
                 f"model.max_sequence_length is {config.max_sequence_length}, "
                 f"but the positions of {config.path} end at {longest}."
             )
+
+    def step(self, factor: int) -> int:
+        """Pixels of which a sample's sides are multiples."""
+        return math.lcm(factor * self.patch, self.multiple)
 
     def decoder_of(self, factor: int) -> DecoderSizes:
         """Sizes of an autoencoder with this downscale factor."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config.deadlines import Deadlines
@@ -21,6 +21,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Prompt, Reference
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+KINDS = "a PNG, JPEG or WebP file"
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 100 * 2**20
 MODES = ("RGB", "RGBA", "L", "LA", "P", "1")
@@ -66,9 +67,10 @@ def opened(content: bytes, path: str, place: str) -> Image.Image:
         raise
     except Image.DecompressionBombError as error:
         raise UserError(_refused(place, path, "is huge", f"at most {MOST_PIXELS:,} pixels")) from error
+    except UnidentifiedImageError as error:
+        raise UserError(_refused(place, path, "is no picture of a known format", KINDS)) from error
     except Exception as error:  # Pillow's decoders raise many kinds
-        kinds = ", ".join(FORMATS)
-        raise UserError(_refused(place, path, f"cannot be decoded ({error})", f"a whole {kinds} file")) from error
+        raise UserError(_refused(place, path, f"cannot be decoded ({error})", f"{KINDS}, whole")) from error
 
 
 def prepared(content: bytes, path: str, height: int, width: int) -> NDArray[np.uint8]:

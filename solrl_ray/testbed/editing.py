@@ -26,13 +26,13 @@ from solrl_ray.sampling.noise import uniform
 from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
 
 PIPELINE = "builtin:testbed/pipeline"
-PARTS = {"train": 192, "heldout": 64}
+PARTS = {"train": 192, "heldout": 128}
 """File of prompts → their number."""
 
 
 def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Tensor:
     """How close pictures are to their reference in the prompt's colour: 1 - (RMSE where the object is + RMSE
-    elsewhere) / 2, in [0, 1].
+    elsewhere) / 2, in [0, 1]. An object in the mean of all colours scores more than one that keeps a wrong one.
 
     Args:
         images: float [B, 3, H, W] in [0, 1].
@@ -113,13 +113,17 @@ def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
     write_prompts(folder, parts)
     here = folder.absolute()
     config = {
-        "run": {"name": "edits"},
+        "run": {"name": "edits", "iterations": 40},
         "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
         "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
+        # Many small steps: an optimiser step has one prompt, of whose 24 seeds it trains on the 2 best and the 2 worst.
+        "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
+        "learner": {"updates": 3, "micro_batch": 4},
+        "fleet": {"learners": {"threads": 1}},
         # Seeds of a prompt differ by little, prompts by much.
         "objective": {"advantage": {"std": "group"}},
-        "evaluation": {"reference": "solrl_ray.testbed.editing:edited"},
+        "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 40, "prompts": 128, "samples": 2},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))

@@ -14,13 +14,10 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
-from full_size import qwen_image_template, qwen_words
+from full_size import qwen_image_template, qwen_processor, qwen_words, vision_tokens
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -101,18 +98,11 @@ def build_qwen_image(folder: Path, *, blocks: int = 2, seed: int = 5) -> Path:
 
 def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7) -> Path:
     """Write a Qwen-Image-Edit-class pipeline in float32, whose references are at least 32 pixels wide."""
-    parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "processor", "transformer"))
-    template = QwenImageEditPlusPipeline(**parts).prompt_template_encode
-    tokenizer = qwen_words(template + "<|vision_start|><|vision_end|><|image_pad|><|video_pad|>")
-    images = Qwen2VLImageProcessor(patch_size=14, min_pixels=56**2, max_pixels=512**2)
-    processor = Qwen2VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=14))
-    named = {"image_token_id": "image_pad", "video_token_id": "video_pad", "vision_start_token_id": "vision_start"}
-    named |= {"vision_end_token_id": "vision_end"}
+    tokenizer = qwen_words(qwen_image_template(QwenImageEditPlusPipeline))
+    processor = qwen_processor(tokenizer, max_pixels=512**2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        text_encoder = _vision_language(
-            len(tokenizer), **{name: tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in named.items()}
-        )
+        text_encoder = _vision_language(len(tokenizer), **vision_tokens(tokenizer))
         pipeline = QwenImageEditPlusPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02

@@ -11,12 +11,14 @@ import pytest
 import torch
 from common import MODELS
 from full_size import Size
-from random_weights import BLOCK, shards_of, write_file
+from random_weights import BLOCK, random_model, shards_of, write_file
 from safetensors.torch import load_file
 from torch import nn
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
+from solrl_ray.models.references import SeesReferences
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES
 from tests.support.small import CONFIGS
 
 PROMPTS = ["a red circle on a blue square", "green"]
@@ -104,17 +106,41 @@ def test_the_product_reads_a_tiny_checkpoint_encodes_and_decodes(name: str, tmp_
     prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
     config = load(given, [prompts, f"model.path='{tmp_path}'", "model.resolution=64"]).model
     model = models.load(config, "cpu")
-    first, second = model.encode(PROMPTS)
+    if isinstance(model, SeesReferences):
+        pictures = [torch.full((1, 3, 64, 64), shade, dtype=torch.uint8) for shade in (40, 200)]
+        first, second = model.encode_seeing(PROMPTS, pictures)
+        assert first[REFERENCE_TOKENS].shape == (16, 64)  # 2 × 2 cells of 8 pixels a token, 16 channels a cell
+        assert not torch.equal(first[REFERENCE_TOKENS], second[REFERENCE_TOKENS])
+    else:
+        first, second = model.encode(PROMPTS)
     assert all(torch.isfinite(tensor.float()).all() for tensor in first.values())
     assert not torch.equal(first["prompt_embeds"], second["prompt_embeds"])
     noise = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(0))
-    embedding = {key: tensor[None] for key, tensor in first.items()}
+    embedding = {key: tensor[None] for key, tensor in first.items() if key != REFERENCES}
     velocity = model.velocity(noise, 0.5, embedding)
     assert torch.isfinite(velocity).all()
     assert velocity.std() > 0
     images = model.decode(noise)
     assert images.shape == (1, 3, *config.shapes[0].dims)
     assert torch.isfinite(images).all()
+
+
+def test_embeddings_of_a_model_that_edits_have_the_tokens_of_its_reference() -> None:
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models/flux1_kontext_dev.yaml"]
+    given = ["prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]"]
+    (made,) = full_size.random_embeddings(load(files, given).model, 1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.tensors.items()}
+    expected = {"prompt_embeds": (128, 4096), "pooled_prompt_embeds": (768,), REFERENCE_TOKENS: (32 * 32, 64)}
+    assert shapes == expected  # at 512 px, 16 a token
+
+
+def test_a_model_that_is_filled_in_place_keeps_its_tables_of_positions() -> None:
+    settings = full_size.QWEN_IMAGE | full_size.TINY["QwenImageTransformer2DModel"]
+    make = lambda: full_size.QwenImageTransformer2DModel(**settings)  # noqa: E731
+    filled, usual = random_model(make, "cpu"), make()
+    assert torch.equal(filled.pos_embed.pos_freqs, usual.pos_embed.pos_freqs)
+    assert all(each.dtype == torch.bfloat16 and each.isfinite().all() for each in filled.parameters())
+    assert 0 < filled.img_in.weight.float().std().item() < 0.05
 
 
 def test_the_depth_of_transformer_and_text_encoders_is_cut() -> None:

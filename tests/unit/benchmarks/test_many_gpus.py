@@ -11,6 +11,7 @@ import many_gpus
 import memory_limit
 import pytest
 import rollout
+from common import EDITS
 
 from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
@@ -18,7 +19,9 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Pruning
+from solrl_ray.testbed.editing import write_prompts
 
 COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, "set": [], "layers": None}
 
@@ -50,6 +53,15 @@ def test_a_prompt_is_the_published_one_with_pruned_previews() -> None:
     config = configured()
     pool = pool_sampling(config)
     assert (pool.pool, config.rollout.keep, pool.pruning) == (96, 24, Pruning(after=2, keep=36))
+
+
+@pytest.mark.parametrize("model", EDITS)
+def test_a_model_that_edits_gets_prompts_with_pictures_and_a_reward_that_sees_them(model: str, tmp_path: Path) -> None:
+    config = configured(model=model, prompts=2, gpus=1, work=tmp_path)
+    assert [reward.kind for reward in config.rewards] == ["clip_edit"]
+    write_prompts(tmp_path / "edits", {"train": 2, "heldout": 1})
+    for file, count in ((config.prompts.train, 2), (config.prompts.heldout, 1)):
+        assert [len(prompt.references) for prompt in read_prompts(file)] == [1] * count
 
 
 def test_who_takes_turns_explores_nothing_ahead() -> None:

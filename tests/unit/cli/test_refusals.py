@@ -80,6 +80,21 @@ def test_guidance_that_a_model_does_not_take_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        (["model.references=1"], "1 --set 'flux'"),
+        (["model.family=flux_kontext"], "0 default 'flux_kontext' 1"),
+        (["model.family=qwen_image_edit", "model.references=4"], "4 --set 'qwen_image_edit' 1 3"),
+    ],
+)
+def test_a_number_of_references_that_a_family_does_not_take_is_refused_before_its_prompts(
+    settings: list[str], values: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--set={each}" for each in [*settings, "prompts.train=nothere.jsonl"]]
+    assert names(refusal(capsys, "plan", config_file, *given), "model.references", values)
+
+
+@pytest.mark.parametrize(
     ("resolution", "values"),
     [
         ("[18, 32]", "[18, 32] 4 16 20"),

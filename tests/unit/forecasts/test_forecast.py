@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from solrl_ray.cli import outline
 from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.loading import load, read_file
+from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.compiling import Compiling
@@ -28,6 +29,7 @@ from solrl_ray.forecasts.prices import (
     price_list,
     priced,
 )
+from solrl_ray.models.shapes import shipped
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SD35 = ModelFacts(
@@ -179,6 +181,31 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", MEDIUM).figures
     assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.1 * scale * (768 / 1024) ** 2)
     assert smaller["making a revision"].ms == pytest.approx(1670 * scale)
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "resolution", "tokens"),
+    [
+        ("flux1_kontext_dev", 28.6, 512, (2 * 1024 + 128) / (1024 + 128)),
+        ("qwen_image_edit", 31.6, 512, (2 * 1024 + 384) / (1024 + 128)),  # whose text holds the picture, too
+        ("flux1_kontext_dev", 28.6, 1024, (2 * 4096 + 128) / (1024 + 128)),
+    ],
+)
+def test_a_model_that_sees_references_is_priced_by_the_tokens_of_the_one_that_does_not(
+    model: str, step: float, resolution: int, tokens: float
+) -> None:
+    config = configure(f"model.resolution={resolution}", model=model)
+    known = shipped(config.model)
+    assert known is not None
+    figures = stages_of(config, "h200", outline.facts_of(config, Sources(), known, "fp8")).figures
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(step * tokens, rel=1e-3)
+    assert not figures["regeneration step (bf16)"].measured
+    assert f"{tokens / (resolution / 512) ** 2:.3g}" in figures["regeneration step (bf16)"].source
+    same = configure(f"model.resolution={resolution}", model=model.replace("_kontext", "").replace("_edit", ""))
+    without = shipped(same.model)
+    assert without is not None
+    others = stages_of(same, "h200", outline.facts_of(same, Sources(), without, "fp8")).figures
+    assert figures["decode and reward"].ms == others["decode and reward"].ms
 
 
 def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work() -> None:

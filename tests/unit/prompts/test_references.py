@@ -98,6 +98,7 @@ def test_what_cannot_be_a_reference_is_refused_with_its_file_and_line(name: str,
     assert said.startswith(f"prompts.train: {tmp_path}/p.jsonl, line 2 ")
     assert str(tmp_path / name) in said
     assert "\n" not in said
+    assert " object at " not in said  # of Python, such as of an open file
 
 
 @pytest.mark.parametrize("value", [3, "", [], ["a.png", 3], {"path": "a.png"}, "https://example.org/a.png"])

@@ -60,6 +60,7 @@ def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path
         "rollout={prompts: 2, pool: 4, keep: 2}",
         "rollout.explore={steps: 3, micro_batch: 4}",
         "rollout.regenerate={steps: 4, micro_batch: 2}",
+        "learner.updates=2",
         "evaluation={every: 0, prompts: 2, samples: 1, steps: 2, pictures: 1}",
         f"run={{iterations: 2, root: '{tmp_path}'}}",
     )
