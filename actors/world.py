@@ -22,7 +22,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 T = TypeVar("T")
 
 GRACE = 30.0
-"""Seconds after a failed call of a group in which another may turn out to be lost: its peers may notice that earlier."""
+"""Seconds after a failed call of a group in which another may turn out to be lost: peers may notice that earlier."""
 
 
 @dataclass(eq=False, slots=True)

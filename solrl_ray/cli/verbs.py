@@ -22,6 +22,7 @@ from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
 
+
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and start the run."""
     if threading.current_thread() is threading.main_thread():

@@ -33,7 +33,7 @@ FORWARD_LIMITS = {
     "nvfp4": _FP4,
     "nvfp4-emulated": _FP4,
 }
-"""Tier → largest relative error of a velocity against full precision, and why. Mixed-up scales or layers give about 1."""
+"""Tier → largest relative error of a velocity against full precision, and why. Mixed-up scales give about 1."""
 TIMED = 3
 """Forwards, of which the fastest is reported."""
 ENLARGED = 100

@@ -9,6 +9,7 @@ from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.errors import UserError
+from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from tests.support import tiny
 
