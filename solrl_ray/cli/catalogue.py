@@ -127,9 +127,10 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
 
 
 def _facts(model: Mapping[str, Any]) -> dict[str, str]:
-    """By name and in words, without what does not apply."""
+    """By name and in words, without what does not apply; none of a model whose shapes are not shipped."""
     family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
-    assert known is not None
+    if known is None:
+        return {}
     least, most = family.sizes.references
     formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
     found = {

@@ -96,7 +96,15 @@ def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
         minus mean of the truly worst, less that of the chosen ones (not a sum over seeds: consistent, not unbiased).
         For pruned pools also ``contrast_lost``: at most how much contrast was lost by pruning the best or worst. For
         several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
+
+    Raises:
+        ValueError: no pool, some pools pruned and others not, a pool of which fewer than two seeds of a stratum are
+            known while there are more, inconsistent numbers, or a reward that is not finite.
     """
+    if not pools:
+        raise ValueError("an audit needs at least one pool")
+    if len({bool(pool.dropped) for pool in pools}) > 1:
+        raise ValueError("pools that are pruned and pools that are not have no common figures")
     figures = [_figures(pool) for pool in pools]
     columns = np.array([list(figure.values()) for figure in figures], dtype=np.float64)
     means = dict(zip(figures[0], columns.mean(axis=0).tolist(), strict=True))
@@ -114,6 +122,8 @@ def _figures(pool: AuditedPool) -> dict[str, float]:
     seen = np.array(pool.chosen + pool.audited)
     proxies = np.array(pool.proxies, dtype=np.float64)
     rewards = np.array(pool.chosen_rewards + pool.audited_rewards, dtype=np.float64)
+    if not (np.isfinite(proxies).all() and np.isfinite(rewards).all()):
+        raise ValueError("rewards must be finite")
     ranks = np.sign(proxies[:, None] - proxies[None, :]).sum(axis=1) / 2  # centred
     above = np.sign(rewards[:, None] - rewards[None, :])
     chosen_proxies, chosen_ranks = proxies[seen], ranks[seen]
@@ -143,15 +153,30 @@ def _figures(pool: AuditedPool) -> dict[str, float]:
 
 
 def _weights(pool: AuditedPool) -> tuple[Values, Values]:
-    """Reciprocal inclusion probabilities of the seeds with known rewards, chosen ones first, and of their pairs."""
-    kept, out = len(pool.chosen), set(pool.dropped)
+    """Reciprocal inclusion probabilities of the seeds with known rewards, chosen ones first, and of their pairs.
+
+    Raises ValueError if the pool's numbers are inconsistent.
+    """
+    size, kept, out = len(pool.proxies), len(pool.chosen), set(pool.dropped)
+    seen = pool.chosen + pool.audited
+    fits = kept >= 2 and len(set(seen)) == len(seen) and not out & set(pool.chosen)
+    fits = fits and set(seen) | out <= set(range(size))
+    if not fits or len(pool.chosen_rewards) != kept or len(pool.audited_rewards) != len(pool.audited):
+        raise ValueError(
+            f"a pool of {size} with {kept} selected and {len(pool.audited)} audited seeds does not fit its rewards"
+        )
+    weights, pairs = np.ones(len(seen)), np.zeros((len(seen), len(seen)))
     stratum = np.array([0] * kept + [2 if index in out else 1 for index in pool.audited])
-    strata = [(stratum == 1, len(pool.proxies) - kept - len(out)), (stratum == 2, len(out))]
-    weights = np.ones(len(stratum))
-    for inside, there in strata:
-        weights[inside] = there / max(1, inside.sum())
-    pairs = weights[:, None] * weights[None, :]
-    for inside, there in strata:
+    others = {1: size - kept - len(out), 2: len(out)}
+    for number, there in others.items():
+        drawn = int((stratum == number).sum())
+        if drawn < min(2, there):
+            kind = ("unselected", "dropped")[number - 1]
+            raise ValueError(f"{drawn} audited of {there} {kind} seeds say nothing about pairs; at least 2 do")
+        weights[stratum == number] = there / drawn if drawn else 0.0
+    pairs[:] = weights[:, None] * weights[None, :]
+    for number, there in others.items():
+        inside = stratum == number
         drawn = int(inside.sum())
         pairs[np.ix_(inside, inside)] = there / drawn * (there - 1) / (drawn - 1) if drawn > 1 else 0.0
     return weights, pairs

@@ -19,6 +19,9 @@ from solrl_ray.rollout.selection import extremes
 def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
     """Positions of the `keep` members that continue, rising: half of them with the highest early scores, half with the
     lowest; of equal scores the earlier member is better.
+
+    Raises:
+        ValueError: fewer than `keep` scores, or `keep` is below 2.
     """
     best, worst = extremes(early, keep)
     return tuple(sorted(best + worst))
@@ -27,8 +30,9 @@ def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
 def dropped(result: UnitResult) -> tuple[int, ...]:
     """Candidate indices of the pruned members, rising; none if the unit is not pruned.
 
-    Raises ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward
-    than its early score.
+    Raises:
+        ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward than
+            its early score.
     """
     unit, early = result.unit, result.early
     if len(early) != (len(unit.indices) if unit.prune else 0):

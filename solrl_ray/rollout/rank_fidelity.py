@@ -31,8 +31,15 @@ def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
     Args:
         proxy: rewards of the previews, [prompts, seeds].
         full: rewards of the full-precision images, of the same shape.
+
+    Raises:
+        ValueError: shapes that differ or are not [prompts >= 1, seeds >= 2], or values that are not finite.
     """
     x, y = np.asarray(proxy, dtype=np.float64), np.asarray(full, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 2:
+        raise ValueError(f"rewards must both be [prompts >= 1, seeds >= 2], got {x.shape} and {y.shape}")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("rewards must be finite")
     signs_x, signs_y = _pair_signs(x), _pair_signs(y)
     # Twice the centred average rank of a seed is its wins minus its losses: integers, hence exact sums.
     spearman = _correlation(signs_x.sum(axis=2), signs_y.sum(axis=2))

@@ -151,7 +151,12 @@ class Sampler:
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
-        """Sample a unit. Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
+        """Sample a unit; previews may be pruned, samples may not.
+
+        Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
+        """
+        if unit.prune is not None:
+            raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
         batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,13 @@ from solrl_ray.sampling.noise import permutation
 
 
 def extremes(rewards: Sequence[float], keep: int) -> tuple[list[int], list[int]]:
-    """Positions of the best floor(K / 2), in falling order, and of the worst ceil(K / 2), in rising order."""
+    """Positions of the best floor(K / 2), in falling order, and of the worst ceil(K / 2), in rising order.
+
+    Raises:
+        ValueError: K is below 2 or above the number of rewards.
+    """
+    if not 2 <= keep <= len(rewards):
+        raise ValueError(f"keep must lie between 2 and the {len(rewards)} rewards, got {keep}")
     order = sorted(range(len(rewards)), key=lambda position: (-rewards[position], position))
     return order[: keep // 2], order[::-1][: keep - keep // 2]
 
@@ -63,7 +70,12 @@ class PromptSelection:
             keep: K, how many are chosen; if odd, one more worst than best.
             prompt_id: of the candidates that `select` returns.
             iteration: part of the address of a draw.
+
+        Raises:
+            ValueError: K is below 2 or above N.
         """
+        if not 2 <= keep <= pool:
+            raise ValueError(f"keep must lie between 2 and the pool's {pool}, got {keep}")
         self.pool = pool
         self.prompt_id = prompt_id
         self._keep = keep
@@ -76,14 +88,18 @@ class PromptSelection:
     def add(self, index: int, reward: float, components: tuple[float, ...] = ()) -> None:
         """Take the proxy reward of one seed, rounded to float32.
 
-        `components`: each reward's own value, if the rule has weights.
+        Args:
+            components: each reward's own value, if the rule has weights.
+
+        Raises:
+            ValueError: the reward is not finite, the index is outside the pool, or it was added before.
         """
-        self._rewards[index] = _float32(reward)
+        self._rewards[index] = self._checked(index, reward)
         self._components[index] = components
 
     def drop(self, index: int, early: float, components: tuple[float, ...] = ()) -> None:
         """As `add`, for a seed whose preview was pruned after this early score, so that it cannot be chosen."""
-        self._dropped[index] = _float32(early)
+        self._dropped[index] = self._checked(index, early)
         self._components[index] = components
 
     def given(self, index: int) -> tuple[float, tuple[float, ...]]:
@@ -123,7 +139,13 @@ class PromptSelection:
         return len(self._rewards) + len(self._dropped) == self.pool
 
     def select(self) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
-        """Best in falling and worst in rising order, of a complete pool."""
+        """Best in falling and worst in rising order.
+
+        Raises:
+            ValueError: the pool is not complete, or fewer than K of its seeds have rewards.
+        """
+        if not self.complete:
+            raise ValueError(f"prompt {self.prompt_id} has {len(self._rewards)} of {self.pool} rewards")
         indices, keep = sorted(self._rewards), self._keep
         ranked = dict(zip(sorted(self._components), self.ranking, strict=True))
         rewards = [ranked[index] for index in indices]
@@ -136,6 +158,16 @@ class PromptSelection:
         ]
         return sides[0], sides[1]
 
+    def _checked(self, index: int, reward: float) -> float:
+        if not 0 <= index < self.pool:
+            raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
+        if index in self._rewards or index in self._dropped:
+            raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
+        value = _float32(reward)  # too large a value becomes infinite
+        if not math.isfinite(value):
+            raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
+        return value
+
 
 def _float32(value: float) -> float:
     return ctypes.c_float(value).value
@@ -146,9 +178,18 @@ def selection_digest(selections: Iterable[Selection]) -> str:
 
     Hashed, by iteration and prompt id: both as netstrings, the numbers of best and of worst (uint32), then index
     (uint32) and float32 reward of each chosen candidate, all little-endian.
+
+    Raises:
+        ValueError: two selections are of the same iteration and prompt.
     """
+    named: dict[tuple[int, str], Selection] = {}
+    for selection in selections:
+        name = (selection.iteration, selection.prompt_id)
+        if name in named:
+            raise ValueError(f"two selections of iteration {name[0]}, prompt {name[1]}")
+        named[name] = selection
     digest = hashlib.sha256()
-    for selection in sorted(selections, key=lambda each: (each.iteration, each.prompt_id)):
+    for _, selection in sorted(named.items()):
         for text in (str(selection.iteration).encode(), selection.prompt_id.encode()):
             digest.update(b"%d:%s," % (len(text), text))
         digest.update(struct.pack("<II", len(selection.best), len(selection.worst)))

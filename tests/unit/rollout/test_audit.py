@@ -122,6 +122,19 @@ def test_the_draw_is_addressed_uniform_and_never_of_chosen_seeds() -> None:
     assert np.abs(counts[[1, 3, 5, 6, 7, 8]] - 1000).max() < 110
 
 
+def test_what_does_not_fit_together_is_refused() -> None:
+    proxies, rewards = correlated(np.random.default_rng(4), 12, 0.5)
+    good = pool(proxies, rewards, tuple(unselected(proxies)[:3]))
+    with pytest.raises(ValueError, match="at least one pool"):
+        audit([])
+    with pytest.raises(ValueError, match="1 audited of 8 unselected seeds say nothing about pairs"):
+        audit([dataclasses.replace(good, audited=good.audited[:1], audited_rewards=good.audited_rewards[:1])])
+    with pytest.raises(ValueError, match="does not fit its rewards"):
+        audit([dataclasses.replace(good, audited=good.chosen[:3])])
+    with pytest.raises(ValueError, match="finite"):
+        audit([dataclasses.replace(good, audited_rewards=(0.1, float("nan"), 0.2))])
+
+
 DROPPED = (1, 4, 6, 9, 10)
 
 
@@ -168,6 +181,20 @@ def test_what_pruning_cost_is_what_the_dropped_seeds_could_add_to_the_best_choic
     assert found["contrast_lost"] == pytest.approx(exact["contrast_lost"])
     assert found["contrast_lost_low"] < exact["contrast_lost"] < found["contrast_lost_high"]
     assert "contrast_lost" not in audit([pool(proxies, rewards, tuple(unselected(proxies)))])
+
+
+def test_pruned_strata_that_do_not_fit_together_are_refused() -> None:
+    proxies, rewards = correlated(np.random.default_rng(4), 12, 0.5)
+    rest = others_that_went_on(proxies)
+    good = pruned(proxies, rewards, (*rest, 1, 4))
+    with pytest.raises(ValueError, match="1 audited of 5 dropped seeds say nothing about pairs"):
+        audit([pruned(proxies, rewards, (*rest, 1))])
+    with pytest.raises(ValueError, match="0 audited of 3 unselected seeds say nothing about pairs"):
+        audit([pruned(proxies, rewards, (1, 4))])
+    with pytest.raises(ValueError, match="does not fit its rewards"):
+        audit([dataclasses.replace(good, dropped=(*DROPPED, good.chosen[0]))])
+    with pytest.raises(ValueError, match="have no common figures"):
+        audit([good, pool(proxies, rewards, tuple(unselected(proxies)))])
 
 
 def test_so_many_are_drawn_of_each_stratum_and_without_dropped_seeds_the_draw_is_as_ever() -> None:

@@ -46,6 +46,8 @@ class Redness(Reward):
 def test_the_tails_go_on_and_of_equal_scores_the_earlier_is_the_better() -> None:
     assert survivors([0.1, 0.9, 0.5, 0.7, 0.3, 0.2], 4) == (0, 1, 3, 5)
     assert survivors([0.5] * 6, 2) == (0, 5)
+    with pytest.raises(ValueError, match="keep must lie between 2 and the 3 rewards, got 4"):
+        survivors([0.1, 0.2, 0.3], 4)
 
 
 @settings(deadline=None, max_examples=100)
@@ -114,7 +116,12 @@ class Bench:
 
 @pytest.mark.parametrize(
     ("tier", "solver", "size"),
-    [("float32", "euler", 12), ("float32", "dpm2", 4), ("nvfp4-emulated", "dpm2", 12), ("nvfp4-emulated", "euler", 4)],
+    [
+        ("float32", "euler", 12),
+        ("float32", "dpm2", 4),
+        ("nvfp4-emulated", "dpm2", 12),
+        ("nvfp4-emulated", "euler", 4),
+    ],
 )
 def test_pruned_units_have_the_bytes_of_the_oracle(tier: str, solver: str, size: int) -> None:
     """`size` 4: three units of one micro-batch, of which two go on and are padded."""
@@ -163,6 +170,8 @@ def test_a_pruned_unit_is_scored_twice_in_micro_batches_of_one_shape_and_its_las
         return velocity(latents, sigma, batch)
 
     monkeypatch.setattr(bench.model, "velocity", counted)
+    with pytest.raises(ValueError, match="is pruned, which only previews can be"):
+        bench.sampler(UNIT, PROMPT, bench.embedding)
     bench.preview(UNIT)
     # Three micro-batches take three steps each; then six members, as two micro-batches of four, take the other three.
     assert shapes == [4] * (3 * 3 + 2 * 3)

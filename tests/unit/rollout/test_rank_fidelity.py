@@ -72,6 +72,15 @@ def test_a_proxy_that_does_not_separate_counts_as_no_correlation() -> None:
     assert found.kendall == pytest.approx(0.5)
 
 
+def test_bad_rewards_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \(1, 3\) and \(1, 2\)"):
+        rank_fidelity([[1.0, 2.0, 3.0]], [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="seeds >= 2"):
+        rank_fidelity([[1.0]], [[1.0]])
+    with pytest.raises(ValueError, match="finite"):
+        rank_fidelity([[1.0, float("nan")]], [[1.0, 2.0]])
+
+
 def test_of_an_odd_number_the_smaller_half_is_the_better_one_and_ties_go_to_earlier_seeds() -> None:
     # Of three, one is better: seed 1, and seed 2. Seed 0 stays on its side.
     assert rank_fidelity([[1.0, 3.0, 2.0]], [[1.0, 2.0, 3.0]]).top_bottom_overlap == pytest.approx(1 / 3)

@@ -71,13 +71,39 @@ def test_rewards_are_compared_as_float32() -> None:
     assert best == (Candidate(prompt_id="cat", index=1, reward=float(np.float32(0.2))),)
 
 
-def test_a_pool_is_complete_with_its_last_reward() -> None:
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), 1e39])
+def test_a_reward_that_is_not_a_finite_float32_is_refused(reward: float) -> None:
+    selection = PromptSelection(4, 2, prompt_id="cat")
+    with pytest.raises(ValueError, match="reward of index 3 of prompt cat"):
+        selection.add(3, reward)
+    selection.add(3, 1.0)  # the refused one left no trace
+
+
+def test_an_index_counts_once_and_belongs_to_the_pool() -> None:
+    selection = PromptSelection(4, 2, prompt_id="cat")
+    selection.add(1, 0.5)
+    with pytest.raises(ValueError, match="index 1 of prompt cat was added before"):
+        selection.add(1, 0.5)
+    for index in (-1, 4):
+        with pytest.raises(ValueError, match=f"index {index} of prompt cat is outside of its pool of 4"):
+            selection.add(index, 0.5)
+
+
+def test_an_incomplete_pool_selects_nothing() -> None:
     selection = PromptSelection(3, 2, prompt_id="cat")
     selection.add(2, 0.5)
     selection.add(0, 0.5)
     assert not selection.complete
+    with pytest.raises(ValueError, match="prompt cat has 2 of 3 rewards"):
+        selection.select()
     selection.add(1, 0.5)
     assert selection.complete
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5])
+def test_k_must_fit_the_pool(keep: int) -> None:
+    with pytest.raises(ValueError, match=f"between 2 and the pool's 4, got {keep}"):
+        PromptSelection(4, keep, prompt_id="cat")
 
 
 def candidate(prompt_id: str, index: int, reward: float) -> Candidate:
@@ -85,7 +111,11 @@ def candidate(prompt_id: str, index: int, reward: float) -> Candidate:
 
 
 CAT = Selection(
-    iteration=3, revision=3, prompt_id="cat", best=(candidate("cat", 7, 0.5),), worst=(candidate("cat", 2, -0.25),)
+    iteration=3,
+    revision=3,
+    prompt_id="cat",
+    best=(candidate("cat", 7, 0.5),),
+    worst=(candidate("cat", 2, -0.25),),
 )
 DOG = replace(CAT, prompt_id="dog")
 
@@ -114,6 +144,11 @@ def test_the_digest_sees_everything_that_was_chosen(other: Selection) -> None:
     assert selection_digest([other]) != selection_digest([CAT])
 
 
+def test_a_prompt_selected_twice_in_an_iteration_is_refused() -> None:
+    with pytest.raises(ValueError, match="two selections of iteration 3, prompt cat"):
+        selection_digest([CAT, DOG, CAT])
+
+
 def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
     selection = PromptSelection(6, 2, prompt_id="cat")
     for index, reward in ((1, 0.2), (3, 0.4), (4, 0.1)):
@@ -121,6 +156,10 @@ def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
     for index in (0, 5):
         selection.drop(index, 0.5)
     assert not selection.complete
+    with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
+        selection.drop(5, 0.5)
+    with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
+        selection.add(5, 0.9)
     selection.drop(2, 0.5)
     assert selection.dropped == (0, 2, 5)
     best, worst = selection.select()
