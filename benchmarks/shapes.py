@@ -33,9 +33,9 @@ on an H200, and with NVFP4 previews on a B200 (whose prices are estimates).
 Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` and `long` by shape, rate and seed,
 `charged`, `seconds_to` by price, shape and share, `rates` (each shape's best), `best`, `seconds_to_90`,
 `two_stage_over_one_stage` and `over_24_of_24` (ratio, low, high of a bootstrap over seeds, FLUX.1-dev on an H200; a
-lower bound if some of the other runs were not there, which count with the time that they had), `progress` (the same by the
-share that 24 of 24 has of its own way), `options` (by shape with its option and by rate: seeds, how many were at 90 %
-with and without it, and the ratio), and `worst_fall`: the most that a long run ended below its best.
+lower bound if some of the other runs were not there, which count with the time that they had), `progress` (the same by
+the share that 24 of 24 has of its own way), `options` (by shape with its option and by rate: seeds, how many were at
+90 % with and without it, and the ratio), and `worst_fall`: the most that a long run ended below its best.
 """
 
 from __future__ import annotations
