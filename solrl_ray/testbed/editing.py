@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,6 +131,24 @@ def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
     return file
 
 
+def without_edits(folder: Path) -> tuple[float, float]:
+    """Mean reward of the held-out prompts for copies of the references, and for objects in the mean of all colours."""
+    from PIL import Image
+
+    lines = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
+    prompts = [line["text"] for line in lines]
+    pixels = [torch.from_numpy(np.array(Image.open(folder / line["reference"]))) for line in lines]
+    copies = torch.stack(pixels).permute(0, 3, 1, 2) / 255
+    colour = torch.tensor(list(COLOURS.values())).mean(dim=0)[:, None, None]
+    faded = []
+    for seen, scene in zip(copies, map(parse, prompts), strict=True):
+        ground = torch.tensor(list(BACKGROUNDS.values()))[scene.fields[8]][:, None, None]
+        faded.append(torch.lerp(ground.expand_as(seen), colour, _wanted(seen, scene)[1]))
+    copied, mean = (recoloured(each, prompts, copies).mean().item() for each in (copies, torch.stack(faded)))
+    return copied, mean
+
+
 if __name__ == "__main__":
     (out,) = map(Path, sys.argv[1:])
     print(f"wrote {write_all(out)}; train it with: solrl train demo {out}/edit.yaml")
+    print("held-out reward of copies {:.3f}, of objects in the mean of all colours {:.3f}".format(*without_edits(out)))

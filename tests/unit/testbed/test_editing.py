@@ -79,3 +79,9 @@ def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path
     published = card.contents(run, card.Target(repository="me/edits", revision=None, licence={}))
     assert "<th>reference</th><th>base</th><th>trained</th>" in published["README.md"].decode()
     assert published[f"images/references-{first.id}-0.png"].startswith(b"\x89PNG")
+
+
+def test_fading_the_old_colour_scores_between_a_copy_and_the_edit(tmp_path: Path) -> None:
+    editing.write_prompts(tmp_path, {"heldout": 12})
+    copied, faded = editing.without_edits(tmp_path)
+    assert 0.5 < copied < faded < 0.95
