@@ -24,7 +24,10 @@ NOBODY = "~nobody-of-that-name/x"
     ],
     ids=lambda arguments: arguments[-1].partition("=")[0],
 )
-def test_a_home_that_is_not_there_is_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_that_is_not_there_is_one_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no demo was trained
     assert main(["train", "demo", "--dry-run", *arguments]) == 2
     assert "this machine knows no home ~nobody-of-that-name; write its whole path" in capsys.readouterr().err
 
