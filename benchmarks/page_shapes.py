@@ -11,7 +11,6 @@ from shape_results import (
     BASE,
     FRONT,
     HEADLINE,
-    MAP,
     REAL,
     REFERENCE,
     SHAPES,
@@ -19,13 +18,15 @@ from shape_results import (
     SIDE_KEYS,
     Times,
     best_rate,
+    fall,
     ranked,
     ratio,
     times,
 )
+from shape_results import long_runs as long_runs_of
 
 FILE, NOISE_FILE = "shapes.json", "gradient_noise.json"
-SHOWN = FRONT + 2
+SHOWN = FRONT + 3
 """Shapes of each side in the table."""
 SIDES = {True: "two stages", False: "one stage"}
 PLACES = {
@@ -44,14 +45,14 @@ def shapes_of(results: Path) -> Any:
 
 
 def side(content: Any, two_stage: bool) -> list[str]:
-    return [name for name in content["rates"] if name in MAP and bool(SHAPES[name].pool) == two_stage]
+    return [name for name in content["rates"] if bool(SHAPES[name].pool) == two_stage]
 
 
 def words(name: str) -> str:
     shape = SHAPES[name]
     steps = f" × {shape.steps} steps" if shape.steps > 1 else ""
     prompts = "1 prompt" if shape.prompts == 1 else f"{shape.prompts} prompts"
-    return f"{shape.chosen} of {shape.pool or shape.chosen}, {prompts}{steps}{shape.option and f', {shape.option}'}"
+    return f"{shape.chosen} of {shape.pool or shape.chosen}, {prompts}{steps}{shape.option and f', `{shape.option}`'}"
 
 
 def sooner(mine: Times, other: Times) -> str:
@@ -130,9 +131,9 @@ def figure(results: Path) -> str:
     said = []
     for two_stage, title in SIDES.items():
         came = ", ".join(f"{len(ranked(content['runs'], two_stage, share))} came to {share:.0%}" for share in SHARES)
-        said.append(f"Of {len(side(content, two_stage))} shapes in {title} {came}.")
+        said.append(f"Of {len(side(content, two_stage))} shapes in {title} (one with an option is another) {came}.")
     tried: dict[str, int] = {}
-    for of_rate in (content["runs"][name] for name in content["rates"] if name in MAP):
+    for of_rate in (content["runs"][name] for name in content["rates"]):
         for rate in of_rate:
             tried[rate] = tried.get(rate, 0) + 1
     rates = ", ".join(f"{rate} ({count} shapes)" for rate, count in sorted(tried.items(), key=lambda item: -item[1]))
@@ -163,11 +164,11 @@ def front(results: Path) -> str:
     for title, name, rate in shown:
         took = [times(runs, name, rate, HEADLINE, share) for share in SHARES]
         reward, trained = longest(content, name, rate)
-        fall = max(max(run["reward"]) - run["reward"][-1] for run in runs[name][rate].values())
+        worst = max(map(fall, runs[name][rate].values()))
         shape, at_90 = SHAPES[name], took[1]
         cells = [" / ".join(map(seconds, took)), f"{len(at_90.seconds)}, {at_90.there}"]
         samples = str(shape.prompts * shape.chosen)
-        rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s", f"{fall:.3f}"])
+        rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s", f"{worst:.3f}"])
     return f"{table(header, rows)}\n\n{measured('shapes')}"
 
 
@@ -216,7 +217,7 @@ def options(results: Path) -> str:
 def long_runs(results: Path) -> str:
     """How far long runs ended below their best."""
     content = shapes_of(results)
-    rows = list(_long_rows(content["long"])) if content else []
+    rows = list(_long_rows(long_runs_of(content, content["rates"]))) if content else []
     if not rows:
         return unmeasured("long")
     header = ["shape", "rate", "seeds", "iterations", "reward at the end", "most that a run ended below its best"]
@@ -228,9 +229,9 @@ def _long_rows(long: Any) -> Iterator[list[str]]:
         for rate, of_seed in of_rate.items():
             runs = list(of_seed.values())
             ends = [run["reward"][-1] for run in runs]
-            fall = max(max(run["reward"]) - run["reward"][-1] for run in runs)
+            worst = max(map(fall, runs))
             made = f"{min(run['iterations'][-1] for run in runs)}"
-            yield [words(name), rate, str(len(runs)), made, f"{min(ends):.3f} to {max(ends):.3f}", f"{fall:.3f}"]
+            yield [words(name), rate, str(len(runs)), made, f"{min(ends):.3f} to {max(ends):.3f}", f"{worst:.3f}"]
 
 
 def gradient_noise(results: Path) -> str:

@@ -59,6 +59,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "epochs_2_near": ("learner.epochs=2", "objective.clip_range=0.03"),
     "early_half": ("objective={step_range: [0, 5], timestep_fraction: 0.8}",),
     "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
+    "shared_noise_kl_0": ("objective={shared_noise: true, kl: 0}",),
     "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
     "ema_95": ("learner.ema_cap=0.95",),
     "ema_98": ("learner.ema_cap=0.98",),
@@ -107,14 +108,15 @@ class Shape:
     @property
     def finished(self) -> int:
         """Previews that are not pruned."""
-        return 36 if self.pool == 96 or self.chosen == 24 else 24
+        return min(36 if self.pool == 96 or self.chosen == 24 else 24, self.pool // 2 if self.pool < 48 else self.pool)
 
     @property
     def settings(self) -> tuple[str, ...]:
         samples = self.prompts * self.chosen
         micro_batch = _micro_batch(samples)
         one_stage = f"strategy: direct, pool: {self.chosen}, explore: {{micro_batch: {self.chosen}}}"
-        two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {{micro_batch: 12, precision: fp8}}"
+        explore = f"{{micro_batch: {min(12, self.finished)}, precision: fp8}}"
+        two_stage = f"strategy: two_stage, pool: {self.pool}, explore: {explore}"
         prune = f"rollout.preview={{unit: {self.pool}, prune: {{after: {PRUNE_AFTER}, keep: {self.finished}}}}}"
         return (
             NFT,
@@ -180,7 +182,8 @@ SHAPES = {
         for option in ("", *OPTIONS)
         for prompts in (1, 2, 4, 12)
         for chosen in (4, 8, 24)
-        for pool in (0, 48, 96)
+        for pool in (0, 16, 24, 48, 96)
+        if not pool or pool > chosen
         for steps in (1, 3, 6)
     )
 }
@@ -258,15 +261,17 @@ def best_rate(runs: Runs, shape: str, share: float = 0.9, place: str = HEADLINE)
     return took, rate
 
 
-def ranked(runs: Runs, two_stage: bool, share: float = 0.9, place: str = HEADLINE) -> list[tuple[Times, str, str]]:
-    """The shapes of one side that came so far and their best rates, soonest first, without options."""
-    side = [name for name in runs if name in MAP and bool(SHAPES[name].pool) == two_stage]
+def ranked(
+    runs: Runs, two_stage: bool, share: float = 0.9, place: str = HEADLINE, options: bool = True
+) -> list[tuple[Times, str, str]]:
+    """The shapes of one side that came so far and their best rates, soonest first; also those with an option."""
+    side = [name for name in runs if (options or name in MAP) and bool(SHAPES[name].pool) == two_stage]
     found = [(took, name, rate) for name in side for took, rate in [best_rate(runs, name, share, place)]]
     return sorted((one for one in found if one[0].there), key=lambda one: one[0].order)
 
 
-def winner(runs: Runs, two_stage: bool) -> str | None:
-    return next((name for _, name, _ in ranked(runs, two_stage)), None)
+def winner(runs: Runs, two_stage: bool, options: bool = True) -> str | None:
+    return next((name for _, name, _ in ranked(runs, two_stage, options=options)), None)
 
 
 def ratio(mine: Times, other: Times) -> list[float | None] | None:
@@ -330,6 +335,31 @@ def option_ratios(runs: Runs) -> dict[str, dict[str, Any]]:
     return found
 
 
+def fall(run: dict[str, Any]) -> float:
+    """How far below its best a run ended."""
+    return float(max(run["reward"]) - run["reward"][-1])
+
+
+def long_runs(results: dict[str, Any], rates: dict[str, str]) -> Runs:
+    """Of `LONG` iterations or more: those made for it, and those of the best shape of each side."""
+    found: Runs = {shape: dict(of_rate) for shape, of_rate in results["long"].items()}
+    runs: Runs = results["runs"]
+    for name in (winner(runs, two_stage) for two_stage in SIDE_KEYS):
+        if name:
+            of_seed = found.setdefault(name, {}).setdefault(rates[name], {})
+            of_seed |= {seed: run for seed, run in runs[name][rates[name]].items() if seed not in of_seed}
+    made = {
+        shape: {
+            rate: {seed: run for seed, run in of_seed.items() if run["iterations"][-1] >= LONG}
+            for rate, of_seed in of_rate.items()
+        }
+        for shape, of_rate in found.items()
+    }
+    return {
+        shape: kept for shape, of_rate in made.items() if (kept := {r: seeds for r, seeds in of_rate.items() if seeds})
+    }
+
+
 def summary(results: dict[str, Any]) -> dict[str, Any]:
     runs: Runs = results["runs"]
     rates = {name: best_rate(runs, name)[1] for name in runs}
@@ -341,7 +371,7 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
     two, one = winner(runs, True), winner(runs, False)
     best = {name: best_rate(runs, name)[0] for name in (two, one, REFERENCE) if name}
     sooner, reference = best.get(two or "", Times((), 0)), best[REFERENCE]
-    long_runs = [run for of_rate in results["long"].values() for seeds in of_rate.values() for run in seeds.values()]
+    of_long = [seeds for of_rate in long_runs(results, rates).values() for seeds in of_rate.values()]
     return {
         "charged": {name: {place: SHAPES[name].charged(place) for place in PLACES} for name in rates},
         "seconds_to": {
@@ -355,7 +385,7 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         "over_24_of_24": ratio(sooner, reference),
         "progress": progress(runs),
         "options": option_ratios(runs),
-        "worst_fall": max((max(run["reward"]) - run["reward"][-1] for run in long_runs if run["ended"]), default=None),
+        "worst_fall": max((fall(run) for seeds in of_long for run in seeds.values()), default=None),
     }
 
 

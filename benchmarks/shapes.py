@@ -8,7 +8,7 @@ Runs of the testbed, each one process (`one_process.py`), by DiffusionNFT with `
 
     prompts    of an optimiser step: 1, 2, 4, 12
     chosen     K samples of each prompt that are trained on: 4, 8, 24
-    pool       none (one stage: all K are trained on), or 48 or 96 seeds with pruned FP8 previews (two stages)
+    pool       none (one stage: all K are trained on), or 16, 24, 48 or 96 seeds with pruned FP8 previews (two stages)
     steps      optimiser steps an iteration: 1, 3, 6; an iteration has prompts × steps prompts
 
 A run ends when its held-out reward is at 95 % of the way from the base to real pictures, when its charged time is over,
@@ -178,9 +178,9 @@ def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
     if stage == "screen":
         return list(names)
     if stage in ("long", "options"):
-        return [name for two_stage in (True, False) if (name := winner(runs, two_stage))]
+        return [name for two_stage in (True, False) if (name := winner(runs, two_stage, stage == "long"))]
     if stage == "rates":
-        orders = [ranked(runs, two_stage, SHARES[0]) for two_stage in (False, True)]
+        orders = [ranked(runs, two_stage, SHARES[0], options=False) for two_stage in (False, True)]
         near = (name for order in orders for took, name, _ in order if took.mean <= NEAR * order[0][0].mean)
         return list(dict.fromkeys([REFERENCE, *near]))
     front = (name for two_stage in (True, False) for _, name, _ in ranked(runs, two_stage)[:FRONT])

@@ -33,8 +33,8 @@ def test_no_figure_stands_outside_of_the_tables() -> None:
 TWO, ONE = "1x3_4of48", "2x1_8of8"
 
 
-def run(*reward: float, ended: str = "limit") -> dict[str, Any]:
-    return {"iterations": [10 * n for n in range(len(reward))], "reward": list(reward), "ended": ended}
+def run(*reward: float, ended: str = "limit", every: int = 10) -> dict[str, Any]:
+    return {"iterations": [every * n for n in range(len(reward))], "reward": list(reward), "ended": ended}
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     one = {str(seed): run(0.45, 0.75, 0.9) for seed in SEEDS}
     slow = {str(seed): run(0.45, 0.5, 0.6, 0.7, 0.9) for seed in SEEDS}
     lucky = {"42": run(0.45, 0.95)}
-    runs = {TWO: two, ONE: one, REFERENCE: slow, "1x1_8of96": lucky, f"{TWO}+kl_0": one}
+    runs = {TWO: two, ONE: one, REFERENCE: slow, "1x1_8of96": lucky, f"{TWO}+kl_0": slow}
     results: dict[str, Any] = {"runs": {name: {"0.001": of_seed} for name, of_seed in runs.items()}}
-    results["long"] = {TWO: {"0.001": {"42": run(0.45, 0.92, 0.9), "43": run(0.45, 0.91, 0.91)}}}
+    results["long"] = {TWO: {"0.001": {"42": run(0.45, 0.92, 0.9, every=100), "43": run(0.45, 0.91, 0.91, every=100)}}}
     (tmp_path / "shapes.json").write_text(json.dumps(results | summary(results)))
     return tmp_path
 
@@ -94,7 +94,18 @@ def test_options_and_long_runs_have_rows_once_they_are_there(complete: Path) -> 
     (row,) = rows(BLOCKS["options"](complete))[2:]
     assert row[:5] == ["4 of 48, 1 prompt × 3 steps", "0.001", "`kl_0`", "5", "5 / 5"]
     (row,) = rows(BLOCKS["long-runs"](complete))[2:]
-    assert row == ["4 of 48, 1 prompt × 3 steps", "0.001", "2", "20", "0.900 to 0.910", "0.020"]
+    assert row == ["4 of 48, 1 prompt × 3 steps", "0.001", "2", "200", "0.900 to 0.910", "0.020"]
+
+
+def test_the_best_of_a_side_may_have_an_option_and_its_runs_of_200_iterations_are_long_ones(complete: Path) -> None:
+    content = json.loads((complete / "shapes.json").read_text())
+    content["runs"][f"{TWO}+kl_0"]["0.001"] = {str(seed): run(0.45, 0.9, 0.93, 0.89) for seed in SEEDS}
+    (complete / "shapes.json").write_text(json.dumps(content | summary(content)))
+    assert rows(BLOCKS["headline"](complete))[3][1] == "300: 4 of 48, 1 prompt × 3 steps, `kl_0`, rate 0.001"
+    assert summary(content)["worst_fall"] == pytest.approx(0.02)  # of 30 iterations
+    for made in content["runs"][f"{TWO}+kl_0"]["0.001"].values():
+        made["iterations"][-1] = 200
+    assert summary(content)["worst_fall"] == pytest.approx(0.04)
 
 
 def test_one_seed_has_no_interval_and_a_shape_that_is_not_there_a_bound(complete: Path) -> None:

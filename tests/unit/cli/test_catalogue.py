@@ -60,7 +60,7 @@ def test_each_strategy_is_there_once_with_its_sizes() -> None:
         config = load([part.path for part in parts], [*PROMPTS, ACKNOWLEDGED])
         rollout, pool = config.rollout, pool_sampling(config)
         found[rollout.strategy] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
-        pruned = Pruning(after=2, keep=24) if rollout.strategy == "two_stage" else None
+        pruned = Pruning(after=2, keep=12) if rollout.strategy == "two_stage" else None
         assert (pool.pruning, pool.micro_batch, pool.padding) == (pruned, 12 if pruned else 24, 0)
         assert (pool.tier in ("bf16", "float32")) == (rollout.strategy in ("direct", "scaled"))
         said = warnings(config)
@@ -70,7 +70,7 @@ def test_each_strategy_is_there_once_with_its_sizes() -> None:
         "direct": (48, 24, 24, 10, True),
         "scaled": (48, 96, 24, 10, True),
         "quantized": (48, 96, 24, 10, True),
-        "two_stage": (6, 48, 4, 6, False),
+        "two_stage": (6, 24, 4, 6, False),
     }
 
 
@@ -89,12 +89,12 @@ def test_a_strategy_of_one_stage_replaces_a_pruned_one() -> None:
 
 
 def test_a_pool_that_is_too_small_to_be_pruned_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--set", "rollout.pool=24", "--set", "rollout.keep=8"]
+    small = ["--set", "rollout.pool=12", "--set", "rollout.keep=4", "--set", "rollout.explore.micro_batch=12"]
     assert main(["plan", "flux1_dev_80gb", *small]) == 2
     said = capsys.readouterr().err
-    assert names(said, "error: rollout.preview.prune.keep", "24 two_stage.yaml rollout.pool rollout.preview.prune=null")
+    assert names(said, "error: rollout.preview.prune.keep", "12 two_stage.yaml rollout.pool rollout.preview.prune=null")
     assert main(["plan", "flux1_dev_80gb", *small, "--set", "rollout.preview.prune=null"]) == 0
-    assert "6 units of 24, 36 forwards" in " ".join(capsys.readouterr().out.split())
+    assert "3 units of 12, 18 forwards" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_one_stage_strategy_does_not_ask_for_preview_sizes(tmp_path: Path) -> None:
