@@ -39,7 +39,7 @@ from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import MODULE, WIDTH, held_out, players, publisher, rewards
 from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result, watch_levels
-from tests.simulated.world import SimulatedWorld, damage_a_line
+from tests.simulated.world import NOTICED, SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = Path(__file__).with_name("prompts")
@@ -52,8 +52,6 @@ DEADLINES = (
 """Longer than a slow call takes; short, as others are asked for a sign of life meanwhile. No two are equal, so that one
 taken for another is seen."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
-NOTICED = 60.0
-"""Virtual seconds after which a death must have been told, if the run goes on as long."""
 logging.getLogger("solrl_ray.prompts").setLevel(logging.ERROR)  # embeddings are torn by losses of power
 
 

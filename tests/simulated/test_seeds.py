@@ -160,6 +160,11 @@ def test_a_checkpoint_that_is_half_removed_is_none_to_go_back_to() -> None:
     assert not judge(Plan.of(439032))[0]
 
 
+def test_nobody_misses_a_worker_that_dies_in_the_moment_in_which_it_is_replaced() -> None:
+    """On the fallback level previews have another precision, so explorers are renewed; then a node dies."""
+    assert not judge(Plan.of(884207))[0]
+
+
 def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:
     plan = Plan(2, replace(Plan.of(4).shape, iterations=4, staleness=1), explorers=1, regenerators=1, ranks=1)
     told: list[str] = []

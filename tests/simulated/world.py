@@ -41,6 +41,8 @@ LATE = 1000.0
 """Factor of a late call's time."""
 SLOW = 13.5
 """Seconds that a slow call takes, of a unit for each micro-batch."""
+NOTICED = 60.0
+"""Virtual seconds after which a death must have been told, if the run goes on as long."""
 UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
 """What a run may lose with its machine."""
 
@@ -132,6 +134,8 @@ class SimulatedWorld:
         if not process.roles:
             self.kill(actor)
         actor.alive = False
+        if actor.died is not None and actor.died > self.now() - NOTICED:
+            actor.died = None  # it was replaced on purpose, before its death was noticed
         for call in list(actor.waiting):
             self._fail(call, actor, KILLED)
 
