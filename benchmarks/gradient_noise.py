@@ -3,7 +3,8 @@
     python benchmarks/gradient_noise.py [--prompts 64] [--device cuda] [--root runs/gradient_noise]
 
 The gradient of DiffusionNFT on the testbed, of each of `--prompts` groups: the same prompts and seeds for all rows, K
-of them without a pool, or the best and worst of 48 or 96 by pruned previews. Signal is the squared norm of the gradient
+of them without a pool, or the best and worst of 24, 48 or 96 by pruned previews; also with one noise for all samples of
+a group. Signal is the squared norm of the gradient
 without noise, estimated without bias from pairs of groups; noise the trace of the covariance of one group's gradient.
 Previews are in float32, which rank as those in FP8 do (`rank_fidelity.py`). Policies: the base, and one that is part of
 the way, whose run in `--root` is trained first if it is not there.
@@ -46,10 +47,12 @@ from solrl_ray.rollout.selection import PromptSelection
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.storage.run_folder import RunFolder
 
-ROWS = tuple(Shape(1, chosen, pool, 1) for pool in (0, 48, 96) for chosen in (4, 8, 24))
+ROWS = tuple(
+    Shape(1, chosen, pool, 1) for pool in (0, 24, 48, 96) for chosen in (4, 8, 24) if not pool or pool > chosen
+) + tuple(Shape(1, chosen, pool, 1, "shared_noise") for pool in (0, 24) for chosen in (4, 8))
 FILES = (CONFIGS / "demo.yaml", CONFIGS / "methods" / "diffusion_nft.yaml")
 MICRO_BATCH = 24
-TRAINED, ITERATIONS = Shape(1, 4, 48, 3), 32
+TRAINED, RATE, ITERATIONS = Shape(1, 4, 24, 3, "shared_noise"), 5e-4, 104
 """The run of the second policy."""
 
 
@@ -64,7 +67,10 @@ class Policy:
         self._sample = Sampler(config, self._model, reward, steps=steps, micro_batch=MICRO_BATCH)
         preview_steps = config.rollout.explore.steps
         self._preview = Sampler(config, self._model, reward, steps=preview_steps, micro_batch=MICRO_BATCH)
-        self._objective = objectives.load(config, sigmas(config.model.schedule, steps, self._model.image_tokens))
+        grid = sigmas(config.model.schedule, steps, self._model.image_tokens)
+        self._objectives = {
+            shared: objectives.load(with_shared_noise(config, shared), grid) for shared in (False, True)
+        }
         self._factors = list(adapters.parameters(self._model.transformer, "default").values())
 
     def sample(
@@ -87,13 +93,14 @@ class Policy:
         return self._preview.preview(unit, prompt, embedding)
 
     def gradient(
-        self, embedding: PromptEmbedding, seeds: Sequence[int], x0: torch.Tensor, gains: NDArray[np.float64]
+        self, row: Shape, embedding: PromptEmbedding, seeds: Sequence[int], x0: torch.Tensor, gains: NDArray[np.float64]
     ) -> torch.Tensor:
         """Of a group: the mean over its samples and their passes, float32 [elements], on the CPU."""
         device, ids = self._model.device, (embedding.prompt_id,) * len(seeds)
         batch = MicroBatch(prompt_ids=ids, indices=tuple(seeds), x0=x0, weights=torch.ones(len(seeds)))
         texts = self._model.batch_embeddings([embedding] * len(seeds))
-        passes, total = self._objective.passes(batch, device, 0), torch.zeros((), device=device)
+        objective = self._objectives[row.option == "shared_noise"]
+        passes, total = objective.passes(batch, device, 0), torch.zeros((), device=device)
         for one in passes:
             given = {}
             for name in self.config.objective.references():
@@ -101,9 +108,13 @@ class Policy:
                     given[name] = self._passes.velocity(one.x_t, one.t, texts)
             theta = self._passes.velocity(one.x_t, one.t, texts)
             velocities = Velocities(theta=theta, old=theta.detach(), **given)
-            total = total + self._objective.loss(one, velocities, torch.from_numpy(gains).to(device)).total.mean()
+            total = total + objective.loss(one, velocities, torch.from_numpy(gains).to(device)).total.mean()
         found = torch.autograd.grad(total / len(passes), self._factors)
         return torch.cat([each.reshape(-1) for each in found]).cpu()
+
+
+def with_shared_noise(config: Config, shared: bool) -> Config:
+    return config.model_copy(update={"objective": config.objective.model_copy(update={"shared_noise": shared})})
 
 
 def _best_and_worst(row: Shape, seen: Previewed) -> list[int]:
@@ -126,7 +137,7 @@ def measure(policy: Policy, prompts: Sequence[Prompt], embeddings: Sequence[Prom
         ).reshape(len(prompts), row.chosen)
         groups = torch.stack(
             [
-                policy.gradient(embedding, chosen, torch.stack([made[seed][0] for seed in chosen]), of_group)
+                policy.gradient(row, embedding, chosen, torch.stack([made[seed][0] for seed in chosen]), of_group)
                 for embedding, chosen, (_, made), of_group in zip(embeddings, seeds, sampled, gains, strict=True)
             ]
         ).double()
@@ -159,8 +170,10 @@ def seconds_a_group(row: Shape) -> float:
 def training(root: Path, device: str) -> Job:
     where = ON_ONE_GPU if device == "cuda" else ("rollout.explore.precision=nvfp4-emulated",)
     run = f"run={{name: part, root: '{root.absolute()}', iterations: {ITERATIONS}}}"
-    held_out = "evaluation={every: 8, prompts: 96, samples: 4, pictures: 0, reference: ''}"
-    return Job(FILES, (*TRAINED.settings, *TRAINED.larger_batches, *where, run, held_out, "learner.optimizer.lr=1e-3"))
+    held_out = "evaluation={every: 52, prompts: 96, samples: 4, pictures: 0, reference: ''}"
+    return Job(
+        FILES, (*TRAINED.settings, *TRAINED.larger_batches, *where, run, held_out, f"learner.optimizer.lr={RATE}")
+    )
 
 
 def main() -> None:

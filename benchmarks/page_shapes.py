@@ -245,7 +245,9 @@ def gradient_noise(results: Path) -> str:
             seconds, sure = row["seconds"], f"{row['ratio']:.3f} ± {row['stderr']:.3f}"
             worth = f"{1000 * row['ratio'] / seconds:.1f} ± {1000 * row['stderr'] / seconds:.1f}"
             who = f"{policy}, reward {of['reward']:.2f}"
-            rows.append([who, name.replace("of", " of "), str(of["prompts"]), sure, f"{seconds:.1f}", worth])
+            seeds, _, option = name.replace("of", " of ", 1).partition("+")
+            seeds += f", `{option}`" * bool(option)
+            rows.append([who, seeds, str(of["prompts"]), sure, f"{seconds:.1f}", worth])
     header = ["policy", "seeds", "prompts", "signal over noise, a group", "s a group", "the same of 1,000 s"]
     picture = "![Signal over noise of a group's gradient against its price](images/results_gradient_noise.png)"
     return f"{picture}\n\n{table(header, rows)}\n\n±: a standard error. {measured('gradient_noise')}"

@@ -121,7 +121,9 @@ def gradient_noise(results: Path, images: Path) -> None:
     line a second of groups is worth the same.
     """
     content: dict[str, Any] = read(results, NOISE_FILE)
-    policies = {policy: of["rows"] for policy, of in content.items()}
+    policies = {  # without options
+        policy: {name: row for name, row in of["rows"].items() if "+" not in name} for policy, of in content.items()
+    }
     figure, panels = plt.subplots(1, len(policies), figsize=(1.3 * WIDTH, 3.8), layout="constrained", sharey=True)
     for axes, (policy, rows) in zip(np.atleast_1d(panels), policies.items(), strict=True):
         pools = dict.fromkeys(name.partition("of")[2] for name in rows if len(set(name.split("of"))) == 2)
