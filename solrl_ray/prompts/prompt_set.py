@@ -12,6 +12,7 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.problems import counted
 from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
@@ -87,7 +88,7 @@ def _other_number(line: _Line, place: str, right: int) -> str:
     """Says that a prompt has another number of reference pictures than the model takes."""
     mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
     count = len(line.paths)
-    had = f"{count or 'no'} reference picture{'' if count == 1 else 's'}"
+    had = f"{counted(count, 'reference picture') if count else 'no reference picture'}"
     return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
 
 

@@ -33,7 +33,7 @@ def test_the_published_pickscore_split_is_a_folder_of_two_text_files(
     assert first == {"id": prompt_id("a cat"), "text": "a cat"}
     assert capsys.readouterr().out.splitlines() == [
         "read        5 to train on, 2 held out",
-        "dropped     1 repetitions, 1 training prompts that are held out, 1 lines without a prompt",
+        "dropped     1 repetition, 1 training prompt held out as well, 1 line without a prompt",
         "kept        3 to train on, 2 held out",
         f"prompts.train: {out / 'train.jsonl'}",
         f"prompts.heldout: {out / 'heldout.jsonl'}",
