@@ -66,7 +66,7 @@ class Run:
 
     def named(self, key: str) -> str:
         """``run.root (--set)``."""
-        return f"{key} ({self.sources.of(key)})"
+        return self.sources.named(key)
 
 
 def check(run: Run, *available: Needs) -> Run:

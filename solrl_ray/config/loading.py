@@ -35,6 +35,10 @@ class Sources:
         """The source of a key (``rollout.keep``, ``rewards.0.weight``), or ``default``."""
         return self.origins.get(_key(key.split(".")) if isinstance(key, str) else key, "default")
 
+    def named(self, key: str) -> str:
+        """``run.root (--set)``."""
+        return f"{key} ({self.of(key)})"
+
     def with_entry(self, name: str, at: int, others: Sources, entry: int) -> Sources:
         """These, with entry `at` of the list `name` taken from where `others` have `entry`."""
         ours = {key: source for key, source in self.origins.items() if key[:2] != (name, at)}
