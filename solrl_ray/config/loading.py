@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from solrl_ray.common.files import utf8_text
 from solrl_ray.config import named, objectives, previews, problems, samplers, yaml_text
 from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
@@ -132,8 +133,8 @@ def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
         named = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
         raise UserError(f"The configuration file {path}{whose} {what}{named}.")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = utf8_text(path, str(path))
+    except OSError as error:
         raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
     tree = yaml_text.parse(text, str(path))
     if tree is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, utf8_text
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import counted
@@ -169,17 +169,6 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UserError(f"{place} is not a JSON object.")
     return entry
-
-
-def utf8_text(file: Path, said: str) -> str:
-    """The file's text. Raises OSError, or a UserError that begins with `said` and names the line that is not UTF-8."""
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{said}, line {line}, is not UTF-8 text: it has the bytes {bad!r}; save it as UTF-8."
-        ) from error
 
 
 def checked_text(value: Any, place: str) -> str:
