@@ -69,6 +69,8 @@ def import_prompts(source: str, *, heldout: int | str | None = None, column: str
     read = sources.parts(source, column)
     if isinstance(heldout, str) and heldout != ALL:
         read = read[0], _file(heldout, column)
+    if column and column not in (part.column for part in read):
+        raise UserError(f"--column is {column!r}, but no prompts of {source} are in columns; leave it out.")
     first, second = read[0].entries, read[1].entries
     if heldout == ALL:
         first, second = [], [*first, *second]

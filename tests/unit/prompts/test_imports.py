@@ -157,6 +157,7 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
         ("p.tsv", "id\tprompt\n1\ta\tb\n", {}, "p.tsv, line 2 3 fields, header 2"),
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout 'no.txt'"),
         ("p.txt", " \n", {}, "p.txt prompt"),
+        ("p.txt", "a\nb\n", {"column": "title"}, "--column 'title', p.txt"),
         ("p.txt", "a\nb\n", {"heldout": 2}, "--heldout 2; 1 to 1, p.txt"),
         ("p.txt", "a\n", {"heldout": 1}, "--heldout 1; p.txt"),
         ("p.pdf", "x", {}, "p.pdf .txt, .parquet"),
