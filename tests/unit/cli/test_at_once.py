@@ -58,6 +58,8 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["--set", "tracking.trackers=[wandb]"], "tracking.trackers", "wandb pip"),
         (["one_gpu"], "fleet.explorers.num_gpus", "1 one_gpu.yaml"),
         (["--address", "http://head:8265"], "--address", "'http://head:8265'"),
+        (["--address", "head"], "--address", "'head' head:6379"),
+        (["--address", "head:ray"], "--address", "'head:ray' head:6379"),
     ],
 )
 def test_what_cannot_begin_here_is_told_before_the_plan(
