@@ -123,6 +123,25 @@ def test_a_slow_check_tells_what_it_does(
     assert set(told) == {"counting 3 of 5 prompts …"}
 
 
+@pytest.mark.parametrize(
+    "command", [("plan", "{config}", "--set", "prompts.train={file}"), ("prompts", "import", "{file}", "--out", "o")]
+)
+def test_a_command_that_reads_many_prompts_says_so_meanwhile(
+    command: tuple[str, ...],
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some tenths of a second, in which others are told every hundredth."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight, "TOLD_SECONDS", 0.01)
+    many = tmp_path / "many.txt"
+    many.write_text("".join(f"{number} red circles\n" for number in range(50_000)))
+    assert solrl(*(word.format(config=config_file, file=many) for word in command)) == 0
+    assert f"reading {many} …\n" in capsys.readouterr().out
+
+
 def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
