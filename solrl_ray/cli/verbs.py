@@ -248,7 +248,8 @@ def status(arguments: argparse.Namespace) -> int:
     """Print a run's progress: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
     if folder is not None and not folder.is_dir():
-        raise UserError(f"{folder} is not a run folder: there is no such folder.")
+        what = "it is a file" if folder.exists() else "there is no such folder"
+        raise UserError(f"{folder} is not a run folder: {what}.")
     ray_auth.settle(local=False)
     clusters = _clusters(arguments, folder)
     from rich.console import Console

@@ -128,10 +128,10 @@ def _index(entries: list[Any], names: list[str], source: str) -> int:
 def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     """The mapping in one YAML file, with `include`. Raises UserError if there is none."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = named.as_folder(path) or "does not exist"
         whose = f", which {included_by} includes," if included_by else ""
-        named = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
-        raise UserError(f"The configuration file {path}{whose} {what}{named}.")
+        function = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
+        raise UserError(f"The configuration file {path}{whose} {what}{function}.")
     try:
         text = utf8_text(path, str(path))
     except OSError as error:
