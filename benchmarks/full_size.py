@@ -349,13 +349,14 @@ WIDTHS |= {"sana_video": 2304, "wan": 4096, "flux_kontext": 4096, "qwen_image_ed
 """Family → channels of a text token."""
 
 
-def transformer_only(config: Model, device: str, layers: int | None = None) -> DiffusionModel:
-    """The model of a family without a checkpoint: its transformer with random weights, and nothing else.
+def transformer_only(name: str, config: Model, device: str, layers: int | None = None) -> DiffusionModel:
+    """A model without a checkpoint: its transformer with random weights, and nothing else.
 
     Args:
+        name: of `TRANSFORMERS`, as a family has models of several sizes.
         layers: blocks of each kind instead of the published number.
     """
-    kind, settings, autoencoder = TRANSFORMERS[config.family]
+    kind, settings, autoencoder = TRANSFORMERS[name]
     if layers is not None:
         settings = settings | {key: layers for key in DEPTHS if key in settings}
     transformer = random_model(lambda: kind(**settings), device)

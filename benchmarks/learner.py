@@ -36,6 +36,7 @@ from full_size import random_embeddings, transformer_only
 from torch import Tensor
 
 from actors.workers.devices import use_deterministic_kernels
+from solrl_ray import models
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
@@ -81,7 +82,7 @@ class Side:
 
     def __init__(self, config: Config, arguments: argparse.Namespace) -> None:
         self.config, self._arguments = config, arguments
-        self.model: DiffusionModel = transformer_only(config.model, arguments.device, arguments.layers)
+        self.model: DiffusionModel = transformer_only(arguments.model, config.model, arguments.device, arguments.layers)
         self.passes = PolicyPasses(config, self.model)
         self.attention = attention.kernels()
         self._factors = adapters.parameters(self.model.transformer, "default")
@@ -165,7 +166,7 @@ def sides(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
         )
         for memory in arguments.memory
     ]
-    if arguments.model != "flux" and not arguments.deterministic:
+    if models.family(settled(arguments).model).TRAINS_ON_CUDNN and not arguments.deterministic:
         name, settings = compiled[0]
         # Of a run's settings a learner's passes know this one, which chooses attention.
         compiled.append((f"{name}, flash attention", settings | {"run__deterministic": True}))

@@ -17,7 +17,7 @@ from actors.cluster import wait
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 
-KNOCK_SECONDS = 10.0
+ACCESS_CHECK_SECONDS = 10.0
 BUSY = "timed out during startup"
 """In Ray's error if its node was not there after 30 s, which no setting changes."""
 UNLISTED = "_ray_internal_solrl"
@@ -61,7 +61,7 @@ def join(address: str | None, *, job: str = "") -> Any:
     """
     try:
         if address:
-            ray_auth.check_access(address, seconds=KNOCK_SECONDS)
+            ray_auth.check_access(address, seconds=ACCESS_CHECK_SECONDS)
         else:
             # Workers read this when they load OpenMP. By default, waiting threads spin: the learner's would take up to
             # five times their own computing time from samplers on the same cores.

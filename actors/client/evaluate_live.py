@@ -98,7 +98,7 @@ async def _evaluate(
             if progress.error is not None:
                 raise progress.error
             if progress.found is not None or loop.time() - shown > SHOWN:
-                tell(f"{progress.done} of {progress.total} units")
+                tell(_counted(progress, len(asked.prompts)))
                 shown = loop.time()
             if progress.found is not None:
                 return progress.found
@@ -106,6 +106,13 @@ async def _evaluate(
     finally:
         with suppress(RunEnded, RunError):  # a run forgets by itself what nobody asks for
             await _ask(controller.forget_evaluation, name)
+
+
+def _counted(progress: RequestProgress, prompts: int) -> str:
+    """``10 of 128 prompts evaluated (64 for each of 2 policies)``."""
+    policies = progress.total // prompts
+    each = f" ({prompts} for each of {policies} policies)" if policies > 1 else ""
+    return f"{progress.done} of {progress.total} prompts evaluated{each}"
 
 
 async def _merged(

@@ -52,6 +52,7 @@ class EvaluationRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
     done: int
+    """Prompts, counted once for each policy; as `total`."""
     total: int
     error: RunError | UserError | None = None
     """The error that ended it."""

@@ -8,15 +8,15 @@ from pathlib import Path
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 
-KNOCK_SECONDS = 1.5
+CONNECT_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
-"""A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
+"""A busy head may answer late. `CONNECT_SECONDS` limits only the connection."""
 
 
 def cluster_at(address: str) -> None:
     """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
     try:
-        ray_auth.check_access(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
+        ray_auth.check_access(address, seconds=CONNECT_SECONDS, answer_seconds=ANSWER_SECONDS)
     except (OSError, ValueError) as error:
         raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from solrl_ray.common.files import replace_file
 from solrl_ray.config import continuation
+from solrl_ray.config.problems import counted
 from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import Tool
 
@@ -82,7 +83,7 @@ def _ranks(file: Path) -> str:
     with safetensors.safe_open(file, framework="pt") as content:
         names = [key for key in content.keys() if key.endswith(("lora_A.weight", "lora_down.weight"))]  # noqa: SIM118
         counts = Counter(content.get_slice(key).get_shape()[0] for key in names)
-    return ", ".join(f"rank {rank} of {count} linears" for rank, count in sorted(counts.items()))
+    return ", ".join(f"rank {rank} of {counted(count, 'linear')}" for rank, count in sorted(counts.items()))
 
 
 def _base(model: Model, key: str) -> Path:

@@ -33,8 +33,8 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
 
     sources = sources or Sources()
     family, model = models.family(config.model), config.model
-    skeleton = family.skeleton(model, f"model.path ({sources.of('model.path')})")
-    transformer, factor = family.settings(model)
+    skeleton = family.skeleton(model, sources.named("model.path"))
+    transformer, factor = family.settings(model, sources.named)
     shapes = ModelShapes(
         family=model.family,
         transformer=transformer,

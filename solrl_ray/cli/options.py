@@ -60,7 +60,7 @@ LIVE_RUN = _shared("run", nargs="?", type=_path, metavar="RUN", help="run folder
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; the chosen command's function of `verbs` is its `run_verb`."""
-    top = _Parser(prog="solrl", description="Reinforcement learning for text-to-image diffusion models on Ray.")
+    top = _Parser(prog="solrl", description="Reinforcement learning for image and video diffusion models on Ray.")
     top.add_argument("--version", action="version", version=f"solrl {solrl_ray.__version__}")
     commands = top.inside("COMMAND")
     for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _validate, _eval):

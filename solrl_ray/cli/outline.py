@@ -37,7 +37,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
         if not _is_here(config.model.path, "model.path"):
             path = config.model.path
             raise UserError(
-                f"model.path ({sources.of('model.path')}) is {path!r}, which is neither on this machine nor a model "
+                f"{sources.named('model.path')} is {path!r}, which is neither on this machine nor a model "
                 f"whose shapes are in this package; `hf download {path} --include '*.json'` gets what a plan needs."
             )
         return None
@@ -48,7 +48,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
-    family.sizes.check(config.model, shapes.transformer, shapes.factor)
+    family.sizes.check(config.model, shapes.transformer, shapes.factor, sources.named)
     tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
     return facts_of(config, sources, shapes, tier)
 
@@ -74,7 +74,7 @@ def _is_here(place: str, key: str) -> bool:
 
 def _keys(sources: Sources, entry: str) -> Callable[[str], str]:
     """Names of an entry's fields, each with where it is from."""
-    return lambda field: f"{entry}.{field} ({sources.of(f'{entry}.{field}')})"
+    return lambda field: sources.named(f"{entry}.{field}")
 
 
 def without_gpus(config: Config, facts: ModelFacts) -> str:
@@ -102,8 +102,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     for target in model.lora.targets:
         if not any(ends_in(path, [target]) for path in adapted):
             raise UserError(
-                f"model.lora.targets ({sources.of('model.lora.targets')}) names {target!r}, but no linear of "
-                f"{model.path} ends with it."
+                f"{sources.named('model.lora.targets')} names {target!r}, but no linear of {model.path} ends with it."
             )
     quantized, sizes = _quantized(config, linears, tier), FAMILIES[model.family].sizes
     recomputed, activations = sizes.activation_bytes(
@@ -146,12 +145,12 @@ def _check_preview(config: Config, sources: Sources) -> None:
     frames = sizes.latent_frames(model.shapes[0])
     if chosen == [0] and model.references and not sizes.adds_references:
         raise UserError(
-            f"{key} ({sources.of(key)}) is [0], but the first latent frame of model.family {model.family!r} is the "
+            f"{sources.named(key)} is [0], but the first latent frame of model.family {model.family!r} is the "
             "prompt's picture, the same for all seeds; take later ones too, such as [0, 1]."
         )
     if chosen and chosen[-1] >= frames:
         raise UserError(
-            f"{key} ({sources.of(key)}) is {chosen}, but {model.frames} frames (model.frames) are {frames} "
+            f"{sources.named(key)} is {chosen}, but {model.frames} frames (model.frames) are {frames} "
             f"latent frames, 0 to {frames - 1}."
         )
 

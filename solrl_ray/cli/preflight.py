@@ -66,7 +66,7 @@ class Run:
 
     def named(self, key: str) -> str:
         """``run.root (--set)``."""
-        return f"{key} ({self.sources.of(key)})"
+        return self.sources.named(key)
 
 
 def check(run: Run, *available: Needs) -> Run:
@@ -74,7 +74,7 @@ def check(run: Run, *available: Needs) -> Run:
 
     Raises UserError, or RunError if nothing answers at an address or a disk hangs.
     """
-    with _telling():
+    with telling():
         for work, needs in CHECKS:
             if needs in available:
                 work(run)
@@ -82,7 +82,7 @@ def check(run: Run, *available: Needs) -> Run:
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def telling() -> Iterator[None]:
     """Print now and then this process's `progress_note`, if it has one."""
     over = threading.Event()
 

@@ -19,7 +19,7 @@ from solrl_ray.config.loading import LoadedConfig
 from solrl_ray.config.own_functions import of as own_functions
 from solrl_ray.errors import RunError, UserError
 
-KNOCK_SECONDS = 1.5
+ANSWER_SECONDS = 1.5
 NOT_UPLOADED = ("runs", ".venv", ".git")
 """What a submitted job does not get of the present folder."""
 
@@ -34,7 +34,7 @@ def job_server(url: str) -> None:
             if url.startswith("http://") and not _is_here(urllib.parse.urlsplit(url).hostname or ""):
                 print(f"warning: the token goes unencrypted to {url}; a tunnel or https:// hides it", file=sys.stderr)
             request.add_unredirected_header(name, value)  # a server may redirect to any other
-        urllib.request.urlopen(request, timeout=KNOCK_SECONDS).close()
+        urllib.request.urlopen(request, timeout=ANSWER_SECONDS).close()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise RunError(f"the Job server at {url} cannot be used: {ray_auth.refusal()}") from error

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     for library in (diffusers, transformers):  # loading bars would mix with the lines of the steps
         library.utils.logging.disable_progress_bar()
     # Fails at once for a missing checkpoint or sizes that do not fit it.
-    models.family(config.model).settings(config.model)
+    models.family(config.model).settings(config.model, loaded.sources.named)
     guidance.check_checkpoint(config, loaded.sources)
     for note in guidance.notes(config, loaded.sources):
         print(f"note: {note}", flush=True)

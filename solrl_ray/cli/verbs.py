@@ -17,6 +17,7 @@ from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_pl
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
+from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import continuation, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
@@ -194,8 +195,9 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
-    imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
-    files = imports.write_prompts(imported, arguments.out, force=arguments.force)
+    with preflight.telling(), progress_note(f"reading {arguments.source}"):
+        imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
+        files = imports.write_prompts(imported, arguments.out, force=arguments.force)
     print(imports.report(imported, files))
     return 0
 
@@ -246,7 +248,8 @@ def status(arguments: argparse.Namespace) -> int:
     """Print a run's progress: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
     if folder is not None and not folder.is_dir():
-        raise UserError(f"{folder} is not a run folder: there is no such folder.")
+        what = "it is a file" if folder.exists() else "there is no such folder"
+        raise UserError(f"{folder} is not a run folder: {what}.")
     ray_auth.settle(local=False)
     clusters = _clusters(arguments, folder)
     from rich.console import Console

@@ -27,6 +27,17 @@ READ_SECONDS = 60.0
 """Deadline of a read for information only."""
 
 
+def utf8_text(file: Path, said: str) -> str:
+    """The file's text. Raises OSError, or a UserError that begins with `said` and names the line that is not UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{said}, line {line}, is not UTF-8 text: it has the bytes {bad!r}; save it as UTF-8."
+        ) from error
+
+
 def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
     """Write `content` beside `path`, sync it to the disk and rename it into place. Makes missing folders.
 

@@ -45,18 +45,24 @@ def check_access(address: str, *, seconds: float, answer_seconds: float | None =
         answer_seconds: within which it must answer; None: `seconds`.
 
     Raises OSError if nothing listens there, RunError if the token is refused or no Ray head answers, UserError if it
-    is a dashboard's address.
+    is a dashboard's address or none.
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
             f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
             "cluster's, such as head:6379."
         )
+    if address in ("auto", "local"):  # Ray's own words: its newest cluster on this machine, and a new one
+        return
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-        if problem := _problem(f"{host}:{port}", seconds if answer_seconds is None else answer_seconds):
-            raise RunError(f"the Ray cluster at {address} could not be joined: {problem}")
+    if not (host and port.isdigit()):
+        raise UserError(
+            f"--address or RAY_ADDRESS is {address!r}; it must be the Ray cluster's host and port, such as head:6379, "
+            "or auto for the one on this machine."
+        )
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    if problem := _problem(f"{host}:{port}", seconds if answer_seconds is None else answer_seconds):
+        raise RunError(f"the Ray cluster at {address} could not be joined: {problem}")
 
 
 def clusters_here() -> list[str]:

@@ -20,7 +20,7 @@ from solrl_ray.config import compiled_learner
 from solrl_ray.config.encoding import EncodingCosts, encoding_costs
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import REGENERATORS, apart, encoded_ahead, needs_packed, on_cards, reserved
-from solrl_ray.config.problems import listed
+from solrl_ray.config.problems import counted, listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.update import (
@@ -178,7 +178,7 @@ class Arithmetic:
         texts = Environment(
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        texts.filters |= {"listed": listed, "of": _of, "size": describe_size, "thousands": "{:,}".format}
+        texts.filters |= {"listed": listed, "of": counted, "size": describe_size, "thousands": "{:,}".format}
         texts.filters["seconds"] = lambda seconds: f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
         texts.filters["tier"] = partial(describe_tier, config)
         text = texts.get_template("arithmetic.txt").render(
@@ -186,7 +186,7 @@ class Arithmetic:
             one_stage=is_one_stage(config),
             pool=pool_sampling(config),
             previews=previews(config),
-            reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
+            reserved=[counted(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
             references=references(config),
             model_guidance=config.model.cfg.describe(),
             evaluation_guidance=config.evaluated_model.cfg.describe(),
@@ -201,7 +201,7 @@ class Arithmetic:
             encoding=self.encoding,
             encoded=config.rollout.prompts * encoded_ahead(config.fleet),
             inside=[
-                _of(count, name)
+                counted(count, name)
                 for name, pool in (("explorer", "explorers"), ("regenerator", REGENERATORS))
                 if (count := on_cards(config, pool))
             ],
@@ -307,11 +307,6 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
         "prepared_bytes": prepared_bytes(config, facts.latent_shape),
         "activation_bytes": round(config.learner.micro_batch * (least + share * (most - least))),
     }
-
-
-def _of(count: float, noun: str) -> str:
-    """``1 rank``, ``0.5 CPUs``, ``8 ranks``."""
-    return f"{count:g} {noun}{'' if f'{count:g}' == '1' else 's'}"
 
 
 def describe_size(count: float) -> str:

@@ -101,9 +101,14 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
     """
     key = first_difference(given, was, free=FREE)
     if key is not None:
+        compared = key.startswith("evaluation.") and not key.startswith("evaluation.reference")
+        otherwise = (
+            f" Its evaluations are compared with each other, so all are made alike; leave the key out, and evaluate "
+            f"otherwise with `solrl eval {run_folder} --set {key}={_shown(given, key)}`."
+        )
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
-            f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}."
+            f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}." + otherwise * compared
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from solrl_ray.common.files import utf8_text
 from solrl_ray.config import named, objectives, previews, problems, samplers, yaml_text
 from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
@@ -34,6 +35,10 @@ class Sources:
     def of(self, key: str | Key) -> str:
         """The source of a key (``rollout.keep``, ``rewards.0.weight``), or ``default``."""
         return self.origins.get(_key(key.split(".")) if isinstance(key, str) else key, "default")
+
+    def named(self, key: str) -> str:
+        """``run.root (--set)``."""
+        return f"{key} ({self.of(key)})"
 
     def with_entry(self, name: str, at: int, others: Sources, entry: int) -> Sources:
         """These, with entry `at` of the list `name` taken from where `others` have `entry`."""
@@ -123,13 +128,13 @@ def _index(entries: list[Any], names: list[str], source: str) -> int:
 def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     """The mapping in one YAML file, with `include`. Raises UserError if there is none."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = named.as_folder(path) or "does not exist"
         whose = f", which {included_by} includes," if included_by else ""
-        named = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
-        raise UserError(f"The configuration file {path}{whose} {what}{named}.")
+        function = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
+        raise UserError(f"The configuration file {path}{whose} {what}{function}.")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = utf8_text(path, str(path))
+    except OSError as error:
         raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
     tree = yaml_text.parse(text, str(path))
     if tree is None:

@@ -54,11 +54,20 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
 
 
 def _found(name: str, there: Mapping[str, Path]) -> Path:
+    if name not in there and (what := as_folder(Path(name))):
+        raise UserError(f"The configuration {name} {what}.")
     if name not in there:
         near = nearest(name, there, cutoff=0.5)
         meant = f"did you mean {near}?" if near else "`solrl list` shows them."
         raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
     return there[name]
+
+
+def as_folder(path: Path) -> str:
+    """What a folder is that was named as a configuration: ``is a folder``; empty if there is none."""
+    if not (path / "config.yaml").is_file():
+        return "is a folder" if path.is_dir() else ""
+    return f"is a folder; `solrl train --resume {path}` goes on with its run, whose configuration is config.yaml there"
 
 
 def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:

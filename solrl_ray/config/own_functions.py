@@ -120,7 +120,7 @@ def inherit_from(given: Config, was: Config) -> Config:
 
 
 def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path], resumed: bool) -> OwnCode | None:
-    key = f"{function.key} ({sources.of(function.key)})"
+    key = sources.named(function.key)
     if function.digest:
         with suppress(UserError):  # the user's own first: data that they read may lie beside them
             code = own_code.find(function.spec, key)

@@ -43,6 +43,12 @@ def listed(words: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def counted(count: float, noun: str) -> str:
+    """``1 rank``, ``0.5 CPUs``, ``8 ranks``, ``2,400 ranks``."""
+    shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{shown} {noun}{'' if shown == '1' else 's'}"
+
+
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name that was probably meant: one that begins so, else one that is spelt alike; None: no such."""
     names = list(known)

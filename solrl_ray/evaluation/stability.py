@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from solrl_ray.config.problems import counted
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.rollout.audit import student_quantile
@@ -111,7 +112,9 @@ def warnings(iterations: Sequence[IterationMetrics], evaluations: Sequence[Evalu
     went = [each for each in iterations if each.rollback is not None]
     back = [f"iteration {each.iteration + 1} to {each.rollback} updates" for each in went]
     if back:
-        said.append(f"Went back {len(back)} time(s), with half of the step each time: after {', '.join(back)}.")
+        said.append(
+            f"Went back {counted(len(back), 'time')}, with half of the step each time: after {', '.join(back)}."
+        )
     alarmed = next((each for each in iterations if each.alarms), None)
     if alarmed is not None:
         said.append(f"Unusual: {describe_alarms(alarmed)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -48,15 +48,15 @@ class FamilyCheckpoint:
         return cls.adapt_(transformer)
 
     @classmethod
-    def settings(cls, config: Model) -> tuple[dict[str, Any], int]:
+    def settings(cls, config: Model, named: Callable[[str], str] = str) -> tuple[dict[str, Any], int]:
         """The transformer's ``config.json``, and VAE downscale factor; reads nothing else.
 
-        Raises `UserError` as `load` does for sizes that do not fit.
+        Raises `UserError` as `load` does for sizes that do not fit; `named` as in `FamilySizes.check`.
         """
         checkpoint = cls._open(config)
         transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
         factor = decoders.factor(vae_config)
-        cls.SIZES.check(config, transformer_config, factor)
+        cls.SIZES.check(config, transformer_config, factor, named)
         decoders.preview_loader(config, vae_config, cls.DECODERS)
         return transformer_config, factor
 

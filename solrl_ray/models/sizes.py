@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,12 +80,15 @@ class FamilySizes:
     other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
     """By VAE downscale factor, of checkpoints with another one."""
 
-    def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
+    def check(
+        self, config: Model, transformer: Mapping[str, Any], factor: int, named: Callable[[str], str] = str
+    ) -> None:
         """Raise `UserError` for sizes that a checkpoint does not support.
 
         Args:
             transformer: its ``config.json``.
             factor: VAE downscale factor.
+            named: how messages name a key, such as with its source.
         """
         cell, step = factor * self.patch, self.step(factor)
         sides = {side for shape in config.shapes for side in (shape.height, shape.width)}
@@ -93,24 +96,24 @@ class FamilySizes:
             below = {side: side // step * step for side in wrong}
             near = (f"to {s} are {b} and {b + step}" if b else f"to {s} is {step}" for s, b in below.items())
             raise UserError(
-                f"model.resolution is {show(config.resolution)}, but {config.path} needs a multiple of {step} for each "
-                f"side; the nearest {', '.join(near)}."
+                f"{named('model.resolution')} is {show(config.resolution)}, but {config.path} needs a multiple of "
+                f"{step} for each side; the nearest {', '.join(near)}."
             )
-        self._check_frames(config)
+        self._check_frames(config, named)
         if self.schedule not in ("", config.schedule.kind):
             raise UserError(
-                f"model.schedule.kind is {config.schedule.kind!r}, but the pipeline of model.family {config.family!r} "
-                f"has the noise levels of {self.schedule!r}."
+                f"{named('model.schedule.kind')} is {config.schedule.kind!r}, but the pipeline of model.family "
+                f"{config.family!r} has the noise levels of {self.schedule!r}."
             )
         if config.max_sequence_length > self.longest:
             raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"{named('model.max_sequence_length')} is {config.max_sequence_length}, "
                 f"but model.family {config.family!r} takes at most {self.longest}."
             )
         if self.positions:
-            self._check_positions(config, transformer[self.positions], cell)
+            self._check_positions(config, transformer[self.positions], cell, named)
         if why := self.why_not_references(config):
-            raise UserError(f"model.references is {config.references}, but {why}.")
+            raise UserError(f"{named('model.references')} is {config.references}, but {why}.")
 
     def why_not_references(self, config: Model) -> str:
         """What the family takes, if it is not `model.references`; else empty."""
@@ -120,11 +123,11 @@ class FamilySizes:
         right = f"takes {least}" if least == most else f"takes {least} to {most}"
         return f"model.family {config.family!r} {right if most else 'takes no reference pictures: leave it out'}"
 
-    def _check_frames(self, config: Model) -> None:
+    def _check_frames(self, config: Model, named: Callable[[str], str]) -> None:
         stride, frames = self.frame_stride, config.frames
         if not stride and frames:
             raise UserError(
-                f"model.frames is {frames}, but model.family {config.family!r} makes pictures; leave it out."
+                f"{named('model.frames')} is {frames}, but model.family {config.family!r} makes pictures; leave it out."
             )
         if stride and not frames:
             raise UserError(
@@ -135,15 +138,16 @@ class FamilySizes:
             lower = (frames - 1) // stride * stride + 1
             right = f"{lower} or {lower + stride}" if lower > 1 else str(lower + stride)
             raise UserError(
-                f"model.frames is {frames}, but {config.path} makes 1 + a multiple of {stride}, such as {right}."
+                f"{named('model.frames')} is {frames}, but {config.path} makes 1 + a multiple of {stride}, "
+                f"such as {right}."
             )
 
-    def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
+    def _check_positions(self, config: Model, end: int | Sequence[int], step: int, named: Callable[[str], str]) -> None:
         text, *sides = (None, end, end) if isinstance(end, int) else end
         height, width = (side * step for side in sides)
         if any(shape.height > height or shape.width > width for shape in config.shapes):
             raise UserError(
-                f"model.resolution is {show(config.resolution)}, but the positions of {config.path} end at "
+                f"{named('model.resolution')} is {show(config.resolution)}, but the positions of {config.path} end at "
                 f"{SampleShape(height, width)}."
             )
         if text is None:
@@ -152,7 +156,7 @@ class FamilySizes:
         longest = (text - 2) // self.text_multiple * self.text_multiple
         if config.max_sequence_length > longest:
             raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"{named('model.max_sequence_length')} is {config.max_sequence_length}, "
                 f"but the positions of {config.path} end at {longest}."
             )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.common.files import located, replace_file
+from solrl_ray.config.problems import counted
 from solrl_ray.errors import UserError
 from solrl_ray.prompts import sources
 from solrl_ray.prompts.sources import Entry, Lines
@@ -68,6 +69,8 @@ def import_prompts(source: str, *, heldout: int | str | None = None, column: str
     read = sources.parts(source, column)
     if isinstance(heldout, str) and heldout != ALL:
         read = read[0], _file(heldout, column)
+    if column and column not in (part.column for part in read):
+        raise UserError(f"--column is {column!r}, but no prompts of {source} are in columns; leave it out.")
     first, second = read[0].entries, read[1].entries
     if heldout == ALL:
         first, second = [], [*first, *second]
@@ -151,12 +154,13 @@ def report(imported: Imported, files: Sequence[Path]) -> str:
     """What was read, dropped and written."""
     read, apart = imported.lines
     parts = f"{read} to train on, {apart} held out"
-    whole = f"{read} prompt{'' if read == 1 else 's'}"  # of which --heldout may have chosen some
+    whole = counted(read, "prompt")  # of which --heldout may have chosen some
     lines = [f"read        {parts if apart else whole}"]
     if imported.columns:
         lines[0] += f", from column {' and '.join(imported.columns)}"
-    dropped = f"dropped     {imported.repeated} repetitions, {imported.removed} training prompts that are held out"
-    lines.append(dropped + (f", {imported.empty} lines without a prompt" if imported.empty else ""))
+    dropped = f"dropped     {counted(imported.repeated, 'repetition')}, "
+    dropped += f"{counted(imported.removed, 'training prompt')} held out as well"
+    lines.append(dropped + (f", {counted(imported.empty, 'line')} without a prompt" if imported.empty else ""))
     lines.append(f"kept        {len(imported.train)} to train on, {len(imported.heldout)} held out")
     lines += [f"prompts.{path.stem}: {path}" for path in files]
     if not imported.heldout:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, utf8_text
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.problems import counted
 from solrl_ray.config.resolution import as_shape
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
@@ -87,7 +88,7 @@ def _other_number(line: _Line, place: str, right: int) -> str:
     """Says that a prompt has another number of reference pictures than the model takes."""
     mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
     count = len(line.paths)
-    had = f"{count or 'no'} reference picture{'' if count == 1 else 's'}"
+    had = f"{counted(count, 'reference picture') if count else 'no reference picture'}"
     return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
 
 
@@ -168,17 +169,6 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UserError(f"{place} is not a JSON object.")
     return entry
-
-
-def utf8_text(file: Path, said: str) -> str:
-    """The file's text. Raises OSError, or a UserError that begins with `said` and names the line that is not UTF-8."""
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{said}, line {line}, is not UTF-8 text: it has the bytes {bad!r}; save it as UTF-8."
-        ) from error
 
 
 def checked_text(value: Any, place: str) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solrl_ray.common.files import located
+from solrl_ray.common.files import located, utf8_text
 from solrl_ray.errors import UserError
 from solrl_ray.prompts import references, tables
-from solrl_ray.prompts.prompt_set import checked_text, prompt_id, utf8_text
+from solrl_ray.prompts.prompt_set import checked_text, prompt_id
 from solrl_ray.prompts.tables import Row
 from solrl_ray.records import Reference
 

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 import solrl_ray
+from solrl_ray.config.problems import counted
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -150,13 +151,14 @@ def _settings(config: Config, summary: Summary) -> dict[str, str]:
     }
     if not is_one_stage(config):
         pool = pool_sampling(config)
-        settings["previews"] = f"{pool.steps} steps in {pool.tier}; they rank and are never trained on"
+        settings["previews"] = f"{counted(pool.steps, 'step')} in {pool.tier}; they rank and are never trained on"
+    updates = counted(learner.optimizer_steps, "update")
     settings |= {
-        "pictures": f"{drawing.steps} steps, {drawing.solver}, {_guidance(drawing.model)}",
-        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.shapes}, "
+        "pictures": f"{counted(drawing.steps, 'step')}, {drawing.solver}, {_guidance(drawing.model)}",
+        "samples": f"{counted(rollout.regenerate.steps, 'step')} in {config.model.dtype}, {config.model.shapes}, "
         f"{_guidance(config.model)}",
         "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
-        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.optimizer_steps} update(s) an iteration",
+        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {updates} an iteration",
         "run seed": str(config.run.seed),
         "LoRA digest": summary.lora_digest,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.common.files import replace_file
+from solrl_ray.config.problems import counted
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics
@@ -99,7 +100,7 @@ class Comparison:
         """What was sampled, in one line."""
         s = self.settings
         updates, prompts, samples = (
-            f"{count} {noun}{'' if count == 1 else 's'}"
+            counted(count, noun)
             for count, noun in ((self.updates, "update"), (s["prompt_count"], "prompt"), (s["samples"], "sample"))
         )
         guidance = f" · guidance {s['guidance']}" if "guidance" in s else ""

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from solrl_ray.common.files import replace_file
+from solrl_ray.config.problems import counted
 
 
 def digits(value: float) -> str:
@@ -59,6 +60,7 @@ _FILTERS = {
     "digits": digits,
     "link": link,
     "markdown": markdown,
+    "of": counted,
     "percent": lambda share: f"{100 * share:.1f} %",
     "signed": signed,
     "tenths": "{:.1f}".format,

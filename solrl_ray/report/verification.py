@@ -9,6 +9,7 @@ from pathlib import Path
 
 from solrl_ray.common import own_code
 from solrl_ray.config import continuation, own_functions
+from solrl_ray.config.problems import counted
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.report.data import read_attestations, read_summary
@@ -36,7 +37,7 @@ def verify(path: Path) -> Iterator[Verified]:
             found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
             lost = "" if found else f"{path / own_functions.FOLDER} lacks the original files of {function.spec}"
             count = len(found.files) if found else 0
-            yield Verified(f"code of {function.spec}", lost, f"{count} file{'s' * (count != 1)}, unchanged")
+            yield Verified(f"code of {function.spec}", lost, f"{counted(count, 'file')}, unchanged")
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
     yield _tried("attestations.json", lambda: f"{len(read_attestations(path / 'attestations.json'))} workers")
     for file in sorted((path / "journal").glob("*.jsonl")):
@@ -69,13 +70,13 @@ def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:
     written = [e for e in folder.journal(iteration).entries() if e["kind"] == "regenerate" and e["prompt"] == prompt_id]
     if any(entry["digest"] != group_digest(group) for entry in written):
         raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} differ from the journal")
-    return f"{len(group.indices)} samples"
+    return counted(len(group.indices), "sample")
 
 
 def _state(checkpoint: Path, updates: int) -> str:
     state = LearnerState.load(checkpoint)
     if state.updates != updates:
-        raise UserError(f"{checkpoint} holds a state after {state.updates} updates")
+        raise UserError(f"{checkpoint} holds a state after {counted(state.updates, 'update')}")
     return f"{len(state.default)} factors"
 
 
@@ -85,7 +86,7 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
     except UserError as error:
         yield Verified(SUMMARY_FILE, str(error))
         return
-    yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iteration{'s' * (summary.iterations != 1)}")
+    yield Verified(SUMMARY_FILE, "", counted(summary.iterations, "iteration"))
     if summary.iterations != iterations:
         return  # the run was extended since
     for name, stated in summary.files.items():

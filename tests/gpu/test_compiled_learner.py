@@ -50,7 +50,7 @@ def as_before() -> Iterator[None]:
 
 def gradient(settings: Config) -> torch.Tensor:
     """Of a loss over a micro-batch, all factors in one vector; none of the factors is zero."""
-    model = transformer_only(settings.model, "cuda", layers=2)
+    model = transformer_only(settings.model.family, settings.model, "cuda", layers=2)
     passes = PolicyPasses(settings, model)
     factors, generator = adapters.parameters(model.transformer, "default"), torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def base_pass(kernels: str, cache: str, identity: bool = True) -> None:
         identity: False leaves out what keeps caches apart, to see that it is needed.
     """
     settings = config("flux", f"compile.cache='{cache}'")
-    model = transformer_only(settings.model, "cuda", layers=2)
+    model = transformer_only("flux", settings.model, "cuda", layers=2)
     type(model).TRAINS_ON_CUDNN = kernels == "cudnn"  # of this process alone
     passes = PolicyPasses(settings, model)
     assert attention.kernels() == kernels

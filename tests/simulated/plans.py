@@ -122,6 +122,8 @@ class Plan:
             shape = _pruned(shape, rng)
         if shape.every:  # longer, so that there is something to go back to
             shape = replace(shape, iterations=shape.iterations + 1, on_collapse="rollback")
+        # By numbers of its own, so that all else of a seed is as it was before this was drawn.
+        shape = replace(shape, together=random.Random(f"evaluation {seed % SHAPES}").random() < 0.3)
         rng = random.Random(seed)
         plan = cls(
             seed,

@@ -48,6 +48,7 @@ def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     assert any(plan.scales for plan in plans)
     assert any(plan.evaluations for plan in plans)
     assert any(plan.shape.others for plan in plans)
+    assert {plan.shape.together for plan in plans} == {False, True}
     assert len({plan.shape.fallback for plan in plans}) == 4
     pruned = [plan.shape for plan in plans if plan.shape.prune != "null"]
     assert {shape.unit == 4 * shape.units for shape in pruned} == {False, True}

@@ -17,7 +17,7 @@ import torch
 
 from actors.client import evaluate_live, launch
 from actors.client.evaluate import Request
-from actors.evaluation.requests import EvaluationRequest, RequestProgress
+from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
@@ -90,7 +90,7 @@ def test_a_live_run_does_others_evaluations_beside_its_update_and_changes_by_no_
     finally:
         run.finish()
     said = capsys.readouterr().out
-    assert "4 of 4 units" in said
+    assert "4 of 4 prompts evaluated (2 for each of 2 policies)" in said
     assert "alone" not in said
     assert digests(config) == digests(calm)
     found = json.loads((out / "evaluation.json").read_text())
@@ -104,8 +104,8 @@ def test_a_live_run_does_others_evaluations_beside_its_update_and_changes_by_no_
 class Run:
     """A controller, for those who ask it to evaluate. It is at work for one question more, or for ever."""
 
-    def __init__(self, error: Callable[[], Exception] | None = None) -> None:
-        self._error = error
+    def __init__(self, error: Callable[[], Exception] | None = None, found: Found | None = None) -> None:
+        self._error, self._found = error, found
         self._asked: EvaluationRequest | None = None
         self._forgotten: list[str] = []
 
@@ -122,7 +122,9 @@ class Run:
         if name != self._asked.name:
             return None
         error = self._error() if self._error is not None else None
-        return RequestProgress(done=0, total=2, error=error)  # type: ignore[arg-type]
+        total = len(self._asked.prompts) * len(self._asked.publications)
+        done = 0 if self._found is None else total
+        return RequestProgress(done=done, total=total, error=error, found=self._found)  # type: ignore[arg-type]
 
     def forget_evaluation(self, name: str) -> None:
         self._forgotten.append(name)
@@ -164,6 +166,14 @@ def test_what_the_run_could_not_evaluate_is_raised_where_it_was_asked_for_and_fo
         evaluated(controller, *asked(tmp_path))
     another, *_ = ray.get(controller.seen.remote(), timeout=patience())
     assert another != name, "two commands that write into the same folder are two requests"
+
+
+def test_what_is_evaluated_is_counted_in_prompts_for_each_policy(local_ray: None, tmp_path: Path) -> None:
+    scores: Found = {"base": {}, "ema": {}}
+    controller = Run.remote(found=scores)  # type: ignore[attr-defined]
+    found, said = evaluated(controller, *asked(tmp_path))
+    assert found == scores
+    assert said[-1] == "4 of 4 prompts evaluated (2 for each of 2 policies)"
 
 
 def test_who_waits_for_a_run_that_ends_goes_on_alone(local_ray: None, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["--set", "tracking.trackers=[wandb]"], "tracking.trackers", "wandb pip"),
         (["one_gpu"], "fleet.explorers.num_gpus", "1 one_gpu.yaml"),
         (["--address", "http://head:8265"], "--address", "'http://head:8265'"),
+        (["--address", "head"], "--address", "'head' head:6379"),
+        (["--address", "head:ray"], "--address", "'head:ray' head:6379"),
     ],
 )
 def test_what_cannot_begin_here_is_told_before_the_plan(
@@ -119,6 +121,25 @@ def test_a_slow_check_tells_what_it_does(
     told = capsys.readouterr().out.splitlines()
     assert len(told) > 2
     assert set(told) == {"counting 3 of 5 prompts …"}
+
+
+@pytest.mark.parametrize(
+    "command", [("plan", "{config}", "--set", "prompts.train={file}"), ("prompts", "import", "{file}", "--out", "o")]
+)
+def test_a_command_that_reads_many_prompts_says_so_meanwhile(
+    command: tuple[str, ...],
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some tenths of a second, in which others are told every hundredth."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight, "TOLD_SECONDS", 0.01)
+    many = tmp_path / "many.txt"
+    many.write_text("".join(f"{number} red circles\n" for number in range(50_000)))
+    assert solrl(*(word.format(config=config_file, file=many) for word in command)) == 0
+    assert f"reading {many} …\n" in capsys.readouterr().out
 
 
 def test_an_address_at_which_nobody_listens_is_told_before_the_plan(

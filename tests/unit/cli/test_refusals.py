@@ -97,7 +97,7 @@ def test_a_number_of_references_that_a_family_does_not_take_is_refused_before_it
 @pytest.mark.parametrize(
     ("resolution", "values"),
     [
-        ("[18, 32]", "[18, 32] 4 16 20"),
+        ("[18, 32]", "(--set) [18, 32] 4 16 20"),
         ("[[16, 16], [32, 3]]", "[[16, 16], [32, 3]] 4"),
         ("[[16, 16], [16, 16]]", "--set [16, 16] twice"),
         ("[]", "--set [height, width]"),

@@ -36,6 +36,11 @@ def test_a_resumed_run_may_change_who_works_how_long_and_what_is_kept(parts: lis
         ("rewards=[{kind: x}]", "rewards.0.kind", '"x" "clipscore"'),
         ("run.seed=1", "run.seed", "1 42 learner.world_size, compile.cache"),
         ("evaluation.samples=5", "evaluation.samples", "5 4"),
+        (
+            "evaluation.micro_batch=8",
+            "evaluation.micro_batch",
+            "8 0 `solrl eval runs/run --set evaluation.micro_batch=8`",
+        ),
     ],
 )
 def test_a_resumed_run_may_change_nothing_else(parts: list[Path], override: str, key: str, values: str) -> None:

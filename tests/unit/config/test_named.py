@@ -48,6 +48,16 @@ def test_a_file_without_an_ending_is_a_file_and_a_folder_is_none(
     assert named.resolve([Path("demo")]) == [Path("demo")]
 
 
+def test_a_run_folder_in_place_of_a_configuration_is_told_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"^The configuration mine is a folder; `solrl train --resume mine` goes on"):
+        stems("mine")
+
+
 def test_every_configuration_has_a_name_of_its_own() -> None:
     found = [path.stem for path in CONFIGS.glob("**/*.yaml")]
     assert len(set(found)) == len(found)

@@ -77,9 +77,14 @@ class Inputs:
     """What updates of a model learn from."""
 
     def __init__(self, config: Config, shape: tuple[int, ...]) -> None:
-        texts = models.load(config.model, CPU, components={"text"}).encode(["a red circle", "a dog", "two cats"])
+        model: Any = models.load(config.model, CPU, components=models.encoder_components(config.model))
+        texts, size = ["a red circle", "a dog", "two cats"], config.model.shapes[0].dims[-2:]
+        pictures = torch.Generator().manual_seed(2)
+        seen = torch.randint(256, (3, config.model.references, 3, *size), generator=pictures).to(torch.uint8)
+        encoded = model.encode_seeing(texts, seen) if config.model.references else model.encode(texts)
         self.embeddings = {
-            f"p{i}": PromptEmbedding(prompt_id=f"p{i}", tensors=text, digest=str(i)) for i, text in enumerate(texts)
+            f"p{i}": PromptEmbedding(prompt_id=f"p{i}", tensors=tensors, digest=str(i))
+            for i, tensors in enumerate(encoded)
         }
         self._shape = shape
 
@@ -145,7 +150,17 @@ def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones
 @AUTOGRAD
 @pytest.mark.parametrize(
     ("family", "kept"),
-    [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0), ("qwen_image", 0.5), ("wan", 0.5), ("z_image", 0.0)],
+    [
+        ("flux", 0.0),
+        ("flux2_klein", 0.5),
+        ("sd3", 0.5),
+        ("sana", 1.0),
+        ("sana_video", 0.0),
+        ("qwen_image", 0.5),
+        ("wan", 0.5),
+        ("wan_i2v", 0.5),
+        ("z_image", 0.0),
+    ],
 )
 def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
     family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend

@@ -33,7 +33,7 @@ def test_the_published_pickscore_split_is_a_folder_of_two_text_files(
     assert first == {"id": prompt_id("a cat"), "text": "a cat"}
     assert capsys.readouterr().out.splitlines() == [
         "read        5 to train on, 2 held out",
-        "dropped     1 repetitions, 1 training prompts that are held out, 1 lines without a prompt",
+        "dropped     1 repetition, 1 training prompt held out as well, 1 line without a prompt",
         "kept        3 to train on, 2 held out",
         f"prompts.train: {out / 'train.jsonl'}",
         f"prompts.heldout: {out / 'heldout.jsonl'}",
@@ -157,6 +157,7 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
         ("p.tsv", "id\tprompt\n1\ta\tb\n", {}, "p.tsv, line 2 3 fields, header 2"),
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout 'no.txt'"),
         ("p.txt", " \n", {}, "p.txt prompt"),
+        ("p.txt", "a\nb\n", {"column": "title"}, "--column 'title', p.txt"),
         ("p.txt", "a\nb\n", {"heldout": 2}, "--heldout 2; 1 to 1, p.txt"),
         ("p.txt", "a\n", {"heldout": 1}, "--heldout 1; p.txt"),
         ("p.pdf", "x", {}, "p.pdf .txt, .parquet"),
