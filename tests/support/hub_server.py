@@ -128,8 +128,8 @@ def serving() -> Iterator[Hub]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             shown = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
             try:
-                # The address of a large file is a secret itself.
-                if not self.path.startswith(("/lfs/", "/api/validate-yaml")):
+                # The address of a large file is a secret itself; the others are public, and asked by the hub's library.
+                if not self.path.startswith(("/lfs/", "/api/validate-yaml", "/api/agent-harnesses")):
                     hub.tokens.add(shown)
                     if shown != TOKEN:
                         raise Refusal(401, "Invalid credentials in Authorization header")
