@@ -22,9 +22,9 @@ from solrl_ray.storage.run_folder import RunFolder
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "own_statistics.json"
 REDNESS = f"{REPOSITORY}/examples/own_reward/my_rewards.py:redder"
-REWARDS = (
-    f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward', weight: 1.0}}, {{kind: '{REDNESS}', weight: 100.0}}]"
-)
+LARGE = "normalize: {mean: 0, std: 0.01}"  # not a weight, which would count after a reward's own statistics
+REWARDS = f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward'}}, {{kind: '{REDNESS}', {LARGE}}}]"
+SMALL_STEPS = ("rollout={prompts: 3, keep: 4, regenerate: {micro_batch: 4}}", "learner={updates: 3, micro_batch: 4}")
 ROWS = {"summed": "global", "own statistics": "gdpo"}
 """Row → `objective.advantage.std`."""
 
@@ -58,7 +58,7 @@ def gains(each: Job) -> dict[str, float] | None:
     if not file.is_file():
         return None
     cells = json.loads(file.read_text())["cells"]
-    return {cell["reward"]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
+    return {cell["reward"].rpartition(":")[2]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
 
 
 def main() -> None:

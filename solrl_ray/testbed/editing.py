@@ -46,8 +46,9 @@ def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Ten
 
     A pixel of the object counts b² / (a² + b²): a is its squared distance from the reference in the prompt's colour, b
     that from the nearest of the reference in other colours and in those of backgrounds. So it counts more than 1/2 only
-    if no other colour is nearer, and an object that keeps its colour or fades gets nothing. The rest counts 1 - its
-    RMSE from the reference.
+    if no other colour is nearer, and an object that keeps its colour or fades gets nothing. The rest counts 1 - the
+    root of its squared errors' sum over the object's area, at least 0: an object twice as large as it was costs as much
+    as one in a wrong colour.
 
     Args:
         images: float [B, 3, H, W] in [0, 1].
@@ -65,8 +66,8 @@ def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Ten
         wanted = scene.fields[2]
         other = torch.cat([errors[:wanted], errors[wanted + 1 :]]).amin(dim=0)
         share = other.square() / (errors[wanted].square() + other.square()).clamp(min=1e-12)
-        kept = 1 - ((errors[wanted] / 3 * (1 - cover)).sum() / (1 - cover).sum()).sqrt()
-        scores.append(share[cover > 0.5].mean() * kept)
+        beside = ((errors[wanted] / 3 * (1 - cover)).sum() / cover.sum()).sqrt()
+        scores.append(share[cover > 0.5].mean() * (1 - beside).clamp(min=0))
     return torch.stack(scores)
 
 

@@ -44,15 +44,15 @@ def test_a_colour_between_two_counts_by_its_distances_from_both() -> None:
     wanted = drawn("a large yellow square on grey")
     between = torch.lerp(wanted, reference, 0.25)  # orange is the nearest of the other colours
     score = editing.recoloured(between, ["a large yellow square on grey"], reference)
-    assert score.item() == pytest.approx(0.75**4 / (0.25**4 + 0.75**4), abs=3e-3)
+    assert score.item() == pytest.approx(0.75**4 / (0.25**4 + 0.75**4), abs=0.03)  # its edges cost a little
 
 
-def test_what_changes_beside_the_object_costs_its_deviation() -> None:
-    reference, wanted = drawn(BEFORE), drawn(AFTER)
-    brighter = torch.where(
-        (reference - reference[..., :1, :1]).abs().amax(dim=1, keepdim=True) == 0, wanted + 0.1, wanted
-    )
-    assert editing.recoloured(brighter, [AFTER], reference).item() == pytest.approx(0.9, abs=3e-3)
+def test_what_changes_beside_the_object_costs_the_more_the_smaller_it_is() -> None:
+    for size, pixels in (("large", 11.1), ("small", 6.1)):  # the square's sides
+        reference, spotted = drawn(f"a {size} blue square on grey"), drawn(f"a {size} red square on grey")
+        spotted[..., :2, :8] += 0.5  # 16 pixels
+        score = editing.recoloured(spotted, [f"a {size} red square on grey"], reference)
+        assert score.item() == pytest.approx(1 - 0.5 * (16 / pixels**2) ** 0.5, abs=0.02)
 
 
 def test_parts_share_no_edit_and_each_prompt_changes_only_a_colour(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_parts_share_no_edit_and_each_prompt_changes_only_a_colour(tmp_path: Pat
         for colour in range(len(COLOURS)):
             text = Scene(tuple([*fields[:2], colour, *fields[3:]])).caption
             scores.append(editing.recoloured(seen, [text], seen).item())
-        assert max(scores) == pytest.approx(1, abs=0.01)
+        assert max(scores) == pytest.approx(1, abs=0.02)  # 8 bits
         assert scores.index(max(scores)) != fields[2]
 
 
