@@ -4,8 +4,8 @@
         [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
 Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
-run is evaluated by both rewards. Writes the gains of each on held-out prompts, by row and seed, and prints them.
-A begun run goes on where it was, so several short calls add up.
+run is evaluated by both rewards. Writes the gains of each on held-out prompts with their standard errors, by row and
+seed, and prints them. A begun run goes on where it was, so several short calls add up.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from solrl_ray.storage.run_folder import RunFolder
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "own_statistics.json"
 REDNESS = f"{REPOSITORY}/examples/own_reward/my_rewards.py:redder"
-REWARDS = (
-    f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward', weight: 1.0}}, {{kind: '{REDNESS}', weight: 100.0}}]"
-)
+LARGE = "normalize: {mean: 0, std: 0.01}"  # not a weight, which would count after a reward's own statistics
+REWARDS = f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward'}}, {{kind: '{REDNESS}', {LARGE}}}]"
 ROWS = {"summed": "global", "own statistics": "gdpo"}
 """Row → `objective.advantage.std`."""
 
@@ -52,13 +51,14 @@ def evaluate(each: Job) -> list[str] | None:
     return [*command, "--out", str(folder / "each"), "--no-live"]
 
 
-def gains(each: Job) -> dict[str, float] | None:
-    """Reward → gain of the held-out mean over the base model; None if the run is not evaluated."""
+def gains(each: Job) -> dict[str, list[float]] | None:
+    """Reward → gain of the held-out mean over the base, and its standard error; None if the run is not evaluated."""
     file = RunFolder.of(each.config).path / "each" / "evaluation.json"
     if not file.is_file():
         return None
     cells = json.loads(file.read_text())["cells"]
-    return {cell["reward"]: cell["gain"] for cell in cells if cell["policy"] == "ema"}
+    trained = [cell for cell in cells if cell["policy"] == "ema"]
+    return {cell["reward"].rpartition(":")[2]: [cell["gain"], cell["gain_stderr"]] for cell in trained}
 
 
 def main() -> None:

@@ -5,7 +5,9 @@
 
 The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of
 the demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no
-other words. The pipeline has never seen a reference: it copies it, colour and all.
+other words. The pipeline has never seen a reference, and copies it. So the first command also teaches it to edit, in a
+minute or so and with captions of which half name a colour by chance: it then edits what it should, but often in a wrong
+colour.
 """
 
 from __future__ import annotations
@@ -15,25 +17,38 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from solrl_ray import models
 from solrl_ray.config import yaml_text
+from solrl_ray.config.loading import load
+from solrl_ray.config.named import resolve as resolve_names
+from solrl_ray.config.schema import Model
 from solrl_ray.models.paths import resolve
-from solrl_ray.records import Address
+from solrl_ray.models.references import SeesReferences
+from solrl_ray.records import REFERENCE_TOKENS, Address
 from solrl_ray.sampling.noise import uniform
 from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
 
 PIPELINE = "builtin:testbed/pipeline"
 PARTS = {"train": 192, "heldout": 128}
 """File of prompts → their number."""
+STEPS = 80
+"""In which the pipeline is taught to edit."""
 
 
 def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Tensor:
-    """How close pictures are to their reference in the prompt's colour: 1 - (RMSE where the object is + RMSE
-    elsewhere) / 2, in [0, 1]. An object in the mean of all colours scores more than one that keeps a wrong one.
+    """How far objects have the prompt's colour, times how well the rest is kept: [0, 1].
+
+    A pixel of the object counts b² / (a² + b²): a is its squared distance from the reference in the prompt's colour, b
+    that from the nearest of the reference in other colours and in those of backgrounds. So it counts more than 1/2 only
+    if no other colour is nearer, and an object that keeps its colour or fades gets nothing. The rest counts 1 - the
+    root of its squared errors' sum over the object's area, at least 0: an object twice as large as it was costs as much
+    as one in a wrong colour.
 
     Args:
         images: float [B, 3, H, W] in [0, 1].
@@ -43,41 +58,41 @@ def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Ten
     Returns:
         float32 [B], on the CPU.
     """
-    found = [_wanted(seen, parse(text)) for seen, text in zip(reference.float().cpu(), prompts, strict=True)]
-    wanted, cover = (torch.stack(each) for each in zip(*found, strict=True))
-    errors = (images.float().cpu() - wanted).square().mean(dim=1)
-    inside, outside = (
-        ((errors * share).sum(dim=(1, 2)) / share.sum(dim=(1, 2))).sqrt() for share in (cover, 1 - cover)
-    )
-    return 1 - (inside + outside) / 2
+    scores = []
+    for image, seen, text in zip(images.float().cpu(), reference.float().cpu(), prompts, strict=True):
+        scene = parse(text)
+        drawn, cover = _in_all_colours(seen, scene)
+        errors = (image - drawn).square().sum(dim=1)
+        wanted = scene.fields[2]
+        other = torch.cat([errors[:wanted], errors[wanted + 1 :]]).amin(dim=0)
+        share = other.square() / (errors[wanted].square() + other.square()).clamp(min=1e-12)
+        beside = ((errors[wanted] / 3 * (1 - cover)).sum() / cover.sum()).sqrt()
+        scores.append(share[cover > 0.5].mean() * (1 - beside).clamp(min=0))
+    return torch.stack(scores)
 
 
 def edited(prompt: str, address: Address, reference: Tensor) -> Tensor:
     """The picture that a prompt asks for: `evaluation.reference`."""
-    return _wanted(reference, parse(prompt))[0]
+    scene = parse(prompt)
+    return _in_all_colours(reference, scene)[0][scene.fields[2]]
 
 
-def _wanted(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
-    """The reference [3, H, W] with its object in the scene's colour, and how much of each pixel is the object's."""
-    background = torch.tensor(list(BACKGROUNDS.values()))[scene.fields[8]][:, None, None]
-    palette = torch.tensor(list(COLOURS.values()))
+def _in_all_colours(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+    """The reference [3, H, W] with its object in each colour of objects, then of backgrounds, [11, 3, H, W]; and how
+    much of each pixel is the object's."""
+    backgrounds, palette = (torch.tensor(list(colours.values())) for colours in (BACKGROUNDS, COLOURS))
+    background = backgrounds[scene.fields[8]][:, None, None]
     apart = reference - background
     strongest = reference.flatten(1)[:, apart.square().sum(dim=0).argmax()]
-    colour = palette[(palette - strongest).square().sum(dim=1).argmin()][:, None, None]
-    towards = colour - background
+    towards = palette[(palette - strongest).square().sum(dim=1).argmin()][:, None, None] - background
     cover = ((apart * towards).sum(dim=0) / towards.square().sum()).clamp(0, 1)
-    return torch.lerp(background.expand_as(reference), palette[scene.fields[2]][:, None, None], cover), cover
+    colours = torch.cat([palette, backgrounds])[:, :, None, None]
+    return torch.lerp(background, colours, cover), cover
 
 
-def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
-    """Write ``train.jsonl`` and ``heldout.jsonl``, and their pictures beside them.
-
-    Each scene is in one part: scenes of one object, and the colours before and after, are numbered, and every fifth is
-    held out.
-    """
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
+def _edits() -> dict[str, list[tuple[Scene, Scene]]]:
+    """Scenes of one object before and after its colour is changed, in an addressed order, by part: every fifth is held
+    out."""
     edits = [
         (Scene((1, size, before, shape, 0, 0, 0, 0, ground)), Scene((1, size, after, shape, 0, 0, 0, 0, ground)))
         for size in range(len(SIZES))
@@ -88,17 +103,31 @@ def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
         if before != after
     ]
     order = uniform(Address(run_seed=0, purpose="edits"), (len(edits),)).argsort()
-    pools = {"train": [i for i in order if i % 5], "heldout": [i for i in order if i % 5 == 0]}
+    return {
+        "train": [edits[i] for i in order if i % 5],
+        "heldout": [edits[i] for i in order if i % 5 == 0],
+    }
+
+
+def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
+    """Write ``train.jsonl`` and ``heldout.jsonl``, which share no edit, and their pictures beside them."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pools = _edits()
     for part, count in (parts or PARTS).items():
         lines = []
-        for index in map(int, pools[part][:count]):
-            before, after = edits[index]
-            address = Address(run_seed=0, purpose="references", index=index)
-            pixels = (picture(before.caption, address) * 255).round().byte()
-            name = f"{part}-{index}.png"
+        for number, (before, after) in enumerate(pools[part][:count]):
+            name = f"{part}-{number}.png"
+            pixels = _drawn(before, Address(run_seed=0, purpose=part, index=number))
             Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / name)
             lines.append(json.dumps({"text": after.caption, "reference": name}) + "\n")
         (folder / f"{part}.jsonl").write_text("".join(lines))
+
+
+def _drawn(scene: Scene, address: Address) -> Tensor:
+    """uint8 [3, 32, 32]"""
+    return (picture(scene.caption, address) * 255).round().byte()
 
 
 def write_pipeline(folder: Path) -> Path:
@@ -109,46 +138,83 @@ def write_pipeline(folder: Path) -> Path:
     return folder
 
 
-def write_all(folder: Path, parts: dict[str, int] | None = None) -> Path:
-    """Write prompts, pipeline and configuration; returns the configuration, which comes after that of the demo."""
+def teach(folder: Path, config: Model, steps: int) -> None:
+    """Train the pipeline in `folder` to edit, by flow matching: edits of the training part, half of whose captions name
+    a colour by chance."""
+    generator = torch.Generator().manual_seed(0)
+    model = models.load(config, "cpu")
+    assert isinstance(model, SeesReferences)
+    captions, befores, afters = [], [], []
+    for number, (before, after) in enumerate(_edits()["train"][: 16 * steps]):
+        address = Address(run_seed=0, purpose="taught", index=number)
+        befores.append(_drawn(before, address)[None])
+        afters.append(_drawn(after, address)[None])
+        colour = number // 2 % len(COLOURS) if number % 2 else after.fields[2]
+        captions.append(Scene((*after.fields[:2], colour, *after.fields[3:])).caption)
+    seen = model.encode_seeing(captions, befores, 32)
+    clean = torch.stack([each[REFERENCE_TOKENS] for each in model.encode_seeing(captions, afters, 32)])
+    transformer: Any = model.transformer.requires_grad_(True)
+    optimizer = torch.optim.AdamW(transformer.parameters(), lr=1e-3, weight_decay=0)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for _ in range(steps):
+        rows = torch.randint(len(clean), (32,), generator=generator)
+        noise = torch.randn(len(rows), *clean.shape[1:], generator=generator)
+        sigma = torch.sigmoid(0.5 + torch.randn(len(rows), generator=generator))
+        embedding = {name: torch.stack([seen[row][name] for row in rows]) for name in seen[0]}
+        velocity = model.velocity(torch.lerp(clean[rows], noise, sigma[:, None, None]), sigma, embedding)
+        optimizer.zero_grad()
+        (velocity - (noise - clean[rows])).square().mean().backward()
+        nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
+        optimizer.step()
+        decay.step()
+    nn.Module.to(transformer, torch.bfloat16).save_pretrained(folder / "transformer")
+
+
+def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = STEPS) -> Path:
+    """Write prompts, pipeline and configuration; returns the configuration, which comes after that of the demo.
+
+    `steps`: for which the pipeline is taught to edit.
+    """
     write_prompts(folder, parts)
     here = folder.absolute()
+    pipeline = write_pipeline(here / "pipeline")
     config = {
         "run": {"name": "edits", "iterations": 40},
-        "model": {"family": "flux_kontext", "path": str(write_pipeline(here / "pipeline")), "references": 1},
+        "model": {"family": "flux_kontext", "path": str(pipeline), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
         "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
         # Many small steps: an optimiser step has one prompt, of whose 24 seeds it trains on the 2 best and the 2 worst.
         "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
         "learner": {"updates": 3, "micro_batch": 4},
         "fleet": {"learners": {"threads": 1}},
-        # Seeds of a prompt differ by little, prompts by much.
-        "objective": {"advantage": {"std": "group"}},
         "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 40, "prompts": 128, "samples": 2},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))
+    if steps:
+        teach(pipeline, load([*resolve_names([Path("demo")]), file]).model, steps)
     return file
 
 
-def without_edits(folder: Path) -> tuple[float, float]:
-    """Mean reward of the held-out prompts for copies of the references, and for objects in the mean of all colours."""
+def without_edits(folder: Path) -> dict[str, float]:
+    """Mean reward of the held-out prompts for pictures that no model has drawn."""
     from PIL import Image
 
     lines = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
     prompts = [line["text"] for line in lines]
     pixels = [torch.from_numpy(np.array(Image.open(folder / line["reference"]))) for line in lines]
     copies = torch.stack(pixels).permute(0, 3, 1, 2) / 255
-    colour = torch.tensor(list(COLOURS.values())).mean(dim=0)[:, None, None]
-    faded = []
+    mean = torch.tensor(list(COLOURS.values())).mean(dim=0)[:, None, None]
+    drawn: dict[str, list[Tensor]] = {"copies": list(copies), "objects in the mean of all colours": [], "edits": []}
     for seen, scene in zip(copies, map(parse, prompts), strict=True):
-        ground = torch.tensor(list(BACKGROUNDS.values()))[scene.fields[8]][:, None, None]
-        faded.append(torch.lerp(ground.expand_as(seen), colour, _wanted(seen, scene)[1]))
-    copied, mean = (recoloured(each, prompts, copies).mean().item() for each in (copies, torch.stack(faded)))
-    return copied, mean
+        colours, cover = _in_all_colours(seen, scene)
+        ground = colours[len(COLOURS) + scene.fields[8]]
+        drawn["objects in the mean of all colours"].append(torch.lerp(ground, mean, cover))
+        drawn["edits"].append(colours[scene.fields[2]])
+    return {name: recoloured(torch.stack(each), prompts, copies).mean().item() for name, each in drawn.items()}
 
 
 if __name__ == "__main__":
     (out,) = map(Path, sys.argv[1:])
     print(f"wrote {write_all(out)}; train it with: solrl train demo {out}/edit.yaml")
-    print("held-out reward of copies {:.3f}, of objects in the mean of all colours {:.3f}".format(*without_edits(out)))
+    print("held-out reward of", ", of ".join(f"{name} {reward:.3f}" for name, reward in without_edits(out).items()))
