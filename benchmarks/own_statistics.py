@@ -1,9 +1,10 @@
-"""Do two rewards of different scales both rise: summed as they are, and with own statistics? On the testbed.
+"""Does a reward of small weight and large scale stay small: summed as it is, and with own statistics? On the testbed.
 
     python benchmarks/own_statistics.py [--seeds 3] [--iterations 12] [--at-once 1] [--gpu] [--seconds 600]
         [--root runs/own_statistics] [--results benchmarks/results/own_statistics.json]
 
-Runs of the demo on CLIPScore and on 100 times the redness of a picture, whose deviation is much larger. Each finished
+Runs of the demo on CLIPScore and, with a quarter of its weight, on 100 times the redness of a picture, whose deviation
+is much larger and which contradicts it: most pictures that fit their captions are not red. Each finished
 run is evaluated by both rewards. Writes the gains of each on held-out prompts with their standard errors, by row and
 seed, and prints them. A begun run goes on where it was, so several short calls add up.
 """
@@ -23,7 +24,7 @@ from solrl_ray.storage.run_folder import RunFolder
 RESULTS = REPOSITORY / "benchmarks" / "results" / "own_statistics.json"
 REDNESS = f"{REPOSITORY}/examples/own_reward/my_rewards.py:redder"
 LARGE = "normalize: {mean: 0, std: 0.01}"  # not a weight, which would count after a reward's own statistics
-REWARDS = f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward'}}, {{kind: '{REDNESS}', {LARGE}}}]"
+REWARDS = f"rewards=[{{kind: clipscore, path: 'builtin:testbed/reward'}}, {{kind: '{REDNESS}', weight: 0.25, {LARGE}}}]"
 ROWS = {"summed": "global", "own statistics": "gdpo"}
 """Row → `objective.advantage.std`."""
 
