@@ -6,8 +6,8 @@
     python benchmarks/video_shapes.py OUT/world --show
     python benchmarks/video_shapes.py OUT/world --tiny --seconds 300 --root /tmp/video --results /tmp/video.json
 
-Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`. Previews also decode only the first
-and the last latent frame of three, which is not in the charge: no time of a video model has been measured, so an
+Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`. Previews also decode only the
+first and the last latent frame of three, which is not in the charge: no time of a video model has been measured, so an
 iteration is charged as FLUX.1-dev's on an H200. After `--seconds` what still trains is stopped; the same command goes
 on with it. OUT/world may have been moved since it was built.
 
