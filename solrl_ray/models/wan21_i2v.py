@@ -85,8 +85,8 @@ class Wan21I2V(SeesReferences, Wan):
         checkpoint = super()._open(config, key)
         if not checkpoint.has("image_encoder"):
             raise UserError(
-                f"{key} is {config.path!r}, which has no image encoder; model.family {config.family!r} trains Wan 2.1's "
-                "checkpoints, such as Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
+                f"{key} is {config.path!r}, which has no image encoder; model.family {config.family!r} trains "
+                "checkpoints of Wan 2.1, such as Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
             )
         if config.max_sequence_length != cls.SIZES.longest:
             raise UserError(
