@@ -48,7 +48,7 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "sd35_medium": [*SD3, T5],
     **{
         name: [(UMT5EncoderModel, published.UMT5_XXL)]
-        for name in ("wan21_1_3b", "wan21_14b", "wan22_5b", "wan22_5b_i2v")
+        for name in ("wan21_1_3b", "wan21_14b", "wan21_14b_i2v", "wan22_5b", "wan22_5b_i2v")
     },
     "z_image": [QWEN_3],
 }
@@ -56,6 +56,7 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
+    "wan21_14b_i2v": (published.WAN_I2V_14B, published.WAN_VAE),
     "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""

@@ -47,7 +47,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,8 +205,14 @@ def train_stages(
             return
 
 
-def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[str, Any] | None:
-    """A run's curve so far, and why it has ended, if it has; None before its second evaluation."""
+def run_of(
+    key: Key, folder: Path, last: int, pace: Pace | None = None, scaled: Callable[[float], float] = float
+) -> dict[str, Any] | None:
+    """A run's curve so far, and why it has ended, if it has; None before its second evaluation.
+
+    Args:
+        scaled: a held-out reward on the testbed's scale.
+    """
     if not RunFolder(folder).begun:
         return None
     data = read_run(folder)
@@ -215,7 +221,7 @@ def run_of(key: Key, folder: Path, last: int, pace: Pace | None = None) -> dict[
         return None
     run: dict[str, Any] = {
         "iterations": [point.updates for point in points],
-        "reward": [point.reward for point in points],
+        "reward": [scaled(point.reward) for point in points],
         "conditions": data.attestations[0].device if data.attestations else "",
     }
     if not key.long and run["reward"][-1] >= target(SHARES[-1]):

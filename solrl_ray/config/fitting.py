@@ -114,7 +114,9 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
             elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on GPUs of their own"
         raise TooSmall(f"{said}: take a card with more memory, or leave the text encoders out of it: {elsewhere}.")
     alone = "" if full else ", or a card for each worker (num_gpus: 1)"
-    raise TooSmall(f"{said}: take a card with more memory or a smaller model{alone}.")
+    frames = arithmetic.config.model.frames
+    shorter = f", fewer frames (model.frames is {frames})" if frames else ""
+    raise TooSmall(f"{said}: take a card with more memory{shorter} or a smaller model{alone}.")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:

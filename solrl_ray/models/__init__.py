@@ -118,6 +118,7 @@ FAMILIES = {
     ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
+    "wan21_i2v": Family("wan21_i2v:Wan21I2V", sizes.WAN21_I2V, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan_i2v": Family(
         "wan_i2v:WanI2V",
         sizes.WAN_I2V,

@@ -15,6 +15,8 @@ from solrl_ray.models.shapes import TEXT_WIDTHS, TextEncoderSize
 from solrl_ray.records import SampleShape
 
 CLIP_TOKENS = 77
+CLIP_PICTURE = 257 * 1280
+"""Values of a picture as ViT-H sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,11 @@ class FamilySizes:
     references: tuple[int, int] = (0, 0)
     """Fewest and most reference pictures of a prompt."""
     adds_references: bool = True
-    """Whether the tokens of references come after those of the sample, else in place of some."""
+    """Whether the tokens of references come after those of the sample; else they are in place of some, or channels."""
+    marks: int = 0
+    """Channels that say which latent frames are given, if the transformer gets these and given latents of all frames
+    beside the sample's.
+    """
     other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
     """By VAE downscale factor, of checkpoints with another one."""
 
@@ -197,11 +203,16 @@ class FamilySizes:
 
     def latent_shape(self, shape: SampleShape, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
-        channels = int(transformer["in_channels"])
+        channels = self._channels(transformer)
         if self.packed:
             return self.image_tokens(shape, factor), channels
         frames = (self.latent_frames(shape),) if self.frame_stride else ()
         return channels, *frames, shape.height // factor, shape.width // factor
+
+    def _channels(self, transformer: Mapping[str, Any]) -> int:
+        """Of a sample's latents as the transformer takes them."""
+        channels = int(transformer["in_channels"])
+        return (channels - self.marks) // 2 if self.marks else channels
 
     def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
         """Floating-point operations of encoding a text."""
@@ -217,6 +228,9 @@ class FamilySizes:
         shape = config.shapes.largest
         cells = math.prod(self.image_grid(shape, factor)) * (1 if self.packed else self.patch**2)
         latents = config.references * cells * int(transformer["in_channels"])
+        if self.marks:
+            added = int(transformer["in_channels"]) - self._channels(transformer)
+            latents = cells * added * self.latent_frames(shape) + CLIP_PICTURE
         pixels = config.references * 3 * shape.pixels
         return (tokens * width + pooled + latents) * DTYPE_BYTES[config.dtype] + pixels
 
@@ -286,6 +300,7 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
 )
 # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
 WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
+WAN21_I2V = replace(WAN, references=(1, 1), adds_references=False, marks=4)
 SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
     patch=2,
     longest=300,

@@ -92,6 +92,13 @@ class TimeEmbedder(TimestepEmbedding):  # type: ignore[misc]
         return embedded
 
 
+def normalised(vae: Any, latents: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `Wan._denormalised`, in `dtype`."""
+    latents = latents.float()  # the stock pipeline rounds only what the transformer gets
+    mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
+    return ((latents - mean) / std).to(dtype)
+
+
 def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> None:
     """Raise `UserError` if the time embedder is quantised: the stock forward reads the dtype of its parameters, and
     quantised layers have none.

@@ -14,7 +14,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import sizes
 from solrl_ray.models.checkpoint import KEY, Checkpoint
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.wan import TIMESTEPS, Wan
+from solrl_ray.models.wan import TIMESTEPS, Wan, normalised
 from solrl_ray.records import REFERENCE_TOKENS
 
 
@@ -49,9 +49,7 @@ class WanI2V(SeesReferences, Wan):
         return pixels.unsqueeze(2)
 
     def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
-        latents = latents.float()  # the stock pipeline rounds only what the transformer gets
-        mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
-        return ((latents - mean) / std).to(self.dtype)
+        return normalised(vae, latents, self.dtype)
 
     def _packed(self, latents: Tensor) -> Tensor:
         return latents

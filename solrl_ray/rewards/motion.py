@@ -17,8 +17,11 @@ SIDE = 32
 
 
 class Motion(CheckpointReward):
-    """min(1, d / enough), whatever the prompt: d is the mean absolute difference of consecutive frames, each averaged
-    to 32 pixels and less its mean colour, so that a fade is no motion.
+    """min(1, d / enough), whatever the prompt: d is how much more frames differ that are two apart than those that
+    follow one another, in mean absolute differences, each frame averaged to 32 pixels and less its mean colour.
+
+    What moves on differs twice as much after two frames, so d is its change from frame to frame. Flicker and shaking
+    return, and noise differs as much after one frame as after two: they have none. A fade has no difference.
     """
 
     ndims = (VIDEOS,)
@@ -43,7 +46,7 @@ class Motion(CheckpointReward):
         frames = images.float().transpose(1, 2).flatten(0, 1)
         coarse = functional.interpolate(frames, size, mode="area").unflatten(0, (len(images), -1))
         coarse = coarse - coarse.mean(dim=(3, 4), keepdim=True)
-        change = (
-            coarse.diff(dim=1).abs().mean(dim=(1, 2, 3, 4)) if images.shape[2] > 1 else coarse.new_zeros(len(images))
-        )
-        return (change / self._enough).clamp(max=1)
+        if images.shape[2] < 3:
+            return coarse.new_zeros(len(images))
+        one, two = ((coarse[:, n:] - coarse[:, :-n]).abs().mean(dim=(1, 2, 3, 4)) for n in (1, 2))
+        return ((two - one) / self._enough).clamp(0, 1)

@@ -19,6 +19,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "sana_video": tiny_wan.build_sana_video,
     "sd3": tiny.build_sd3,
     "wan": tiny_wan.build_wan,
+    "wan21_i2v": tiny_wan.build_wan21_i2v,
     "wan_i2v": tiny_wan.build_wan_i2v,
     "z_image": tiny_qwen.build_z_image,
 }
@@ -26,6 +27,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
 
 OWN: dict[str, dict[str, object]] = {
     "wan": tiny_wan.OWN,
+    "wan21_i2v": tiny_wan.OWN | {"max_sequence_length": 512},
     "wan_i2v": tiny_wan.OWN,
     "sana_video": {"frames": tiny_wan.FRAMES},
 }

@@ -10,10 +10,17 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SanaVideoPipeline,
     SanaVideoTransformer3DModel,
+    WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
 )
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import (
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 from tests.support import tiny
 
@@ -88,6 +95,41 @@ def build_wan(folder: Path, *, version: str = "2.1", blocks: int = 2, seed: int 
 def build_wan_i2v(folder: Path) -> Path:
     """A checkpoint of Wan 2.2 TI2V, whose video begins with a given picture."""
     return build_wan(folder, version="2.2")
+
+
+def build_wan21_i2v(folder: Path) -> Path:
+    """A checkpoint of Wan 2.1 I2V, which sees a picture through CLIP and as further channels."""
+    build_wan(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        image_encoder = CLIPVisionModelWithProjection(
+            CLIPVisionConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                projection_dim=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                image_size=16,
+                patch_size=8,
+            )
+        )
+        # Text of 512 tokens is fixed in the stock transformer.
+        settings = WanTransformer3DModel.load_config(folder / "transformer")
+        more = {"in_channels": 4 + 2 * CHANNELS, "image_dim": 32, "added_kv_proj_dim": 32}
+        transformer = WanTransformer3DModel.from_config({**settings, **more})
+        tokenizer = tiny.t5_tokenizer()
+        tokenizer.model_max_length = 512
+        pipeline = WanImageToVideoPipeline(
+            tokenizer=tokenizer,
+            text_encoder=UMT5EncoderModel.from_pretrained(folder / "text_encoder"),
+            vae=wan_vae(),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            image_processor=CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
+            image_encoder=image_encoder,
+            transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
 
 
 def build_sana_video(folder: Path, *, blocks: int = 2, seed: int = 8) -> Path:

@@ -134,6 +134,7 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
         "flux1_kontext_dev": "1",
         "flux2_klein_base_4b": "0 to 4",
         "qwen_image_edit": "1 to 3",
+        "wan21_14b_i2v": "1",
         "wan22_5b_i2v": "1",
     }
     assert "      references: 1 to 3" in lines

@@ -245,16 +245,34 @@ def test_a_plan_counts_samples_and_two_revisions_in_the_store() -> None:
     assert "(dpm2, fp8) · 66% of the transformer's weights quantised" in said[1]
 
 
-def test_a_plan_of_videos_counts_those_that_an_evaluation_shows() -> None:
-    """Large enough that nothing else counts: 100 prompts with 4 videos of 49 frames, a byte a colour."""
+def of_videos(frames: int, *settings: str) -> Arithmetic:
     parts = ("wan21_1_3b", "two_stage", "diffusion_nft", "clipscore", "one_gpu", "rollout.explore.precision=fp8")
     sizes = (
         "rewards.0.frames={count: 4}",
         "model.resolution=[480, 832]",
-        "model.frames=49",
+        f"model.frames={frames}",
         "rollout={prompts: 1, pool: 24, keep: 2}",
     )
-    run = planned(*parts, *sizes, "evaluation={prompts: 100, pictures: 100, samples: 4}")
+    return planned(*parts, *sizes, *settings)
+
+
+# A latent frame is a token of 16 × 16 pixels, 30 × 52 of them; frames are 1 + 4 for each further latent frame.
+@pytest.mark.parametrize(("frames", "tokens"), [(49, 13 * 30 * 52), (81, 21 * 30 * 52)])
+def test_a_plan_of_videos_says_how_long_their_sequences_are(frames: int, tokens: int) -> None:
+    rows = dict(of_videos(frames).rows())
+    assert f" · 480 x 832 px, {frames} frames, {tokens:,} tokens a sample · " in rows["model"]
+    assert rows["evaluate"].startswith("64 prompts × 4 samples × 28 steps = 256 videos")
+
+
+def test_a_clip_that_is_too_long_for_a_card_is_one_sentence() -> None:
+    with pytest.raises(TooSmall, match=r"fewer frames \(model\.frames is 401\) or a smaller model") as caught:
+        fitting.check(of_videos(401), card(24))
+    assert str(caught.value).count(". ") == 0
+
+
+def test_a_plan_of_videos_counts_those_that_an_evaluation_shows() -> None:
+    """Large enough that nothing else counts: 100 prompts with 4 videos of 49 frames, a byte a colour."""
+    run = of_videos(49, "evaluation={prompts: 100, pictures: 100, samples: 4}")
     shown = 400 * 3 * 480 * 832 * 49
     store = dict(fitting.rows(run))["store"]
     assert store.startswith(f"{(shown + 2 * run.revision_bytes + run.latents_bytes) / 1e9:.1f} GB ")

@@ -48,6 +48,8 @@ class Family:
     size: int = tiny.RESOLUTION
     tokens: int = tiny.T5_TOKENS
     frames: int = 0
+    given_frames: int = 1
+    """Latent frames of the picture that a video follows; if there are several, 4 channels say which are given."""
     given: Callable[[Tensor], Tensor] = lambda latents: latents
     """Our latents as the stock call takes them."""
 
@@ -91,6 +93,14 @@ FAMILIES = [
     Family("flux2_klein", build_klein, Flux2KleinPipeline, 2, size=64, given=as_cells),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
+    Family(
+        "wan21_i2v",
+        tiny_wan.build_wan21_i2v,
+        WanImageToVideoPipeline,
+        frames=tiny_wan.FRAMES,
+        tokens=512,
+        given_frames=3,
+    ),
     Family("wan_i2v", tiny_wan.build_wan_i2v, WanImageToVideoPipeline, frames=tiny_wan.FRAMES),
 ]
 
@@ -171,7 +181,9 @@ def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Pat
         assert torch.equal(together[0][name], tensor), name
     assert not torch.equal(together[0][REFERENCE_TOKENS], together[1][REFERENCE_TOKENS])
     channels, *sides = model.latent_shape
-    shape = (channels, 1, *sides[1:]) if family.frames else (channels * family.count, *sides)
+    shape = (channels * family.count, *sides)
+    if family.frames:
+        shape = (channels + 4 * (family.given_frames > 1), family.given_frames, *sides[1:])
     assert together[0][REFERENCE_TOKENS].shape == shape
 
 

@@ -212,7 +212,8 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
 
 def test_every_model_configuration_is_checked_here_or_is_not_published() -> None:
     found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
-    edits = {"flux1_kontext_dev": "flux1_dev", "qwen_image_edit": "qwen_image", "wan22_5b_i2v": "wan22_5b"}
+    edits = {"flux1_kontext_dev": "flux1_dev", "qwen_image_edit": "qwen_image"}
+    edits |= {"wan21_14b_i2v": "wan21_14b", "wan22_5b_i2v": "wan22_5b"}
     videos = {path.stem for path in (CONFIGS / "models").glob("*.yaml") if "frames: " in path.read_text()}
     assert found == {*PUBLISHED, *OURS, *edits, *videos, "testbed", "flux2_klein_base_4b"}
     for name, other in edits.items():  # which share networks, layers and grid

@@ -135,3 +135,19 @@ def test_sizes_that_only_the_stock_pipeline_refuses_are_refused(tmp_path: Path) 
     with pytest.raises(UserError) as refused:
         models.load(model_config("sana_video", checkpoint, resolution=[32, 48]), "cpu", components=())
     assert names(str(refused.value), "model.resolution", "48 32 64")
+
+
+@pytest.mark.parametrize(
+    ("build", "changes", "refused"),
+    [
+        (tiny_wan.build_wan, {"references": 1}, r"^model\.path is .*'WanPipeline'.*'wan21_i2v'"),
+        (tiny_wan.build_wan21_i2v, {"max_sequence_length": 300}, r"^model\.max_sequence_length is 300, .* takes 512"),
+        (tiny_wan.build_wan21_i2v, {"frames": 8}, r"^model\.frames is 8"),
+        (tiny_wan.build_wan21_i2v, {"references": 0}, r"^model\.references is 0, .* takes 1"),
+    ],
+)
+def test_what_wan_21_cannot_do_from_a_picture_is_refused(
+    build: Any, changes: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=refused):
+        models.load(model_config("wan21_i2v", build(tmp_path / "pipeline"), **changes), "cpu", components=())

@@ -47,6 +47,7 @@ SHIPPED = {
     "sana_video": "sana_video_2b",
     "sd3": "sd35_large",
     "wan": "wan21_1_3b",
+    "wan21_i2v": "wan21_14b_i2v",
     "wan_i2v": "wan22_5b_i2v",
     "z_image": "z_image",
 }

@@ -85,21 +85,38 @@ def test_a_function_asks_for_videos_by_the_name_of_its_parameter(function: Calla
     assert scored(shown, kind=function("length")) == [3, 3]
 
 
-def test_motion_is_change_that_no_still_picture_and_no_fade_has() -> None:
-    still = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(0)).expand(-1, 4, -1, -1)
-    fade = 0.5 * still + torch.linspace(0, 0.5, 4)[:, None, None]
-    # A white half that changes sides: of each frame less its mean every pixel is 0.5 or -0.5, so all change by 1.
-    half = torch.zeros(3, 4, 32, 32)
-    half[:, 0::2, :, :16] = half[:, 1::2, :, 16:] = 1.0
-    assert scored(torch.stack([still, fade]), kind="motion", enough=0.1) == pytest.approx([0.0, 0.0], abs=1e-5)
-    assert scored(half[None], kind="motion", enough=4.0) == pytest.approx([0.25])
-    assert scored(half[None], kind="motion", enough=0.5) == [1.0]
+def bar(*columns: int, size: int = 32) -> Tensor:
+    """A white bar of a quarter of the width, with its left side in a column of each frame: [3, T, size, size]."""
+    video = torch.zeros(3, len(columns), size, size)
+    for frame, column in enumerate(columns):
+        video[:, frame, :, column : column + size // 4] = 1.0
+    return video
 
 
-def test_grain_of_single_pixels_is_hardly_motion() -> None:
-    grain = torch.rand(1, 3, 4, 256, 256, generator=torch.Generator().manual_seed(0))
-    # Uniform noise differs by 1/3 on average; the mean of 64 pixels by an eighth of about that.
-    assert scored(grain, kind="motion", enough=1.0)[0] < 0.06
+def test_motion_is_change_that_goes_on() -> None:
+    # Two columns of 32 become white and two black, each frame; twice as many within two frames.
+    moving = bar(0, 2, 4, 6, 8)[None]
+    assert scored(moving, kind="motion", enough=0.5) == pytest.approx([0.125 / 0.5])
+    assert scored(moving, kind="motion", enough=0.1) == [1.0]
+    larger = bar(*range(0, 40, 8), size=128)[None]  # the same, of which motion sees blocks of 4 x 4 pixels
+    assert scored(larger, kind="motion", enough=0.5) == pytest.approx([0.125 / 0.5])
+    assert scored(moving[:, :, :2], kind="motion", enough=0.1) == [0.0]
+
+
+def test_motion_sees_none_in_a_still_picture_a_fade_a_flicker_a_shake_and_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    still = torch.rand(3, 1, 32, 32, generator=generator).expand(-1, 12, -1, -1)
+    fade = 0.5 * still + torch.linspace(0, 0.5, 12)[:, None, None]
+    every_second = (torch.arange(12) % 2)[:, None, None]
+    contrast = still * (1 - 0.5 * every_second)
+    part = still.clone()
+    part[:, 1::2, :16] *= 0.3
+    shake = torch.where(every_second.bool(), still.roll(2, dims=-1), still)
+    noisy = 0.5 * still + 0.5 * torch.rand(3, 12, 32, 32, generator=generator)
+    for video in (still, fade, contrast, part, shake, noisy):
+        assert scored(video[None], kind="motion", enough=0.02) == pytest.approx([0.0], abs=0.1)
+    # Less change from frame to frame than each of the last four, but it goes on.
+    assert scored(bar(*range(0, 24, 2))[None] * 0.2, kind="motion", enough=0.02) == [1.0]
 
 
 def test_a_judge_sees_the_chosen_frames_of_a_video_in_one_question() -> None:

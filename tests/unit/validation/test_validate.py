@@ -42,6 +42,7 @@ TARGETS = {
     "qwen_image_edit": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
     "wan": ["to_q", "to_k", "ffn.net.2"],
+    "wan21_i2v": ["to_q", "to_k", "add_k_proj", "ffn.net.2"],
     "wan_i2v": ["to_q", "to_k", "ffn.net.2"],
     "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }
@@ -107,7 +108,7 @@ def test_a_sound_model_of_every_family_passes(
     assert len(rows) == 5  # stock, ours, samples, previews in full precision and emulated
     with Image.open(tmp_path / "out" / "pictures.png") as sheet:
         gap, side = GAP, (sheet.height - GAP) // len(rows) - GAP
-        shown = 5 if family in ("sana_video", "wan", "wan_i2v") else 1  # frames of a strip
+        shown = 5 if family in ("sana_video", "wan", "wan21_i2v", "wan_i2v") else 1  # frames of a strip
         assert sheet.size == (gap + 2 * (shown * side + gap), gap + 5 * (side + gap))
 
 
