@@ -211,8 +211,8 @@ def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch)
     two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9)}
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
-    long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87)}}}
-    runs["4x1_8of48+kl_0"] = {"0.001": {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}}
+    long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87) | {"iterations": [0, 100, 200]}}}}
+    runs["4x1_8of48+kl_0"] = {"0.001": {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.4, 0.9)}}
     found = shape_results.summary({"runs": runs, "long": long})
     assert found["best"] == {"two_stage": "4x1_8of48", "one_stage": "4x1_8of8"}
     assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
@@ -221,7 +221,7 @@ def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch)
     assert found["over_24_of_24"][0] == pytest.approx((2000 + 1000) / 2 / 750)  # one seed had ten iterations in all
     option = found["options"]["4x1_8of48+kl_0"]["0.001"]
     assert (option["seeds"], option["there"]) == (2, [2, 2])
-    assert option["sooner"][0] == pytest.approx((10 + 20) / 2 / 10)
+    assert option["sooner"][0] == pytest.approx((10 + 20) / 2 / 20)
     assert found["worst_fall"] == pytest.approx(0.03)
 
 
