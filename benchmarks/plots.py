@@ -128,7 +128,10 @@ def gradient_noise(results: Path, images: Path) -> None:
     for axes, (policy, rows) in zip(np.atleast_1d(panels), policies.items(), strict=True):
         pools = dict.fromkeys(name.partition("of")[2] for name in rows if len(set(name.split("of"))) == 2)
         lines = {"no pool": [name for name in rows if len(set(name.split("of"))) == 1]}
-        lines |= {f"pool of {pool}": [name for name in rows if name.endswith(f"of{pool}")] for pool in pools}
+        lines |= {
+            f"pool of {pool}": [n for n in rows if n.partition("of")[2] == pool != n.partition("of")[0]]
+            for pool in pools
+        }
         for title, names in lines.items():
             x, y, error = ([rows[name][key] for name in names] for key in ("seconds", "ratio", "stderr"))
             axes.errorbar(x, y, error, label=title, marker="o", markersize=4, capsize=2)

@@ -342,7 +342,9 @@ def fall(run: dict[str, Any]) -> float:
 
 def long_runs(results: dict[str, Any], rates: dict[str, str]) -> Runs:
     """Of `LONG` iterations or more: those made for it, and those of the best shape of each side."""
-    found: Runs = {shape: dict(of_rate) for shape, of_rate in results["long"].items()}
+    found: Runs = {
+        shape: {rate: dict(of_seed) for rate, of_seed in of_rate.items()} for shape, of_rate in results["long"].items()
+    }
     runs: Runs = results["runs"]
     for name in (winner(runs, two_stage) for two_stage in SIDE_KEYS):
         if name:

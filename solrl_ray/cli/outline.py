@@ -146,7 +146,7 @@ def _check_preview(config: Config, sources: Sources) -> None:
     if chosen == [0] and model.references and not sizes.adds_references:
         raise UserError(
             f"{sources.named(key)} is [0], but the first latent frame of model.family {model.family!r} is the "
-            "prompt's picture, the same for all seeds; take later ones too, such as [0, 1]."
+            "prompt's picture, or nearly so, with any seed; take later ones too, such as [0, 1]."
         )
     if chosen and chosen[-1] >= frames:
         raise UserError(

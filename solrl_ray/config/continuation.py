@@ -101,10 +101,12 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
     """
     key = first_difference(given, was, free=FREE)
     if key is not None:
-        compared = key.startswith("evaluation.") and not key.startswith("evaluation.reference")
+        shown_apart = ("evaluation.reference", "evaluation.pictures")
+        compared = key.startswith("evaluation.") and not key.startswith(shown_apart) and key in _leaves(given)
+        value = "null" if compared and _leaves(given)[key] is None else _shown(given, key)
         otherwise = (
             f" Its evaluations are compared with each other, so all are made alike; leave the key out, and evaluate "
-            f"otherwise with `solrl eval {run_folder} --set {key}={_shown(given, key)}`."
+            f"otherwise with `solrl eval {run_folder} --set {key}={value}`."
         )
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "

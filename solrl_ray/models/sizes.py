@@ -45,6 +45,8 @@ class FamilySizes:
     """Latent cells a side of one image token."""
     longest: int
     """Largest `model.max_sequence_length` that the stock pipeline takes."""
+    fixed_text: bool = False
+    """Whether it takes no other one."""
     packed: bool
     """Whether the transformer takes image tokens, not an image of latent cells."""
     clip: bool = False
@@ -110,6 +112,11 @@ class FamilySizes:
             raise UserError(
                 f"{named('model.schedule.kind')} is {config.schedule.kind!r}, but the pipeline of model.family "
                 f"{config.family!r} has the noise levels of {self.schedule!r}."
+            )
+        if self.fixed_text and config.max_sequence_length != self.longest:
+            raise UserError(
+                f"{named('model.max_sequence_length')} is {config.max_sequence_length}, but the transformer of "
+                f"model.family {config.family!r} takes {self.longest}."
             )
         if config.max_sequence_length > self.longest:
             raise UserError(
@@ -300,7 +307,7 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
 )
 # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
 WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
-WAN21_I2V = replace(WAN, references=(1, 1), adds_references=False, marks=4)
+WAN21_I2V = replace(WAN, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
 SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
     patch=2,
     longest=300,

@@ -72,7 +72,7 @@ class Wan(DiffusionModel):
         if checkpoint.has("transformer_2"):
             raise UserError(
                 f"{key} is {config.path!r}, which has two transformers, one for high and one for low noise levels; "
-                f"model.family {config.family!r} trains checkpoints with one, such as Wan-AI/Wan2.2-TI2V-5B-Diffusers."
+                f"model.family {config.family!r} trains checkpoints with one."
             )
         _check_scope(config.quantization, checkpoint.settings("transformer"))
         return checkpoint

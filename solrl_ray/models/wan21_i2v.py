@@ -88,9 +88,9 @@ class Wan21I2V(SeesReferences, Wan):
                 f"{key} is {config.path!r}, which has no image encoder; model.family {config.family!r} trains "
                 "checkpoints of Wan 2.1, such as Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
             )
-        if config.max_sequence_length != cls.SIZES.longest:
+        if checkpoint.settings("transformer").get("pos_embed_seq_len"):
             raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, but the transformer of model.family "
-                f"{config.family!r} takes {cls.SIZES.longest}."
+                f"{key} is {config.path!r}, whose videos have a first and a last picture; model.family "
+                f"{config.family!r} trains checkpoints with a first one only."
             )
         return checkpoint

@@ -21,7 +21,8 @@ class Motion(CheckpointReward):
     follow one another, in mean absolute differences, each frame averaged to 32 pixels and less its mean colour.
 
     What moves on differs twice as much after two frames, so d is its change from frame to frame. Flicker and shaking
-    return, and noise differs as much after one frame as after two: they have none. A fade has no difference.
+    return, and noise differs as much after one frame as after two: they have none. A fade has no difference. Nor has a
+    thing that moves by more than its own size from frame to frame.
     """
 
     ndims = (VIDEOS,)

@@ -142,10 +142,10 @@ def test_the_map_and_the_gradients_are_drawn(complete: Path) -> None:
     import plots  # and Matplotlib, which takes seconds
 
     row = {"ratio": 0.02, "stderr": 0.01, "seconds": 3.0}
-    content = {"base": {"prompts": 3, "reward": 0.45, "rows": {"4of4": row, "8of8": row, "4of48": row}}}
+    content = {"base": {"prompts": 3, "reward": 0.45, "rows": {"4of4": row, "24of24": row, "4of24": row}}}
     (complete / "gradient_noise.json").write_text(json.dumps(content))
     assert rows(BLOCKS["gradient-noise"](complete))[4] == [
-        *("base, reward 0.45", "4 of 48", "3", "0.020 ± 0.010", "3.0", "6.7 ± 3.3")
+        *("base, reward 0.45", "4 of 24", "3", "0.020 ± 0.010", "3.0", "6.7 ± 3.3")
     ]
     plots.shapes(complete, complete)
     plots.gradient_noise(complete, complete)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -213,7 +214,10 @@ def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch)
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
     long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87) | {"iterations": [0, 100, 200]}}}}
     runs["4x1_8of48+kl_0"] = {"0.001": {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.4, 0.9)}}
-    found = shape_results.summary({"runs": runs, "long": long})
+    given = {"runs": runs, "long": long}
+    before = json.dumps(given)
+    found = shape_results.summary(given)
+    assert json.dumps(given) == before
     assert found["best"] == {"two_stage": "4x1_8of48", "one_stage": "4x1_8of8"}
     assert found["seconds_to_90"] == pytest.approx(50 * (10 + 20) / 2)
     middle, low, high = found["two_stage_over_one_stage"]
