@@ -9,7 +9,7 @@ from solrl_ray import models
 from solrl_ray.models.base import DiffusionModel
 from tests.support import families, tiny
 
-SHORT, OTHER, LONG = "a red square", "two blue circles", "o" * 200
+SHORT, OTHER, LONG = "a red square", "two blue circles", "o" * 600
 """The last fills every limit of tokens, so that none of its row is padding."""
 
 
@@ -22,7 +22,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         family, path = "sd3", tiny.build_sd3(folder, t5=False)
     else:
         family, path = request.param, families.BUILDERS[request.param](folder)
-    config = families.model_config(family, path, max_sequence_length=tiny.T5_TOKENS if family != "qwen_image" else 240)
+    longest = {"qwen_image": 240, "wan21_i2v": 512}.get(family, tiny.T5_TOKENS)
+    config = families.model_config(family, path, max_sequence_length=longest)
     return models.load(config, "cpu", components=models.encoder_components(config))
 
 
