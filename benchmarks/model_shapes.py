@@ -18,6 +18,7 @@ from torch import nn
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    CLIPVisionModel,
     Gemma2Model,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3ForCausalLM,
@@ -48,8 +49,9 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "sd35_medium": [*SD3, T5],
     **{
         name: [(UMT5EncoderModel, published.UMT5_XXL)]
-        for name in ("wan21_1_3b", "wan21_14b", "wan21_14b_i2v", "wan22_5b", "wan22_5b_i2v")
+        for name in ("wan21_1_3b", "wan21_14b", "wan22_5b", "wan22_5b_i2v")
     },
+    "wan21_14b_i2v": [(CLIPVisionModel, published.VISION_H), (UMT5EncoderModel, published.UMT5_XXL)],
     "z_image": [QWEN_3],
 }
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import WanImageToVideoPipeline
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
@@ -79,6 +79,13 @@ class Wan21I2V(SeesReferences, Wan):
         encoders["image_encoder"] = checkpoint.load_encoder("image_encoder", dtype)
         processor = checkpoint.load_processor("image_processor")
         return TextEncoders(partial(cls.PIPELINE, image_processor=processor), encoders, tokenizers)
+
+    @classmethod
+    def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
+        """Also CLIP, which encodes the prompt's picture."""
+        with torch.device("meta"):
+            seeing = cls._open(config, key).text_skeleton("image_encoder")
+        return {"image_encoder": seeing, **super().text_skeletons(config, key)}
 
     @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
