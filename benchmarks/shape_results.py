@@ -342,24 +342,16 @@ def fall(run: dict[str, Any]) -> float:
 
 def long_runs(results: dict[str, Any], rates: dict[str, str]) -> Runs:
     """Of `LONG` iterations or more: those made for it, and those of the best shape of each side."""
-    found: Runs = {
-        shape: {rate: dict(of_seed) for rate, of_seed in of_rate.items()} for shape, of_rate in results["long"].items()
-    }
     runs: Runs = results["runs"]
-    for name in (winner(runs, two_stage) for two_stage in SIDE_KEYS):
-        if name:
-            of_seed = found.setdefault(name, {}).setdefault(rates[name], {})
-            of_seed |= {seed: run for seed, run in runs[name][rates[name]].items() if seed not in of_seed}
-    made = {
-        shape: {
-            rate: {seed: run for seed, run in of_seed.items() if run["iterations"][-1] >= LONG}
-            for rate, of_seed in of_rate.items()
-        }
-        for shape, of_rate in found.items()
-    }
-    return {
-        shape: kept for shape, of_rate in made.items() if (kept := {r: seeds for r, seeds in of_rate.items() if seeds})
-    }
+    best = [name for two_stage in SIDE_KEYS if (name := winner(runs, two_stage))]
+    found: Runs = {}
+    for source in (results["long"], {name: {rates[name]: runs[name][rates[name]]} for name in best}):
+        for shape, of_rate in source.items():
+            for rate, of_seed in of_rate.items():
+                for seed, run in of_seed.items():
+                    if run["iterations"][-1] >= LONG:
+                        found.setdefault(shape, {}).setdefault(rate, {}).setdefault(seed, run)
+    return found
 
 
 def summary(results: dict[str, Any]) -> dict[str, Any]:

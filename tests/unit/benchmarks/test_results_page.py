@@ -108,6 +108,13 @@ def test_the_best_of_a_side_may_have_an_option_and_its_runs_of_200_iterations_ar
     assert summary(content)["worst_fall"] == pytest.approx(0.04)
 
 
+def test_the_shape_of_the_default_stands_beside_the_best_of_one_stage(complete: Path) -> None:
+    content = json.loads((complete / "shapes.json").read_text())
+    content["runs"]["1x3_4of24+shared_noise"] = {"0.001": {str(seed): run(0.45, 0.9) for seed in SEEDS}}
+    (complete / "shapes.json").write_text(json.dumps(content | summary(content)))
+    assert "is at 90% after 300 s: 6.67 × (6.67–6.67) sooner than that" in BLOCKS["headline"](complete)
+
+
 def test_one_seed_has_no_interval_and_a_shape_that_is_not_there_a_bound(complete: Path) -> None:
     content = json.loads((complete / "shapes.json").read_text())
     content["runs"] = {
