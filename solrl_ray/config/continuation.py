@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
@@ -65,6 +67,8 @@ def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> st
     return None
 
 
+SHOWN_APART = ("evaluation.reference", "evaluation.pictures")
+"""Keys of what an evaluation shows, and not of what it measures."""
 FREE = (
     "fleet",
     "learner.world_size",
@@ -101,17 +105,22 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
     """
     key = first_difference(given, was, free=FREE)
     if key is not None:
-        shown_apart = ("evaluation.reference", "evaluation.pictures")
-        compared = key.startswith("evaluation.") and not key.startswith(shown_apart) and key in _leaves(given)
-        value = "null" if compared and _leaves(given)[key] is None else _shown(given, key)
-        otherwise = (
-            f" Its evaluations are compared with each other, so all are made alike; leave the key out, and evaluate "
-            f"otherwise with `solrl eval {run_folder} --set {key}={value}`."
-        )
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
-            f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}." + otherwise * compared
+            f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}."
+            + _otherwise(key, _leaves(given), run_folder)
         )
+
+
+def _otherwise(key: str, leaves: Mapping[str, Any], run_folder: Path) -> str:
+    """How to evaluate with another value of a key that a run's evaluations share; empty for other keys."""
+    if not key.startswith("evaluation.") or key.startswith(SHOWN_APART) or key not in leaves:
+        return ""
+    value = "null" if leaves[key] is None else show(leaves[key])
+    return (
+        " Its evaluations are compared with each other, so all are made alike; leave the key out, and evaluate "
+        f"otherwise with `solrl eval {run_folder} --set {key}={value}`."
+    )
 
 
 def notes(given: Config, was: Config) -> list[str]:

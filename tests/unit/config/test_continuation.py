@@ -50,6 +50,24 @@ def test_a_resumed_run_may_change_nothing_else(parts: list[Path], override: str,
     assert names(str(caught.value), key, f"{values} runs/run")
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "advice"),
+    [
+        ("evaluation.guidance=3.0", "evaluation.guidance=null", "`solrl eval runs/run --set evaluation.guidance=null`"),
+        ("evaluation.pictures=4", "evaluation.pictures=2", ""),
+        ("rollout.pool=96", "rollout.pool=48", ""),
+    ],
+)
+def test_only_what_an_evaluation_measures_can_be_had_beside_the_run(
+    parts: list[Path], was: str, now: str, advice: str
+) -> None:
+    given = load_with_sources(parts, [now])
+    with pytest.raises(UserError) as caught:
+        continuation.check(given.config, load(parts, [was]), Path("runs/run"), given.sources)
+    assert ("solrl eval" in str(caught.value)) == bool(advice)
+    assert advice in str(caught.value)
+
+
 def test_a_reward_that_was_dropped_is_a_difference(parts: list[Path]) -> None:
     fewer = load(parts, ["rewards=[{kind: clipscore, path: some/clip}]"])
     assert continuation.first_difference(fewer, load(parts), free=continuation.FREE) == "rewards.1.kind"

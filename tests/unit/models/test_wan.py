@@ -137,6 +137,15 @@ def test_sizes_that_only_the_stock_pipeline_refuses_are_refused(tmp_path: Path) 
     assert names(str(refused.value), "model.resolution", "48 32 64")
 
 
+def test_a_checkpoint_that_follows_a_first_and_a_last_picture_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_wan.build_wan21_i2v(tmp_path / "pipeline")
+    settings = checkpoint / "transformer" / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pos_embed_seq_len": 514}))
+    with pytest.raises(UserError) as refused:
+        models.load(model_config("wan21_i2v", checkpoint), "cpu", components=())
+    assert names(str(refused.value), "model.path", "first last wan21_i2v")
+
+
 @pytest.mark.parametrize(
     ("build", "changes", "refused"),
     [
