@@ -291,8 +291,18 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", choices=MAP, metavar="NAME", default=(), help="in place of a stage's own choice"
     )
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
+    parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="of this machine, that runs are spread over")
-    arguments = parsed(parser, limit=CHARGED_LIMIT, results=RESULTS)
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
+    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+    parser.add_argument("--root", type=Path, default=Path("runs/shapes"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
     names = TINY if arguments.tiny else MAP
     results = opened(arguments.results)
     if not arguments.show:
@@ -300,22 +310,6 @@ def main() -> None:
     results |= summary(results)
     save(results, arguments.results)
     show(results)
-
-
-def parsed(parser: argparse.ArgumentParser, *, limit: float, results: Path) -> argparse.Namespace:
-    """With the arguments of every campaign of shapes, and their defaults."""
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
-    parser.add_argument("--limit", type=float, default=limit, help="charged seconds of a run, as FLUX.1-dev")
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
-    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
-    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
-    parser.add_argument("--root", type=Path, default=Path("runs") / results.stem)
-    parser.add_argument("--results", type=Path, default=results)
-    arguments = parser.parse_args()
-    arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
-    return arguments
 
 
 def opened(path: Path) -> dict[str, Any]:

@@ -85,9 +85,18 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="NAME", default=NAMES)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES[:3], help="learning rates")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help=f"of {', '.join(map(str, SEEDS))}")
-    arguments = shapes.parsed(parser, limit=LIMIT, results=RESULTS)
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="charged seconds of a run, as FLUX.1-dev")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
+    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+    parser.add_argument("--root", type=Path, default=Path("runs/video_shapes"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
     if arguments.tiny:
-        arguments.shapes, arguments.rates = shapes.TINY, RATES[:1]
+        arguments.shapes, arguments.rates, arguments.limit = shapes.TINY, RATES[:1], shapes.TINY_LIMIT
     results = shapes.opened(arguments.results)
     if not arguments.show:
         wanted = [
