@@ -1,4 +1,4 @@
-"""Which linears of a model are quantised, at which tier, and the function that does it: `quantize_`."""
+"""`quantize_`: replaces the linears of a model that `planning.py` chooses by those of a tier."""
 
 from __future__ import annotations
 
