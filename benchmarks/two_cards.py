@@ -16,7 +16,7 @@ A card is killed (SIGKILL) after 0.3 of the seconds that the update before took.
 two_cards_MODEL.json after each. What other parts measured before stays. Of each part:
 
     first_exploring, first_update  seconds from the command to the first preview (without evaluations before it), and
-                                   to the end of the first update: what it takes to start all again
+                                   to the end of the first update, with them: what it takes to start all again
     publish                        for each revision after the first and each explorer: seconds from the end of the
                                    update to its first preview with that revision
     load                           for each of these revisions: the longest that an explorer took to load it, seconds
