@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,10 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def run_until(command: Sequence[str | Path], seconds: float) -> int | None:
-    """Its exit status; None if it took longer and was stopped."""
-    process = subprocess.Popen(command)
+def run_until(command: Sequence[str | Path], seconds: float, log: Path | None = None) -> int | None:
+    """Its exit status; None if it took longer and was stopped. What it prints goes to `log`, if there is one."""
+    with log.open("w") if log else nullcontext() as output:
+        process = subprocess.Popen(command, stdout=output)
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -122,8 +122,8 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     return folder
 
 
-def train(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run it from its beginning; what was measured. Exits if it fails."""
+def train(arguments: argparse.Namespace, log: Path | None = None) -> dict[str, Any]:
+    """Run it from its beginning; what was measured. Exits if it fails. What it says goes to `log`, if there is one."""
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *files(arguments)]
     for setting in settings(arguments):
         command += ["--set", setting]
@@ -131,7 +131,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     watch, began = Watch(), time.perf_counter()
     watch.start()
     try:
-        status = run_until(command, arguments.seconds)
+        status = run_until(command, arguments.seconds, log)
     finally:
         watch.stop()
     if status is None:
