@@ -9,7 +9,8 @@ it is given again, until it says that all is done; OUT/state has what it needs f
     reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
     judge/         another, trained on the other half
     prompts/       train.txt, heldout.txt
-    build.json     what each stage took and reached, and how many pictures the judge recognises
+    build.json     what each stage took and reached, how many pictures the judge recognises, and the mean `reward` and
+                   `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
 
 `--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too.
@@ -28,10 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
 from emoji_assets.captions import Parts
 from emoji_assets.fit import Fit, Stage
-from emoji_assets.judgement import generate, page, recognised
+from emoji_assets.judgement import generate, mean_cosine, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
@@ -50,6 +52,12 @@ LAST_SECONDS = 40.0
 """Kept for writing what there is."""
 SHOWN = 256
 """Pictures of each kind that are judged."""
+EVALUATED = 96
+"""Held-out prompts that a run is evaluated on."""
+SAMPLES = 4
+"""Pictures of each."""
+STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
+EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 
 
 class Build:
@@ -145,19 +153,24 @@ class Build:
 
     # Results
 
+    @property
+    def done(self) -> bool:
+        return all(stage.name in self.fits and self.fits[stage.name].done for stage in STAGES)
+
     def write(self) -> None:
         """OUT/world, of what there is."""
         world = self.out / "world"
-        record: dict[str, Any] = {
+        sizes = {"resolution": self.sizes.resolution, "max_sequence_length": self.sizes.length}
+        record: dict[str, Any] = {"done": self.done, "sizes": sizes}
+        record |= {
             name: {"steps": fit.steps, "seconds": round(fit.spent, 1), "loss": fit.loss, "done": fit.done}
             for name, fit in self.fits.items()
         }
         (world / "prompts").mkdir(parents=True, exist_ok=True)
         for file, held_out in (("train.txt", False), ("heldout.txt", True)):
-            texts = captions.prompts(self.all_parts, held_out, seed=3, most=4096)
-            (world / "prompts" / file).write_text("\n".join(texts) + "\n")
+            (world / "prompts" / file).write_text("\n".join(self._prompts(held_out)) + "\n")
         with _eager():
-            record |= self._judged(world / "pictures")
+            record |= self._judged(world / "pictures") | self._evaluated()
         record["parameters"] = {name: _count(part) for name, part in self._parts().items()}
         for name, part in self._parts().items():
             if name in self.clips:
@@ -188,6 +201,27 @@ class Build:
             found[f"{kind}_restored"]["psnr_db"] = (-10 * error.log10()).item()
             self._page(folder / f"{kind}.png", shown, made)
         return found
+
+    def _evaluated(self) -> dict[str, Any]:
+        """Mean cosines of reward and judge, of the prompts that a run is evaluated on."""
+        texts = self._prompts(held_out=True)[:EVALUATED]
+        rows = [
+            [row for row, each in enumerate(self.all_parts) if each.held_out and each.shows(text)] for text in texts
+        ]
+        seen = {"real": [torch.from_numpy(self.all_pixels[of]).permute(0, 3, 1, 2).float() / 255 for of in rows]}
+        if "flow" in self.fits:
+            made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
+            seen["model"] = list(torch.stack(made, dim=1))
+        return {
+            name: {
+                clip: mean_cosine(model.eval(), self.tokenizers[0], of_prompts, texts, self.device)
+                for clip, model in self.clips.items()
+            }
+            for name, of_prompts in seen.items()
+        }
+
+    def _prompts(self, held_out: bool) -> list[str]:
+        return captions.prompts(self.all_parts, held_out, seed=3, most=4096)
 
     def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
         """Of some: the real picture, the restored one, and others of the model for the same prompt."""
@@ -302,6 +336,19 @@ class Build:
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"vae": self.pipe.vae, **objectives.trainable(self.pipe), **self.clips}
+
+
+def configuration(world: Path) -> dict[str, Any]:
+    """What a run has besides the demo's settings: the example's model, and what is in this folder."""
+    model = yaml.safe_load(EXAMPLE.read_text())["model"]
+    sizes = json.loads((world / "build.json").read_text())["sizes"]
+    return {
+        "run": {"name": "emoji"},
+        "model": model | sizes | {"path": str(world / "pipeline")},
+        "rewards": [{"kind": "clipscore", "path": str(world / "reward")}],
+        "prompts": {part: str(world / "prompts" / f"{part}.txt") for part in ("train", "heldout")},
+        "evaluation": {"reference": ""},
+    }
 
 
 def _eager() -> AbstractContextManager[Any]:
