@@ -13,7 +13,8 @@ it is given again, until it says that all is done; OUT/state has what it needs f
                    `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
 
-`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too.
+`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too, and PICTURES is of
+`draw_emoji.py draw --size 32`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ import build_video_world
 import numpy as np
 import shapes
 import torch
+from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
-from PIL import Image
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, Runs, show, summary
 from shapes import Key
 
@@ -164,11 +164,6 @@ def opinions_of(folder: Path, updates: Sequence[int], judge: CLIPScore) -> list[
         known[str(update)] = judge.score(images, texts).mean().item()
     file.write_text(json.dumps(known))
     return [known[str(each)] for each in updates]
-
-
-def pixels(file: Path) -> torch.Tensor:
-    """float32 [3, H, W] in 0 … 1."""
-    return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
 
 
 def after(run: dict[str, Any], shape: str, seconds: float, of: str) -> float:
