@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -139,9 +140,9 @@ class Build:
         return fit.done
 
     def rectification(self, until: float) -> bool:
-        if time.monotonic() > until:
+        pairs = self._pairs(until)
+        if pairs is None or time.monotonic() > until:
             return False
-        pairs = self._pairs()
         fit = self._flow_fit(RECTIFICATION)
         if not fit.done:
             self._train_flow(
@@ -299,32 +300,33 @@ class Build:
         return Latents(torch.cat(views))
 
     @torch.no_grad()
-    def _pairs(self) -> Pairs:
-        """What the model makes of prompts and captions of known concepts; kept in a file."""
-        file = self.folder / "pairs.pt"
-        if file.exists():
-            return Pairs(**torch.load(file, map_location=self.device, weights_only=True))
-        generator = torch.Generator(self.device).manual_seed(17)
-        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
-        chunks = max(1, round(PAIRS * self.scale / PAIR_CHUNK))
-        tokens, channels = self.sizes.side**2, 4 * self.sizes.latent_channels
-        made: dict[str, list[Tensor]] = {"noise": [], "latents": [], "clip": [], "t5": []}
+    def _pairs(self, until: float) -> Pairs | None:
+        """What the model makes of prompts and captions of known concepts; kept in files. None if time ended before."""
+        folder = self.folder / "pairs"
+        folder.mkdir(exist_ok=True)
         if self.device.type == "cuda":
             self.pipe.transformer.compile_repeated_blocks(dynamic=False)
-        for _ in range(chunks):
-            rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
-            which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
-            noise = torch.randn(chunk, tokens, channels, device=self.device, generator=generator)
-            clip, t5 = self.world.texts.clip[rows, which], self.world.texts.t5[rows, which]
-            latents = objectives.sample(
-                self.pipe, clip, t5, noise, steps=PAIR_STEPS, guidance=GUIDANCE, empty=self.empty
-            )
-            parts = {"noise": noise.bfloat16(), "latents": latents.bfloat16(), "clip": clip, "t5": t5}
-            for name, value in parts.items():
-                made[name].append(value)
-        pairs = {name: torch.cat(values) for name, values in made.items()}
-        torch.save(pairs, file)
-        return Pairs(**pairs)
+        files = [folder / f"{number:03d}.pt" for number in range(max(1, round(PAIRS * self.scale / PAIR_CHUNK)))]
+        for number, file in enumerate(files):
+            if file.exists():
+                continue
+            if time.monotonic() > until:
+                return None
+            partial = file.with_suffix(".partial")
+            torch.save(self._made_pairs(torch.Generator(self.device).manual_seed(1700 + number)), partial)
+            os.replace(partial, file)
+        made = [torch.load(file, map_location=self.device, weights_only=True) for file in files]
+        return Pairs(**{name: torch.cat([each[name] for each in made]) for name in made[0]})
+
+    def _made_pairs(self, generator: torch.Generator) -> dict[str, Tensor]:
+        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
+        rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
+        which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
+        shape = (chunk, self.sizes.side**2, 4 * self.sizes.latent_channels)
+        noise = torch.randn(shape, device=self.device, generator=generator)
+        clip, t5 = self.world.texts.clip[rows, which], self.world.texts.t5[rows, which]
+        latents = objectives.sample(self.pipe, clip, t5, noise, steps=PAIR_STEPS, guidance=GUIDANCE, empty=self.empty)
+        return {"noise": noise.bfloat16(), "latents": latents.bfloat16(), "clip": clip, "t5": t5}
 
     @torch.no_grad()
     def _restore(self, real: Tensor) -> Tensor:
