@@ -52,6 +52,8 @@ VIEWS = 8
 """Of each picture, moved and mirrored, that are encoded."""
 LAST_SECONDS = 40.0
 """Kept for writing what there is."""
+COMPILE_SECONDS = 45.0
+"""On a GPU no stage is begun with less time left: its first step takes so long."""
 SHOWN = 256
 """Pictures of each kind that are judged."""
 EVALUATED = 96
@@ -127,7 +129,7 @@ class Build:
 
     def flow(self, until: float) -> bool:
         fit = self._flow_fit(FLOW)
-        if not fit.done:
+        if not fit.done and self._may_begin(until):
             latents = self._latents()
             self._train_flow(
                 fit,
@@ -140,8 +142,8 @@ class Build:
         return fit.done
 
     def rectification(self, until: float) -> bool:
-        pairs = self._pairs(until)
-        if pairs is None or time.monotonic() > until:
+        pairs = self._pairs(until) if self._may_begin(until) else None
+        if pairs is None or not self._may_begin(until):
             return False
         fit = self._flow_fit(RECTIFICATION)
         if not fit.done:
@@ -237,6 +239,9 @@ class Build:
 
     # Helpers
 
+    def _may_begin(self, until: float) -> bool:
+        return time.monotonic() < until - COMPILE_SECONDS * (self.device.type == "cuda")
+
     def _world(self, rows: list[int]) -> pictures.World:
         parts = [self.all_parts[row] for row in rows]
         return pictures.world(parts, self.all_pixels[rows], self.tokenizers, self.device)
@@ -261,7 +266,7 @@ class Build:
 
     def _clip(self, name: str, until: float) -> bool:
         fit, model = self.fits[name], self.clips[name]
-        if not fit.done and time.monotonic() < until:
+        if not fit.done and self._may_begin(until):
             part = self._world([self.rows[i] for i in pictures.half(self.world.parts, name == "judge")])
             restored = (self._restore(part.pixels.float() / 255) * 255).round().byte().to(self.device)
             self._compile(model.vision_model, model.text_model)

@@ -47,6 +47,8 @@ from solrl_ray.rewards.clip import CLIPScore
 
 FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
+MICRO_BATCH = 96
+"""Pictures of an evaluation that share a forward."""
 AFTER = (600.0, 1200.0, 2400.0)
 """Charged seconds after which rewards are printed."""
 
@@ -107,9 +109,9 @@ class World:
         if not SHAPES[key.shape].pool:
             own.pop("rollout", None)  # one stage has no previews
         settings = (f"{section}={json.dumps(values)}" for section, values in own.items())  # JSON is YAML
-        # A judge sees all that is evaluated.
-        pictured = f"evaluation.pictures={made.config.evaluation.prompts}"
-        return Job(made.files, (*settings, *made.overrides, *([pictured] if self.judges else ())))
+        # A judge sees all that is evaluated. Decoding larger batches of such pictures would fill a GPU that runs share.
+        judged = f"evaluation={{pictures: {made.config.evaluation.prompts}, micro_batch: {MICRO_BATCH}}}"
+        return Job(made.files, (*settings, *made.overrides, *([judged] if self.judges else ())))
 
     def scaled(self, value: float, of: str = "reward") -> float:
         base, real = self.ends[of]
