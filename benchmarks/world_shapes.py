@@ -1,6 +1,6 @@
 """Do two stages reach a good model sooner than one, elsewhere than on the testbed? Runs of a world over charged time.
 
-    python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --rates 5e-4 1e-3
+    python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --rates 5e-4 2e-3
     python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --best --seeds 3
     python benchmarks/world_shapes.py OUT/world --show
     python benchmarks/world_shapes.py OUT/world --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json
