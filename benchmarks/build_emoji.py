@@ -9,16 +9,19 @@ it is given again, until it says that all is done; OUT/state has what it needs f
     reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
     judge/         another, trained on the other half
     prompts/       train.txt, heldout.txt
-    build.json     what each stage took and reached, and how many pictures the judge recognises
+    build.json     what each stage took and reached, how many pictures the judge recognises, and the mean `reward` and
+                   `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
 
-`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too.
+`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too, and PICTURES is of
+`draw_emoji.py draw --size 32`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,10 +31,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
 from emoji_assets.captions import Parts
 from emoji_assets.fit import Fit, Stage
-from emoji_assets.judgement import generate, page, recognised
+from emoji_assets.judgement import generate, mean_cosine, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
@@ -48,8 +52,16 @@ VIEWS = 8
 """Of each picture, moved and mirrored, that are encoded."""
 LAST_SECONDS = 40.0
 """Kept for writing what there is."""
+COMPILE_SECONDS = 45.0
+"""On a GPU no stage is begun with less time left: its first step takes so long."""
 SHOWN = 256
 """Pictures of each kind that are judged."""
+EVALUATED = 96
+"""Held-out prompts that a run is evaluated on."""
+SAMPLES = 4
+"""Pictures of each."""
+STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
+EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 
 
 class Build:
@@ -117,7 +129,7 @@ class Build:
 
     def flow(self, until: float) -> bool:
         fit = self._flow_fit(FLOW)
-        if not fit.done:
+        if not fit.done and self._may_begin(until):
             latents = self._latents()
             self._train_flow(
                 fit,
@@ -130,9 +142,9 @@ class Build:
         return fit.done
 
     def rectification(self, until: float) -> bool:
-        if time.monotonic() > until:
+        pairs = self._pairs(until) if self._may_begin(until) else None
+        if pairs is None or not self._may_begin(until):
             return False
-        pairs = self._pairs()
         fit = self._flow_fit(RECTIFICATION)
         if not fit.done:
             self._train_flow(
@@ -145,19 +157,24 @@ class Build:
 
     # Results
 
+    @property
+    def done(self) -> bool:
+        return all(stage.name in self.fits and self.fits[stage.name].done for stage in STAGES)
+
     def write(self) -> None:
         """OUT/world, of what there is."""
         world = self.out / "world"
-        record: dict[str, Any] = {
+        sizes = {"resolution": self.sizes.resolution, "max_sequence_length": self.sizes.length}
+        record: dict[str, Any] = {"done": self.done, "sizes": sizes}
+        record |= {
             name: {"steps": fit.steps, "seconds": round(fit.spent, 1), "loss": fit.loss, "done": fit.done}
             for name, fit in self.fits.items()
         }
         (world / "prompts").mkdir(parents=True, exist_ok=True)
         for file, held_out in (("train.txt", False), ("heldout.txt", True)):
-            texts = captions.prompts(self.all_parts, held_out, seed=3, most=4096)
-            (world / "prompts" / file).write_text("\n".join(texts) + "\n")
+            (world / "prompts" / file).write_text("\n".join(self._prompts(held_out)) + "\n")
         with _eager():
-            record |= self._judged(world / "pictures")
+            record |= self._judged(world / "pictures") | self._evaluated()
         record["parameters"] = {name: _count(part) for name, part in self._parts().items()}
         for name, part in self._parts().items():
             if name in self.clips:
@@ -189,6 +206,27 @@ class Build:
             self._page(folder / f"{kind}.png", shown, made)
         return found
 
+    def _evaluated(self) -> dict[str, Any]:
+        """Mean cosines of reward and judge, of the prompts that a run is evaluated on."""
+        texts = self._prompts(held_out=True)[:EVALUATED]
+        rows = [
+            [row for row, each in enumerate(self.all_parts) if each.held_out and each.shows(text)] for text in texts
+        ]
+        seen = {"real": [torch.from_numpy(self.all_pixels[of]).permute(0, 3, 1, 2).float() / 255 for of in rows]}
+        if "flow" in self.fits:
+            made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
+            seen["model"] = list(torch.stack(made, dim=1))
+        return {
+            name: {
+                clip: mean_cosine(model.eval(), self.tokenizers[0], of_prompts, texts, self.device)
+                for clip, model in self.clips.items()
+            }
+            for name, of_prompts in seen.items()
+        }
+
+    def _prompts(self, held_out: bool) -> list[str]:
+        return captions.prompts(self.all_parts, held_out, seed=3, most=4096)
+
     def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
         """Of some: the real picture, the restored one, and others of the model for the same prompt."""
         some = list(range(0, len(shown), max(1, len(shown) // 32)))[:32]
@@ -200,6 +238,9 @@ class Build:
         page(rows, file)
 
     # Helpers
+
+    def _may_begin(self, until: float) -> bool:
+        return time.monotonic() < until - COMPILE_SECONDS * (self.device.type == "cuda")
 
     def _world(self, rows: list[int]) -> pictures.World:
         parts = [self.all_parts[row] for row in rows]
@@ -225,7 +266,7 @@ class Build:
 
     def _clip(self, name: str, until: float) -> bool:
         fit, model = self.fits[name], self.clips[name]
-        if not fit.done and time.monotonic() < until:
+        if not fit.done and self._may_begin(until):
             part = self._world([self.rows[i] for i in pictures.half(self.world.parts, name == "judge")])
             restored = (self._restore(part.pixels.float() / 255) * 255).round().byte().to(self.device)
             self._compile(model.vision_model, model.text_model)
@@ -264,32 +305,33 @@ class Build:
         return Latents(torch.cat(views))
 
     @torch.no_grad()
-    def _pairs(self) -> Pairs:
-        """What the model makes of prompts and captions of known concepts; kept in a file."""
-        file = self.folder / "pairs.pt"
-        if file.exists():
-            return Pairs(**torch.load(file, map_location=self.device, weights_only=True))
-        generator = torch.Generator(self.device).manual_seed(17)
-        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
-        chunks = max(1, round(PAIRS * self.scale / PAIR_CHUNK))
-        tokens, channels = self.sizes.side**2, 4 * self.sizes.latent_channels
-        made: dict[str, list[Tensor]] = {"noise": [], "latents": [], "clip": [], "t5": []}
+    def _pairs(self, until: float) -> Pairs | None:
+        """What the model makes of prompts and captions of known concepts; kept in files. None if time ended before."""
+        folder = self.folder / "pairs"
+        folder.mkdir(exist_ok=True)
         if self.device.type == "cuda":
             self.pipe.transformer.compile_repeated_blocks(dynamic=False)
-        for _ in range(chunks):
-            rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
-            which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
-            noise = torch.randn(chunk, tokens, channels, device=self.device, generator=generator)
-            clip, t5 = self.world.texts.clip[rows, which], self.world.texts.t5[rows, which]
-            latents = objectives.sample(
-                self.pipe, clip, t5, noise, steps=PAIR_STEPS, guidance=GUIDANCE, empty=self.empty
-            )
-            parts = {"noise": noise.bfloat16(), "latents": latents.bfloat16(), "clip": clip, "t5": t5}
-            for name, value in parts.items():
-                made[name].append(value)
-        pairs = {name: torch.cat(values) for name, values in made.items()}
-        torch.save(pairs, file)
-        return Pairs(**pairs)
+        files = [folder / f"{number:03d}.pt" for number in range(max(1, round(PAIRS * self.scale / PAIR_CHUNK)))]
+        for number, file in enumerate(files):
+            if file.exists():
+                continue
+            if time.monotonic() > until:
+                return None
+            partial = file.with_suffix(".partial")
+            torch.save(self._made_pairs(torch.Generator(self.device).manual_seed(1700 + number)), partial)
+            os.replace(partial, file)
+        made = [torch.load(file, map_location=self.device, weights_only=True) for file in files]
+        return Pairs(**{name: torch.cat([each[name] for each in made]) for name in made[0]})
+
+    def _made_pairs(self, generator: torch.Generator) -> dict[str, Tensor]:
+        chunk = PAIR_CHUNK if self.sizes is networks.FULL else 64
+        rows = torch.randint(len(self.world), (chunk,), device=self.device, generator=generator)
+        which = torch.randint(pictures.VARIANTS, (chunk,), device=self.device, generator=generator)
+        shape = (chunk, self.sizes.side**2, 4 * self.sizes.latent_channels)
+        noise = torch.randn(shape, device=self.device, generator=generator)
+        clip, t5 = self.world.texts.clip[rows, which], self.world.texts.t5[rows, which]
+        latents = objectives.sample(self.pipe, clip, t5, noise, steps=PAIR_STEPS, guidance=GUIDANCE, empty=self.empty)
+        return {"noise": noise.bfloat16(), "latents": latents.bfloat16(), "clip": clip, "t5": t5}
 
     @torch.no_grad()
     def _restore(self, real: Tensor) -> Tensor:
@@ -302,6 +344,19 @@ class Build:
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"vae": self.pipe.vae, **objectives.trainable(self.pipe), **self.clips}
+
+
+def configuration(world: Path) -> dict[str, Any]:
+    """What a run has besides the demo's settings: the example's model, and what is in this folder."""
+    model = yaml.safe_load(EXAMPLE.read_text())["model"]
+    sizes = json.loads((world / "build.json").read_text())["sizes"]
+    return {
+        "run": {"name": "emoji"},
+        "model": model | sizes | {"path": str(world / "pipeline")},
+        "rewards": [{"kind": "clipscore", "path": str(world / "reward")}],
+        "prompts": {part: str(world / "prompts" / f"{part}.txt") for part in ("train", "heldout")},
+        "evaluation": {"reference": ""},
+    }
 
 
 def _eager() -> AbstractContextManager[Any]:

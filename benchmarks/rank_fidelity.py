@@ -1,11 +1,12 @@
 """How well do cheap previews rank, by tier and steps?
 
     python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER [--device cuda]
+    python benchmarks/rank_fidelity.py examples/emoji/emoji.yaml --prompts 48 --seeds 96 --work FOLDER --out OUT
 
-Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10 steps,
-float32) of the same seeds, with `configs/demo.yaml` and the untrained policy. It is the table of Sol-RL's paper by tier
-and steps, with the 4, 8 and 12 best and worst of each pool. Given again with the same `--work`, it goes on where it
-was. Prompts beyond the held-out ones are the first of those that are trained on.
+Samples whole pools of the testbed, or of the model of other configuration files, on the production path, without Ray:
+every preview against the full sample (10 steps, float32) of the same seeds, with the untrained policy. It is the table
+of Sol-RL's paper by tier and steps, with the 4, 8 and 12 best and worst of each pool. Given again with the same
+`--work`, it goes on where it was. Prompts beyond the held-out ones are the first of those that are trained on.
 
 Prints the table; writes rank_fidelity_published.json.
 """
@@ -33,6 +34,8 @@ from solrl_ray.rollout.audit import AuditedPool, audit
 from solrl_ray.rollout.sampler import Sampler
 
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
+DTYPES = {"float32": "float32", "bf16": "bfloat16"}
+"""Of the tiers that are not quantised; the others quantise what the configuration has."""
 STEPS = (2, 4, 6, 8, 10)
 SIDES = (4, 8, 12)
 """Seeds chosen of each end."""
@@ -55,7 +58,8 @@ class Bench:
 
     def pools(self, tier: str, steps: int) -> np.ndarray:
         """Rewards [prompts, seeds]; as kept in a file, or sampled and kept."""
-        of = [tier, steps, len(self._prompts), self._seeds, torch.__version__, self._device]
+        sampled = self._config.model_dump_json(include={"model", "prompts", "rewards"})
+        of = [sampled, tier, steps, len(self._prompts), self._seeds, torch.__version__, self._device]
         file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npy"
         if not file.exists():
             pools = self._sample(tier, steps)
@@ -66,8 +70,8 @@ class Bench:
 
     def _sample(self, tier: str, steps: int) -> np.ndarray:
         section = self._config.model
-        if tier == "bf16":
-            section = section.model_copy(update={"dtype": "bfloat16"})
+        if tier in DTYPES:
+            section = section.model_copy(update={"dtype": DTYPES[tier]})
         model = models.load(section, self._device, components={"transformer", "vae"})
         if tier not in UNQUANTIZED_TIERS:
             # FP8 of a CPU is its reference arithmetic: the numbers of the tier, not its speed.
@@ -122,6 +126,8 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="*", type=Path, default=[CONFIGS / "demo.yaml"], metavar="CONFIG")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for solrl train")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
@@ -130,7 +136,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = load([CONFIGS / "demo.yaml"])
+    config = load(arguments.config, arguments.set)
     bench = Bench(config, arguments.prompts, arguments.seeds, arguments.work, arguments.device)
     content = {"prompts": arguments.prompts, "seeds": arguments.seeds}
     content["device"] = torch.cuda.get_device_name() if arguments.device != "cpu" else "CPU"

@@ -106,6 +106,11 @@ class Shape:
         return f"{self.prompts}x{self.steps}_{self.chosen}of{self.pool or self.chosen}{with_option}"
 
     @property
+    def is_reference(self) -> bool:
+        """24 of 24 with 12 prompts, with or without an option."""
+        return self.name.partition("+")[0] == REFERENCE
+
+    @property
     def finished(self) -> int:
         """Previews that are not pruned."""
         return min(36 if self.pool == 96 or self.chosen == 24 else 24, self.pool // 2 if self.pool < 48 else self.pool)
@@ -142,7 +147,7 @@ class Shape:
     @property
     def limit(self) -> float:
         """Charged seconds of a run, as FLUX.1-dev."""
-        return self.horizon or CHARGED_LIMIT * (2 if self.name == REFERENCE else 1)
+        return self.horizon or CHARGED_LIMIT * (2 if self.is_reference else 1)
 
     def iterations_in(self, seconds: float) -> int:
         """Charged seconds, as FLUX.1-dev, in iterations; at least two."""
@@ -274,6 +279,11 @@ def winner(runs: Runs, two_stage: bool, options: bool = True) -> str | None:
     return next((name for _, name, _ in ranked(runs, two_stage, options=options)), None)
 
 
+def reference_of(runs: Runs) -> str:
+    """24 of 24: without an option, unless there is only one with it."""
+    return next((name for name in (REFERENCE, *runs) if name in runs and SHAPES[name].is_reference), REFERENCE)
+
+
 def ratio(mine: Times, other: Times) -> list[float | None] | None:
     """How many times sooner, mean over mean, with the interval of a bootstrap over seeds. None if not all of mine were
     there; a lower bound if not all others were.
@@ -300,14 +310,15 @@ def progress(runs: Runs) -> dict[str, dict[str, Any]]:
     """Share of the way that each seed of 24 of 24 has made → its charged seconds to there, and how many times sooner
     the best of each side is there.
     """
-    _, rate = best_rate(runs, REFERENCE)
-    if rate not in runs.get(REFERENCE, {}):
+    name = reference_of(runs)
+    _, rate = best_rate(runs, name)
+    if rate not in runs.get(name, {}):
         return {}
-    made = min(max(run["reward"]) for run in runs[REFERENCE][rate].values())
+    made = min(max(run["reward"]) for run in runs[name][rate].values())
     found = {}
     for part in PROGRESS:
         share = part * (made - BASE) / (REAL - BASE)
-        reference = times(runs, REFERENCE, rate, HEADLINE, share)
+        reference = times(runs, name, rate, HEADLINE, share)
         sides = {title: next(iter(ranked(runs, two, share)), None) for two, title in SIDE_KEYS.items()}
         ratios = {title: ratio(best[0], reference) for title, best in sides.items() if best}
         found[f"{part:g}"] = {"reference": reference.mean, **ratios}
@@ -363,8 +374,8 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
         return took.mean if took.complete else None
 
     two, one = winner(runs, True), winner(runs, False)
-    best = {name: best_rate(runs, name)[0] for name in (two, one, REFERENCE) if name}
-    sooner, reference = best.get(two or "", Times((), 0)), best[REFERENCE]
+    best = {name: best_rate(runs, name)[0] for name in (two, one, reference_of(runs)) if name}
+    sooner, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
     of_long = [seeds for of_rate in long_runs(results, rates).values() for seeds in of_rate.values()]
     return {
         "charged": {name: {place: SHAPES[name].charged(place) for place in PLACES} for name in rates},

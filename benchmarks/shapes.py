@@ -45,6 +45,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,8 @@ class Key:
     def iterations(self, arguments: argparse.Namespace) -> int:
         if self.long:
             return 4 if arguments.tiny else LONG
-        shape, limit = SHAPES[self.shape], arguments.limit * (2 if self.shape == REFERENCE else 1)
+        shape = SHAPES[self.shape]
+        limit = arguments.limit * (2 if shape.is_reference else 1)
         if shape.horizon is not None:  # all of it: the learning rate falls until then
             return shape.iterations_in(shape.horizon)
         return min(MOST_ITERATIONS, shape.iterations_in(limit))
@@ -267,13 +269,28 @@ def train(
             key.keep(results, run)
 
 
+def devices(count: int) -> list[str]:
+    """The first `count` GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` has them.
+
+    Exits with a sentence if it names fewer.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(gpu) for gpu in range(count)] if given is None else [part for part in given.split(",") if part.strip()]
+    if len(named) < count:
+        sys.exit(f"CUDA_VISIBLE_DEVICES is {given!r}, but --gpus is {count}; it must be at most {len(named)}")
+    return [part.strip() for part in named[:count]]
+
+
 @contextmanager
 def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
-    """NVIDIA's MPS, one of each GPU; the variables with which a process runs on it."""
-    alone = [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)]
+    """NVIDIA's MPS, one of each GPU that this process may use; the variables with which a process runs on it.
+
+    Its pipes are in folders of its own: other processes of the machine neither join it nor end with it.
+    """
     if not wanted:
-        yield alone if gpus > 1 else [{}]
+        yield [{"CUDA_VISIBLE_DEVICES": device} for device in devices(gpus)] if gpus > 1 else [{}]
         return
+    alone = [{"CUDA_VISIBLE_DEVICES": device} for device in devices(gpus)]
     with ExitStack() as stack:
         # With MPS a client's GPUs are counted among those of its server, and here that has one.
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in alone]

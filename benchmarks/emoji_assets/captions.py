@@ -30,8 +30,16 @@ class Parts:
     """Its mirror image shows the same."""
 
     @property
+    def subject(self) -> str:
+        return _toned(self.name, self.tone)
+
+    @property
     def prompt(self) -> str:
-        return f"{_toned(self.name, self.tone)}, {self.style} style"
+        return f"{self.subject}, {self.style} style"
+
+    def shows(self, prompt: str) -> bool:
+        """Whether the picture is right for one of `prompts`."""
+        return prompt in (self.subject, self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,8 @@ def prompts(parts: Sequence[Parts], held_out: bool, seed: int, most: int) -> lis
     chosen: dict[str, None] = {}
     for index in generator.permutation(len(parts)):
         if parts[index].held_out == held_out:
-            bare = _toned(parts[index].name, parts[index].tone)
-            chosen[parts[index].prompt if generator.random() < 0.5 else bare] = None
+            each = parts[index]
+            chosen[each.prompt if generator.random() < 0.5 else each.subject] = None
     return list(chosen)[:most]
 
 

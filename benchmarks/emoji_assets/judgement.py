@@ -67,6 +67,15 @@ def recognised(
     }
 
 
+def mean_cosine(
+    model: Any, tokenizer: Any, pictures: Sequence[Tensor], texts: Sequence[str], device: torch.device
+) -> float:
+    """Over texts, of the mean cosine of each with its pictures, float32 [n, 3, H, W] in [0, 1]."""
+    own = torch.cat([torch.full((len(each),), place) for place, each in enumerate(pictures)])
+    cosines = scores(model, tokenizer, torch.cat(list(pictures)), texts, device).gather(1, own[:, None])[:, 0]
+    return torch.stack([cosines[own == place].mean() for place in range(len(texts))]).mean().item()
+
+
 def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None:
     """Rows of pictures, float [n, 3, H, W] in [0, 1], each under its text; written as PNG."""
     height, width = rows[0][1].shape[2:]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline
-from emoji_assets import captions, colours, drawings, networks, objectives, pictures
+from emoji_assets import captions, colours, drawings, judgement, networks, objectives, pictures
 from emoji_assets.captions import Parts
 from emoji_assets.drawings import Drawing
 from emoji_assets.fit import EVERY, Fit, Stage
@@ -156,6 +156,38 @@ def test_prompts_of_held_out_concepts_are_in_one_file_and_the_others_in_another(
     assert not any("small blue square" in prompt for prompt in known)
 
 
+def test_real_pictures_of_a_prompt_are_those_of_its_style_if_it_says_one() -> None:
+    shown = {
+        prompt: [each.style for each in parts_of(12) if each.shows(prompt)]
+        for prompt in ("large red square, flat style", "large red square", "large red square, other style")
+    }
+    assert list(shown.values()) == [["flat"], ["flat", "blob"], []]
+
+
+def test_each_text_counts_alike_in_a_mean_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.tensor([[0.9, 0.0], [0.0, 0.1], [0.0, 0.3]])
+    monkeypatch.setattr(judgement, "scores", lambda *_: table)
+    groups = [torch.zeros(1, 3, 4, 4), torch.zeros(2, 3, 4, 4)]
+    assert judgement.mean_cosine(None, None, groups, ["a", "b"], CPU) == pytest.approx((0.9 + 0.2) / 2)
+
+
+def test_pairs_are_made_in_parts(tmp_path: Path) -> None:
+    one, other = (
+        build_emoji.Build(data(tmp_path / name / "data"), tmp_path / name, CPU, 0.05, networks.TINY) for name in "ab"
+    )
+    assert one._pairs(time.monotonic() - 1) is None
+    whole = one._pairs(time.monotonic() + 600)
+    assert whole is not None
+    assert len(whole.noise) == 2 * 64
+    (tmp_path / "b" / "state" / "pairs").mkdir()
+    first = tmp_path / "b" / "state" / "pairs" / "000.pt"
+    first.write_bytes((tmp_path / "a" / "state" / "pairs" / "000.pt").read_bytes())
+    resumed = other._pairs(time.monotonic() + 600)
+    assert resumed is not None
+    assert torch.equal(resumed.latents, whole.latents)
+    assert not torch.equal(whole.noise[:64], whole.noise[64:])
+
+
 def test_no_picture_is_in_both_halves() -> None:
     parts = parts_of(48)
     first, second = (pictures.half(parts, side) for side in (False, True))
@@ -253,6 +285,10 @@ def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
         plain = load([EXAMPLES / "emoji" / "emoji.yaml"], shape)
         check(plain)
     record = json.loads((world / "build.json").read_text())
+    assert record["done"]
     assert record["rectification"]["done"]
+    for part in ("model", "real"):
+        assert {"reward", "judge"} == record[part].keys()
+    assert build_emoji.configuration(world)["model"]["resolution"] == 32
     assert record["known_restored"]["psnr_db"] > 0
     assert {"known.png", "held_out.png"} == {file.name for file in (world / "pictures").iterdir()}

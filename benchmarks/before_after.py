@@ -1,0 +1,62 @@
+"""A page of a run's held-out pictures, before and after: a PNG small enough for a document.
+
+    python benchmarks/before_after.py runs/blobs docs/images/emoji.png [--prompts 10] [--samples 3] [--skip 0]
+
+Under each prompt are the base model's pictures and, of the same seeds, those of the newest evaluation.
+`evaluation.pictures` of the run has to be as many prompts. Colours are reduced to 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from emoji_assets.judgement import page
+from PIL import Image
+from torch import Tensor
+
+from solrl_ray.report.data import RunData, read_run
+
+
+def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple[str, Tensor]]:
+    """Prompts and their pictures [2 · samples, 3, H, W]. Exits with a sentence if the run kept fewer."""
+    shown, pictures = data.shown, data.pictures
+    before, after = (pictures.get(name, {}) for name in ("base", "final"))
+    known = list(
+        dict.fromkeys(prompt for prompt, sample in before if sample + 1 == samples and (prompt, sample) in after)
+    )
+    captions = shown["base"].captions if "base" in shown else {}
+    ordered = [prompt for prompt in captions if prompt in known][skip : skip + prompts]
+    if len(ordered) < prompts:
+        sys.exit(f"{data.folder} kept {len(known)} prompts with {samples} pictures before and after, fewer than needed")
+    return [
+        (captions[prompt], torch.stack([pixels(kept[prompt, n]) for kept in (before, after) for n in range(samples)]))
+        for prompt in ordered
+    ]
+
+
+def pixels(file: Path) -> Tensor:
+    """float32 [3, H, W] in 0 … 1."""
+    return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--skip", type=int, default=0, help="prompts that are left out, the first ones")
+    arguments = parser.parse_args()
+    page(rows(read_run(arguments.run), arguments.prompts, arguments.samples, arguments.skip), arguments.file)
+    with Image.open(io.BytesIO(arguments.file.read_bytes())) as image:
+        image.quantize(256, kmeans=2).save(arguments.file, optimize=True)
+    print(f"{arguments.file}: {arguments.file.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Do two stages reach a good model sooner than one, elsewhere than on the testbed? Runs of a world over charged time.
+
+    python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --rates 5e-4 2e-3
+    python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --best --seeds 3
+    python benchmarks/world_shapes.py OUT/world --show
+    python benchmarks/world_shapes.py OUT/world --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json
+
+OUT/world is what `build_video_world.py` or `build_emoji.py` wrote when all was done; it may have been moved since.
+
+Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`: an iteration is charged as
+FLUX.1-dev's on an H200. Previews of videos also decode only the first and the last latent frame of three, which is not
+in the charge: no time of a video model has been measured. After `--seconds` what still trains is stopped; the same
+command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
+
+Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
+brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
+prompts. A world with a judge has its opinion of the same held-out pictures, on the same scale, as `judge` of a run; no
+run sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import build_emoji
+import build_video_world
+import numpy as np
+import shapes
+import torch
+from before_after import pixels
+from campaign import REPOSITORY, Job, train_all
+from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, Runs, show, summary
+from shapes import Key
+
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.report.data import read_run
+from solrl_ray.report.grids import picture_paths
+from solrl_ray.rewards.clip import CLIPScore
+
+FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
+"""The soonest shape of each side of the testbed's map."""
+MICRO_BATCH = 96
+"""Pictures of an evaluation that share a forward."""
+AFTER = (600.0, 1200.0, 2400.0)
+"""Charged seconds after which rewards are printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    """Of files and folders."""
+    builder: str
+    configuration: Callable[[Path], dict[str, Any]]
+    shapes: tuple[str, ...]
+    limit: float
+    """Charged seconds of a run; the soonest of the testbed's map are at 90 % of the way after 1,600 and 2,600."""
+
+
+VIDEO = Kind(
+    name="video",
+    builder="build_video_world.py",
+    configuration=build_video_world.configuration,
+    shapes=(*FRONT, *(name.partition("+")[0] for name in FRONT)),
+    limit=3000.0,
+)
+EMOJI = Kind(
+    name="emoji",
+    builder="build_emoji.py",
+    configuration=build_emoji.configuration,
+    shapes=(*FRONT, "12x1_24of24+shared_noise_kl_0"),
+    limit=2400.0,
+)
+
+
+class World:
+    """The folder that a builder wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        """Exits with a sentence if it is not built."""
+        self.folder, file = folder.absolute(), folder / "build.json"
+        self.kind = EMOJI if (folder / "judge").is_dir() else VIDEO
+        found = json.loads(file.read_text()) if file.is_file() else {}
+        if not found.get("done"):
+            builders = " or ".join(f"benchmarks/{kind.builder}" for kind in (VIDEO, EMOJI))
+            sys.exit(f"{folder} has no build.json that is done: run {builders} until it says so")
+        self.ends = {name: [found["model"][name], found["real"][name]] for name in ("reward", *self.judges)}
+        """Reward or judge → its mean of the untrained model and of real pictures."""
+        for name, (base, real) in self.ends.items():
+            if real <= base:
+                print(
+                    f"note: {name} is {real:.3f} for real pictures and {base:.3f} for the model's, so it is not scaled"
+                )
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        return ("judge",) if self.kind is EMOJI else ()
+
+    def job(self, key: Key, arguments: argparse.Namespace) -> Job:
+        """`key`'s run, of this world."""
+        made, own = key.job(arguments), self.kind.configuration(self.folder)
+        if not SHAPES[key.shape].pool:
+            own.pop("rollout", None)  # one stage has no previews
+        settings = (f"{section}={json.dumps(values)}" for section, values in own.items())  # JSON is YAML
+        # A judge sees all that is evaluated. Decoding larger batches of such pictures would fill a GPU that runs share.
+        judged = f"evaluation={{pictures: {made.config.evaluation.prompts}, micro_batch: {MICRO_BATCH}}}"
+        return Job(made.files, (*settings, *made.overrides, *([judged] if self.judges else ())))
+
+    def scaled(self, value: float, of: str = "reward") -> float:
+        base, real = self.ends[of]
+        return BASE + (value - base) * ((REAL - BASE) / (real - base) if real > base else 1)
+
+    def judge(self, device: str) -> CLIPScore:
+        path = str(self.folder / "judge")
+        return CLIPScore.load(RewardConfig(kind="clipscore", path=path), device, keys=lambda _: path, name="the judge")
+
+
+def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Train runs for `arguments.seconds` at most, and put them into the results, which are saved meanwhile."""
+    jobs = {world.job(key, arguments): key for key in keys}
+
+    def look(job: Job) -> bool:
+        """Keep what a run has so far; whether it has ended."""
+        key = jobs[job]
+        run = shapes.run_of(key, key.folder(arguments), key.iterations(arguments), scaled=world.scaled)
+        if run:
+            key.keep(results, run)
+            shapes.save(results, arguments.results)
+        return run is not None and run["ended"] == "reached"
+
+    with shapes.mps(arguments.gpus, arguments.mps) as places:
+        train_all(list(jobs), at_once=arguments.at_once, seconds=arguments.seconds, places=places, enough=look)
+    for job in jobs:
+        look(job)
+
+
+def let_judge(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Put the judge's opinion of each evaluation's pictures beside its reward, for the runs whose folders are there."""
+    judge = world.judge("cuda" if arguments.gpu else "cpu")
+    for key in keys:
+        run = results["runs"].get(key.shape, {}).get(f"{key.rate:g}", {}).get(str(key.seed))
+        folder = key.folder(arguments)
+        if run and folder.exists():
+            opinions = opinions_of(folder, run["iterations"], judge)
+            run["judge"] = [world.scaled(value, "judge") for value in opinions]
+            shapes.save(results, arguments.results)
+
+
+def opinions_of(folder: Path, updates: Sequence[int], judge: CLIPScore) -> list[float]:
+    """Mean score of the pictures of a run's evaluations; kept in a file beside the run."""
+    file = folder.with_name(f"{folder.name}.judge.json")
+    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    captions = {e.iteration: e.captions for e in read_run(folder).evaluations}
+    for update in (each for each in updates if str(each) not in known):
+        paths = picture_paths(folder / "evaluations" / f"updates-{update:06d}-{'ema' if update else 'base'}")
+        with ThreadPoolExecutor(8) as pool:
+            images = torch.stack(list(pool.map(pixels, paths.values())))
+        texts = [captions[update][prompt] for prompt, _ in paths]
+        known[str(update)] = judge.score(images, texts).mean().item()
+    file.write_text(json.dumps(known))
+    return [known[str(each)] for each in updates]
+
+
+def after(run: dict[str, Any], shape: str, seconds: float, of: str) -> float:
+    """A run's reward, or the judge's, after so many charged seconds; nan if it has not trained so long."""
+    charged = np.array(run["iterations"]) * SHAPES[shape].charged(HEADLINE)
+    values = run.get(of, [])
+    return (
+        float(np.interp(seconds, charged, values))
+        if len(values) == len(charged) and seconds <= charged[-1]
+        else math.nan
+    )
+
+
+def best_rate(runs: Runs, shape: str) -> float:
+    """Of the rates that were tried, the one with the highest reward over its time, of the first seed: a run need not be
+    at any share of the way.
+    """
+    of_rate = {
+        rate: of_seed[str(SEEDS[0])] for rate, of_seed in runs.get(shape, {}).items() if str(SEEDS[0]) in of_seed
+    }
+    if not of_rate:
+        return RATES[0]
+    last = min(run["iterations"][-1] for run in of_rate.values())
+
+    def area(rate: str) -> float:
+        made, reward = of_rate[rate]["iterations"], of_rate[rate]["reward"]
+        return float(np.interp(np.linspace(0, last, 100), made, reward).mean())
+
+    return float(max(of_rate, key=area))
+
+
+def show_curves(results: dict[str, Any]) -> None:
+    """Means over seeds of those that trained so long."""
+    print(f"| shape | rate | seeds | reward / judge after {' s | '.join(f'{each:,.0f}' for each in AFTER)} s |")
+    print("|---|---|---|" + "---|" * len(AFTER))
+    for shape, of_rate in results["runs"].items():
+        for rate, of_seed in of_rate.items():
+            cells = []
+            for seconds in AFTER:
+                found = [[after(run, shape, seconds, of) for run in of_seed.values()] for of in ("reward", "judge")]
+                known = [[value for value in values if not math.isnan(value)] for values in found]
+                cells.append(" / ".join(f"{np.mean(values):.3f}" if values else "–" for values in known))
+            print(f"| {shape} | {rate} | {len(of_seed)} | {' | '.join(cells)} |")
+
+
+def keys_of(world: World, results: dict[str, Any], arguments: argparse.Namespace) -> list[Key]:
+    """The runs that are asked for, all of a seed before the next one's."""
+    rates = {
+        name: [best_rate(results["runs"], name)] if arguments.best else arguments.rates
+        for name in arguments.shapes or world.kind.shapes
+    }
+    return [
+        Key(name, rate, seed)
+        for seed in SEEDS[: arguments.seeds]
+        for place in range(max(map(len, rates.values())))
+        for name in rates
+        for rate in rates[name][place : place + 1]
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("world", type=Path, metavar="OUT/world")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="NAME", help="in place of the world's own")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES[:3], help="learning rates")
+    parser.add_argument("--best", action="store_true", help="in place of --rates: each shape's best so far")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help=f"of {', '.join(map(str, SEEDS))}")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop what still trains after so long")
+    parser.add_argument("--limit", type=float, help="charged seconds of a run, as FLUX.1-dev")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="that runs are spread over")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
+    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+    parser.add_argument("--root", type=Path, help="default: runs/NAME_shapes")
+    parser.add_argument("--results", type=Path, help="default: benchmarks/results/NAME_shapes.json")
+    arguments = parser.parse_args()
+    world = World(arguments.world)
+    name = f"{world.kind.name}_shapes"
+    arguments.root = arguments.root or Path("runs") / name
+    arguments.results = arguments.results or REPOSITORY / "benchmarks" / "results" / f"{name}.json"
+    arguments.limit = arguments.limit or world.kind.limit
+    if arguments.tiny:
+        arguments.shapes, arguments.rates, arguments.limit = shapes.TINY, RATES[:1], shapes.TINY_LIMIT
+    results = shapes.opened(arguments.results)
+    if not arguments.show:
+        results["ends"] = world.ends
+        wanted = keys_of(world, results, arguments)
+        missing = [key for key in wanted if not key.has_ended(results)]
+        print(f"{len(missing)} of {len(wanted)} runs to train", flush=True)
+        train(missing, world, results, arguments)
+        if world.judges:
+            let_judge(wanted, world, results, arguments)
+    results |= summary(results)
+    shapes.save(results, arguments.results)
+    show(results)
+    show_curves(results)
+
+
+if __name__ == "__main__":
+    main()

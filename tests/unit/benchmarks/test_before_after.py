@@ -1,0 +1,38 @@
+"""A page of pictures before and after: the same seeds side by side, under their prompts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import before_after
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def kept(folder: Path, level: int, samples: int) -> dict[tuple[str, int], Path]:
+    """Pictures of two prompts, whose grey is `level` and ten for each sample."""
+    folder.mkdir()
+    found = {(prompt, n): folder / f"{prompt}-{n}.png" for prompt in ("b", "a") for n in range(samples)}
+    for (_, n), file in found.items():
+        Image.fromarray(np.full((4, 4, 3), level + 10 * n, np.uint8)).save(file)
+    return found
+
+
+def run(folder: Path, after: int) -> argparse.Namespace:
+    pictures = {"base": kept(folder / "base", 0, 2), "final": kept(folder / "final", 100, after)}
+    shown = {"base": argparse.Namespace(captions={"a": "a bus", "b": "a cat"})}
+    return argparse.Namespace(folder=folder, pictures=pictures, shown=shown)
+
+
+def test_a_row_has_the_base_and_then_the_same_seeds_of_the_policy(tmp_path: Path) -> None:
+    rows = before_after.rows(run(tmp_path, 2), prompts=2, samples=2)  # type: ignore[arg-type]
+    assert [caption for caption, _ in rows] == ["a bus", "a cat"]
+    for _, pictures in rows:
+        assert (pictures.mean(dim=(1, 2, 3)) * 255).tolist() == pytest.approx([0, 10, 100, 110])
+
+
+def test_a_run_that_kept_fewer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="kept 0 prompts with 2 pictures before and after"):
+        before_after.rows(run(tmp_path, 1), prompts=2, samples=2)  # type: ignore[arg-type]

@@ -1,0 +1,25 @@
+"""Pools of any model: a tier has its own number format, whatever the configuration has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from common import CONFIGS
+from rank_fidelity import Bench
+
+from solrl_ray.config.loading import load
+
+
+def test_the_full_sample_is_float32_also_of_a_model_in_bfloat16(tmp_path: Path) -> None:
+    made = {
+        dtype: Bench(load([CONFIGS / "demo.yaml"], [f"model.dtype={dtype}"]), 1, 4, tmp_path, "cpu")
+        for dtype in ("float32", "bfloat16")
+    }
+    made["bfloat16"]._embeddings = made["float32"]._embeddings  # texts are encoded once for all tiers
+    full = made["float32"].pools("float32", 2)
+    assert full.shape == (1, 4)
+    assert np.array_equal(made["bfloat16"].pools("float32", 2), full)
+    assert np.array_equal(made["float32"].pools("bf16", 2), made["bfloat16"].pools("bf16", 2))
+    assert not np.array_equal(made["float32"].pools("bf16", 2), full)
+    assert len(list(tmp_path.iterdir())) == 4  # nothing of another configuration is taken for its own
