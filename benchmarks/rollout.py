@@ -40,9 +40,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, write
+from common import CONFIGS, MODELS, SOL_RL, VIDEOS, checkpoints, embeddings, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
 from full_size import DC_AE, random_model
+from torch import Tensor
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
@@ -141,12 +142,12 @@ class World:
     def regenerate(self, chosen: list[int]) -> None:
         self.sample(self._unit("regenerate", chosen), self.prompt, self.embedding)
 
-    def decode_and_score(self, model: DiffusionModel, count: int) -> None:
+    def decode_and_score(self, decode: Callable[[Tensor], Tensor], count: int) -> None:
         """What `count` samples cost after their last step."""
         size = self.config.rollout.regenerate.micro_batch
-        latents = torch.randn(size, *model.latent_shape, device=self.device)
+        latents = torch.randn(size, *self.full.latent_shape, device=self.device)
         for _ in range(count // size):
-            images = model.decode(latents)
+            images = decode(latents)
             self.reward.score(images, [self.prompt.text] * size, references_for(images, self.embedding)).cpu()
 
     def released(self) -> dict[str, float]:
@@ -214,9 +215,9 @@ def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -
         "naive": world.naive,
         "previews": world.previews,
         "regeneration": lambda: world.regenerate(chosen),
-        "decode, score: naive": lambda: world.decode_and_score(world.full, rollout.pool),
-        "decode, score: previews": lambda: world.decode_and_score(world.preview, rollout.pool),
-        "decode, score: regeneration": lambda: world.decode_and_score(world.full, rollout.keep),
+        "decode, score: naive": lambda: world.decode_and_score(world.full.decode, rollout.pool),
+        "decode, score: previews": lambda: world.decode_and_score(world.explore._decode_preview, rollout.pool),
+        "decode, score: regeneration": lambda: world.decode_and_score(world.full.decode, rollout.keep),
     }
     sides |= {words(pruning): world.pruned(*pruning) for pruning in prunings}
     warm_up = [name for name in sides if name not in ("naive", "decode, score: naive")]  # of the same calls as others
@@ -249,6 +250,8 @@ def main() -> None:
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
     options(parser)
     arguments = parsed(parser)
+    if arguments.released and arguments.model in VIDEOS:
+        parser.error(f"--released is of pictures: nobody has released a schedule for videos such as {arguments.model}'s")
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
