@@ -263,6 +263,7 @@ def main() -> None:
     world = World(settings(arguments), device)
     found = measured(world, arguments.repeats, arguments.prune)
     took = {name: statistics.median(values) for name, values in found.items()}
+    drawn = world.config.rollout
     two_stage = took["previews"] + took["regeneration"]
     result = {
         "question": "one prompt's rollout: two stages against the whole pool in bfloat16",
@@ -275,6 +276,13 @@ def main() -> None:
         "decoder_compiled": world.decoders,
         "preview_decoder": type(world.preview.decoder).__name__ if arguments.preview_decoder else "the VAE",
         "settings": arguments.set,
+        "sampling": {
+            "pool": drawn.pool,
+            "keep": drawn.keep,
+            "steps": drawn.regenerate.steps,
+            "preview_steps": drawn.explore.steps,
+            "latent_frames": drawn.preview.latent_frames,
+        },
         "seconds": took,
         "repetitions": found,
         "two_stage": two_stage,
