@@ -41,6 +41,10 @@ MODELS = {
 """Name in `full_size.py` → file in configs/models."""
 EDITS = ("flux_kontext", "qwen_image_edit")
 """Those whose prompts have a reference picture."""
+VIDEOS = ("sana_video", "wan", "wan_14b", "wan22")
+"""Those whose samples have frames."""
+SCORED_FRAMES = 4
+"""Of a video, which CLIPScore sees one by one."""
 SOL_RL = CONFIGS / "methods" / "sol_rl_published.yaml"
 """With the sizes that the speed of an iteration is measured and planned in."""
 PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
@@ -79,7 +83,8 @@ def checkpoints(model: str, work: Path) -> list[str]:
     if model in EDITS:
         parts = ", ".join(f"{part}: '{work / 'edits' / part}.jsonl'" for part in PARTS)
         reward, prompts = "clip_edit", f"prompts={{{parts}}}"
-    return [f"model.path='{work / model}'", f"rewards=[{{kind: {reward}, path: '{work / 'clip'}'}}]", prompts]
+    frames = f", frames: {{count: {SCORED_FRAMES}}}" if model in VIDEOS else ""
+    return [f"model.path='{work / model}'", f"rewards=[{{kind: {reward}, path: '{work / 'clip'}'{frames}}}]", prompts]
 
 
 def embeddings(config: Model, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:

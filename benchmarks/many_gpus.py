@@ -47,6 +47,7 @@ from solrl_ray.config.card_memory import cards
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import UserError
 from solrl_ray.forecasts.forecast import forecast
 from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.models.shapes import shipped
@@ -177,11 +178,17 @@ def published(stages: dict[str, float], prompts: int) -> float:
 
 
 def planned(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of such an iteration by `solrl plan --gpu`, with the card's price list; empty on a CPU."""
+    """Seconds of such an iteration by `solrl plan --gpu`, with the card's price list; empty on a CPU, and for a model
+    without prices, whose run is worth keeping.
+    """
     if not arguments.gpus or arguments.layers:
         return {}
     config = stored(arguments)
-    return forecasted(config, model_facts(config), "h100-80" if memory() < SMALLER else "h200", arguments.gpus)
+    try:
+        return forecasted(config, model_facts(config), "h100-80" if memory() < SMALLER else "h200", arguments.gpus)
+    except UserError as error:
+        print(f"no plan: {error}", flush=True)
+        return {}
 
 
 def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict[str, Any]:

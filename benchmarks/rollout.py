@@ -22,6 +22,12 @@ published. With `--preview-decoder` the explorers' decoder is a small one of ran
 and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
 authors say).
 
+Of videos CLIPScore sees four frames, `--set rollout.preview.latent_frames=[0,4,8,12]` says what previews decode, and a
+smaller pool of the same shares costs as much a seed:
+
+    python benchmarks/rollout.py wan --repeats 1 --prune 2:6:1 --set rollout.pool=16 --set rollout.keep=4
+        --set rollout.explore.micro_batch=1 --set rollout.regenerate.micro_batch=1
+
 `--set model.cfg.scale=4.5` samples with classifier-free guidance: its price is the ratio of two runs' seconds.
 
 Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
@@ -40,14 +46,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, write
+from common import CONFIGS, MODELS, SOL_RL, VIDEOS, checkpoints, embeddings, make, options, parsed, write
 from diffusers import AutoencoderDC, AutoencoderTiny
 from full_size import DC_AE, random_model
+from torch import Tensor
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.attestation import device_name
@@ -109,11 +115,15 @@ class World:
         self.sample = Sampler(
             config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch
         )
+        self.regenerate(list(range(rollout.regenerate.micro_batch)))
         self.explore = self._explorer(rollout.explore.micro_batch)
 
     def _explorer(self, micro_batch: int) -> Sampler:
+        """Of previews, warm: a micro-batch has been sampled."""
         steps = self.config.rollout.explore.steps
-        return Sampler(self.config, self.preview, self.reward, steps=steps, micro_batch=micro_batch)
+        explorer = Sampler(self.config, self.preview, self.reward, steps=steps, micro_batch=micro_batch)
+        explorer.preview(self._unit("explore", range(micro_batch)), self.prompt, self.embedding)
+        return explorer
 
     def naive(self) -> None:
         size = self.config.rollout.regenerate.micro_batch
@@ -141,12 +151,12 @@ class World:
     def regenerate(self, chosen: list[int]) -> None:
         self.sample(self._unit("regenerate", chosen), self.prompt, self.embedding)
 
-    def decode_and_score(self, model: DiffusionModel, count: int) -> None:
+    def decode_and_score(self, decode: Callable[[Tensor], Tensor], count: int) -> None:
         """What `count` samples cost after their last step."""
         size = self.config.rollout.regenerate.micro_batch
-        latents = torch.randn(size, *model.latent_shape, device=self.device)
+        latents = torch.randn(size, *self.full.latent_shape, device=self.device)
         for _ in range(count // size):
-            images = model.decode(latents)
+            images = decode(latents)
             self.reward.score(images, [self.prompt.text] * size, references_for(images, self.embedding)).cpu()
 
     def released(self) -> dict[str, float]:
@@ -207,21 +217,18 @@ def best_of(run: Callable[[], Any], device: torch.device, repeats: int = 2) -> f
 
 
 def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -> dict[str, list[float]]:
-    """Seconds of each repetition, sides in turn, after one warm-up of everything."""
+    """Seconds of each repetition, sides in turn, of samplers that are warm."""
     rollout = world.config.rollout
     chosen: list[int] = list(range(rollout.keep))
     sides: dict[str, Callable[[], Any]] = {
         "naive": world.naive,
         "previews": world.previews,
         "regeneration": lambda: world.regenerate(chosen),
-        "decode, score: naive": lambda: world.decode_and_score(world.full, rollout.pool),
-        "decode, score: previews": lambda: world.decode_and_score(world.preview, rollout.pool),
-        "decode, score: regeneration": lambda: world.decode_and_score(world.full, rollout.keep),
+        "decode, score: naive": lambda: world.decode_and_score(world.full.decode, rollout.pool),
+        "decode, score: previews": lambda: world.decode_and_score(world.explore._decode_preview, rollout.pool),
+        "decode, score: regeneration": lambda: world.decode_and_score(world.full.decode, rollout.keep),
     }
     sides |= {words(pruning): world.pruned(*pruning) for pruning in prunings}
-    warm_up = [name for name in sides if name not in ("naive", "decode, score: naive")]  # of the same calls as others
-    for name in warm_up:
-        sides[name]()
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, run in sides.items():
@@ -249,11 +256,14 @@ def main() -> None:
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
     options(parser)
     arguments = parsed(parser)
+    if arguments.released and arguments.model in VIDEOS:
+        parser.error(f"--released is of pictures: no schedule of videos such as {arguments.model}'s was released")
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
     found = measured(world, arguments.repeats, arguments.prune)
     took = {name: statistics.median(values) for name, values in found.items()}
+    drawn = world.config.rollout
     two_stage = took["previews"] + took["regeneration"]
     result = {
         "question": "one prompt's rollout: two stages against the whole pool in bfloat16",
@@ -266,6 +276,13 @@ def main() -> None:
         "decoder_compiled": world.decoders,
         "preview_decoder": type(world.preview.decoder).__name__ if arguments.preview_decoder else "the VAE",
         "settings": arguments.set,
+        "sampling": {
+            "pool": drawn.pool,
+            "keep": drawn.keep,
+            "steps": drawn.regenerate.steps,
+            "preview_steps": drawn.explore.steps,
+            "latent_frames": drawn.preview.latent_frames,
+        },
         "seconds": took,
         "repetitions": found,
         "two_stage": two_stage,

@@ -108,7 +108,7 @@ class ModelCosts(Section):
                 return CompiledPasses(**{part: change(name, figure) for part, figure in value})
             if isinstance(value, dict):
                 return {tier: changed(name, each) for tier, each in value.items()}
-            return tuple(change(name, each) for each in value) if isinstance(value, tuple) else value
+            return tuple(changed(name, each) for each in value) if isinstance(value, tuple) else value
 
         return self.model_copy(update={name: changed(name, value) for name, value in self})
 

@@ -26,6 +26,7 @@ from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.iteration import Orchestration, Stages
 from solrl_ray.forecasts.price_list import MOVES, Figure, ModelCosts, PriceList, scaled_from
+from solrl_ray.models import FAMILIES
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
@@ -175,8 +176,9 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         figures["a revision on its own card"] = merge
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
+    share, figures["decode and reward"] = _previewed(config, decoded)
     stages = Stages(
-        explore=pool.micro_batch * (pool.forwards * preview.ms + pool.decodings * image) / 1000,
+        explore=pool.micro_batch * (pool.forwards * preview.ms + pool.decodings * share * image) / 1000,
         regenerate=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,
@@ -200,6 +202,19 @@ def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
         said.insert(0, f"{', '.join(counted)} counted as CLIPScore")
     ms = found.ms + sum(slow.get(kind, 0) for kind in others)
     return Figure(ms=ms, measured=False, source=f"{'; '.join(said)}; {found.source}")
+
+
+def _previewed(config: Config, decoded: Figure) -> tuple[float, Figure]:
+    """Share of a video's frames that a preview decodes, 1 if all; and the price of decoding, with that in its source.
+
+    The reward is counted with the frames, of which it costs little.
+    """
+    chosen, frames = config.rollout.preview.latent_frames, config.model.frames
+    if not chosen or not frames or is_one_stage(config):
+        return 1.0, decoded
+    shown = FAMILIES[config.model.family].sizes.frames(len(chosen))
+    source = f"{decoded.source}; a preview decodes {shown} of {frames} frames and is counted with as much of it"
+    return shown / frames, decoded.model_copy(update={"measured": False, "source": source})
 
 
 def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
@@ -234,7 +249,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
 def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
     ratios = [
-        (facts.parameters / listed.parameters, model.shapes.volume / listed.shape.volume, listed)
+        (facts.parameters / listed.parameters, _longer(config, facts, listed), listed)
         for listed in prices.models
         if listed.family == family
     ]
@@ -259,6 +274,13 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
     return listed.each(scaled).model_copy(update={"parameters": facts.parameters})
+
+
+def _longer(config: Config, facts: ModelFacts, listed: ModelCosts) -> float:
+    """Ratio of tokens: of videos as counted, because autoencoders of one family differ; else by pixels."""
+    if listed.frames and listed.tokens and facts.tokens:
+        return facts.tokens / listed.tokens
+    return config.model.shapes.volume / listed.shape.volume
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:

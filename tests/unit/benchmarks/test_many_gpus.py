@@ -11,7 +11,7 @@ import many_gpus
 import memory_limit
 import pytest
 import rollout
-from common import EDITS
+from common import CONFIGS, EDITS, MODELS, VIDEOS
 
 from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
@@ -62,6 +62,20 @@ def test_a_model_that_edits_gets_prompts_with_pictures_and_a_reward_that_sees_th
     write_prompts(tmp_path / "edits", {"train": 2, "heldout": 1})
     for file, count in ((config.prompts.train, 2), (config.prompts.heldout, 1)):
         assert [len(prompt.references) for prompt in read_prompts(file)] == [1] * count
+
+
+@pytest.mark.parametrize("model", VIDEOS)
+def test_of_a_video_the_reward_of_pictures_sees_four_frames(model: str) -> None:
+    (reward,) = configured(model=model, prompts=1, gpus=1).rewards
+    assert reward.kind == "clipscore"
+    assert reward.frames is not None
+    assert reward.frames.count == 4
+
+
+def test_every_model_with_frames_is_known_as_a_video() -> None:
+    texts = {name: (CONFIGS / "models" / file).read_text() for name, file in MODELS.items()}
+    framed = {name for name, text in texts.items() if "frames:" in text}
+    assert framed == set(VIDEOS)
 
 
 def test_who_takes_turns_explores_nothing_ahead() -> None:
