@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iteration import by_schedule
-from page_tables import PUBLISHED, TITLES, read, table, unmeasured
+from page_tables import EDITS, PUBLISHED, TITLES, read, table, unmeasured
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
@@ -90,7 +90,7 @@ def gpus(results: Path) -> str:
     rows = []
     for row in found:
         seconds, planned = row["seconds"], row["planned"]
-        cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
+        cells = [(TITLES | EDITS)[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
         cells += [placed(row), str(row["prompts"])]
         cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
         cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
@@ -108,7 +108,7 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
     """Rows of many_gpus.json of published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
-    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], placed(row), row["prompts"]))
+    return sorted(taken, key=lambda row: ([*TITLES, *EDITS].index(row["model"]), row["gpus"], placed(row), row["prompts"]))
 
 
 def placed(row: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
+EDITS = {"flux_kontext": "FLUX.1-Kontext-dev, 512 px"}
+"""Models that the paper does not have."""
 SHAPES = "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560"
 COMMANDS = {
     "shapes": SHAPES,

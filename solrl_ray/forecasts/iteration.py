@@ -31,6 +31,8 @@ class Stages:
     """Regeneration of one prompt."""
     update: float
     """One learner update, all ranks at work."""
+    early: float = 0.0
+    """What of it needs a prompt's samples alone: passes without gradient, by learners that have a GPU of their own."""
     checkpoint: float = 0.0
     """Goes on beside the rollout."""
     publication: float = 0.0
@@ -75,6 +77,8 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
     explored, rollout = _rollout(config, stages.explore + costs.gap, regenerate)
     left, load = rollout - explored, _load(config, stages, units)
     messages = (units + groups + explorers + regenerators) * costs.message
+    others = 1 - 1 / config.rollout.prompts  # all prompts but the last, whose samples come when the rollout ends
+    learn = stages.update - others * min(stages.early, rollout)
     # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
     waiting = costs.iteration + (explorers + min(explorers, units)) * costs.message
     if config.rollout.max_staleness:
@@ -82,11 +86,12 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
         exploring = waiting + load + explored
         left = rollout = _rounds(groups, regenerators) * regenerate
         waiting = costs.iteration + regenerators * costs.message
-        explored = max(0.0, exploring - (waiting + stages.publication + load + left + stages.update))
+        learn = stages.update - others * min(stages.early, rollout)
+        explored = max(0.0, exploring - (waiting + stages.publication + load + left + learn))
     parts = {
         "explore": explored,
         "regenerate after exploring": left,
-        "learn": stages.update,
+        "learn": learn,
         "publish": stages.publication + load,
         "frozen weights": stages.onload,
         "orchestration": waiting + max(0.0, messages - load - rollout),

@@ -15,8 +15,16 @@ from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
-MOVES = ("decode_and_reward", "publication", "load", "merge")
-"""Figures that memory bandwidth limits. Matrix products limit all others, but for a checkpoint: no card does."""
+ONCE = ("publication", "load", "merge", "checkpoint")
+"""Figures of a revision or checkpoint, once an iteration: most of it is the host's work, so a card's speed says little. On
+an H100 a packed revision took 3.6 s from the update to its proof, and by prices of the H200 3.7 s.
+"""
+BOTH = ("decode_and_reward", "forward", "backward", "backward_checkpointed", "compiled")
+"""Figures that matrix products and memory bandwidth limit: decoding, and a learner's passes. Steps are products alone."""
+MOVED = 1 / 3
+"""Share of them that memory bandwidth limits. An H100 multiplies as fast as an H200 and has 0.7 of its bandwidth. There
+updates took 1.08 to 1.17 times as long (``many_gpus.json``, beside prices of the H200).
+"""
 
 
 class Figure(Section):
@@ -148,7 +156,7 @@ class PriceList(Section):
 def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
     """`prices` with the models of `measured` that it lacks.
 
-    Figures of matrix products are scaled by the ratio of dense BF16 TFLOP/s, in each tier; those of memory by the ratio
+    Steps are scaled by the ratio of dense BF16 TFLOP/s, in each tier; decoding and a learner's passes also by the ratio
     of bandwidths. ``nvfp4``, which `measured` lacks, is priced as its FP8. All of them are estimates.
     """
     assert prices.speed is not None
@@ -158,9 +166,13 @@ def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
     memory = reference.memory_tb_per_second / speed.memory_tb_per_second
 
     def scaled(name: str, figure: Figure) -> Figure:
-        if name == "checkpoint":
+        if name in ONCE:
             return figure.scaled(1.0, f"as on {measured.gpu}")
-        factor, ratio = (memory, "memory bandwidths") if name in MOVES else (compute, "BF16 TFLOP/s")
+        if name not in BOTH:
+            factor, ratio = compute, "BF16 TFLOP/s"
+        else:
+            factor = MOVED * memory + (1 - MOVED) * compute
+            ratio = "BF16 TFLOP/s and, for a third of it, of memory bandwidths"
         return figure.scaled(factor, f"{figure.time} on {measured.gpu}, times {factor:.2g}, the ratio of {ratio}")
 
     def of_tiers(known: dict[str, Any]) -> dict[str, Any]:

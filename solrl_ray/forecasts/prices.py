@@ -25,7 +25,7 @@ from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.iteration import Orchestration, Stages
-from solrl_ray.forecasts.price_list import MOVES, Figure, ModelCosts, PriceList, scaled_from
+from solrl_ray.forecasts.price_list import ONCE, Figure, ModelCosts, PriceList, scaled_from
 from solrl_ray.models import FAMILIES
 
 SHIPPED = Path(__file__).with_name("price_lists")
@@ -158,6 +158,8 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     passes = learner.micro_batch * (
         arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * forward.ms
     )
+    # Of the first optimiser step: what comes after depends on its result (docs/decisions/learning-early.md).
+    early = learner.micro_batch * arithmetic.forwards_without_gradient * forward.ms / learner.optimizer_steps
     figures = {
         f"pool step ({tier})": preview,
         f"regeneration step ({full_tier(config.model)})": full,
@@ -181,6 +183,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         explore=pool.micro_batch * (pool.forwards * preview.ms + pool.decodings * share * image) / 1000,
         regenerate=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
+        early=0.0 if is_colocated(config.fleet) else early / 1000,
         checkpoint=costs.checkpoint.ms / 1000,
         publication=costs.publication.ms / 1000 * packed,
         load=costs.load.ms / 1000 + _way(config, arithmetic, cluster),
@@ -239,7 +242,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     ratio = facts.tokens / (costs.tokens * config.model.shapes.volume / costs.shape.volume)
 
     def seeing(name: str, figure: Figure) -> Figure:
-        if name in (*MOVES, "checkpoint"):
+        if name in (*ONCE, "decode_and_reward"):
             return figure
         return figure.scaled(ratio, f"{figure.source}; scaled by {ratio:.3g}, the ratio of tokens with references")
 
@@ -269,8 +272,7 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
     weights = facts.parameters / listed.parameters
 
     def scaled(name: str, figure: Figure) -> Figure:
-        by_weights = name in ("publication", "load", "merge", "checkpoint")
-        factor, ratio = (weights, "parameters") if by_weights else (nearest, "parameters x image tokens")
+        factor, ratio = (weights, "parameters") if name in ONCE else (nearest, "parameters x image tokens")
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
     return listed.each(scaled).model_copy(update={"parameters": facts.parameters})

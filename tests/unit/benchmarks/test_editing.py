@@ -47,7 +47,7 @@ def test_a_rollout_and_a_ranking_are_of_prompts_with_their_references(family: st
     world.naive()
     assert len(set(world.previews())) == 2
     world.regenerate([0, 3])
-    world.decode_and_score(world.full, 2)
+    world.decode_and_score(world.full.decode, 2)
     pools = Bench(config, 3, 2, tmp_path, "cpu").pools("float32", 2)
     assert pools.shape == (3, 2)
 

@@ -55,6 +55,23 @@ def test_split_an_iteration_is_the_previews_the_last_regeneration_and_the_update
     assert made(explorers).seconds == pytest.approx(seconds)
 
 
+def test_split_a_learner_begins_with_the_samples_that_are_there() -> None:
+    # Seven of eight prompts' passes without gradient are made while the others are sampled, which takes longer.
+    stages = Stages(explore=1.0, regenerate=1.0, update=5.0, early=2.0)
+    found = made(1, stages=stages)
+    assert found.parts["learn"] == pytest.approx(5 - 2 * 7 / 8)
+    assert found.busy["learners"] == pytest.approx(5 / found.seconds)
+
+
+@pytest.mark.parametrize(("placement", "early"), [("split", True), ("colocated", False)])
+def test_learners_with_a_gpu_of_their_own_begin_early(placement: str, early: bool) -> None:
+    settings = ["prompts={train: train.txt, heldout: heldout.txt}", f"fleet.placement={placement}"]
+    config = compiled_learner.resolve_auto(load(named.resolve([Path("flux1_dev_80gb")]), settings))
+    found = planned(config, 8)
+    at_work = found.busy["learners"] * found.seconds
+    assert at_work == pytest.approx(found.parts["learn"]) if not early else at_work > 1.05 * found.parts["learn"]
+
+
 @pytest.mark.parametrize(
     ("explorers", "regenerators", "seconds"),
     [
@@ -231,4 +248,6 @@ def test_rollout_and_update_are_planned_within_8_percent_of_what_was_measured(
     config = compiled_learner.resolve_auto(load(many_gpus.files(arguments), [*given, kept]))
     parts = planned(config, row["gpus"]).parts
     seconds = parts["explore"] + parts["regenerate after exploring"] + parts["learn"]
-    assert seconds == pytest.approx(row["seconds"]["rollout"] + row["seconds"]["update"], rel=0.08)
+    # A learner with a GPU of its own begins while samples come in.
+    learn = row["seconds"]["update" if row["placement"] == "colocated" else "learn"]
+    assert seconds == pytest.approx(row["seconds"]["rollout"] + learn, rel=0.08)

@@ -10,7 +10,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.forecasts.prices import price_list, shipped_lists
 
 
-def test_what_multiplies_is_scaled_by_tflops_and_what_moves_memory_by_bandwidth() -> None:
+def test_steps_are_scaled_by_tflops_and_passes_and_decoding_by_bandwidth_as_well() -> None:
     measured, other = price_list("h200"), price_list("l40s")
     assert [model.family for model in other.models] == [model.family for model in measured.models]
     for here, there in zip(other.models, measured.models, strict=True):
@@ -19,12 +19,13 @@ def test_what_multiplies_is_scaled_by_tflops_and_what_moves_memory_by_bandwidth(
         for tier, steps in there.scopes.items():
             assert [step.ms for step in here.scopes[tier]] == pytest.approx([compute * step.ms for step in steps])
             assert [step.weights for step in here.scopes[tier]] == [step.weights for step in steps]
-        assert here.backward.ms == pytest.approx(compute * there.backward.ms)
+        both = (2 * compute + memory) / 3
+        assert here.backward.ms == pytest.approx(both * there.backward.ms)
         assert here.compiled is not None
         assert there.compiled is not None
-        assert here.compiled.half.ms == pytest.approx(compute * there.compiled.half.ms)
-        assert here.decode_and_reward.ms == pytest.approx(memory * there.decode_and_reward.ms)
-        assert here.load.ms == pytest.approx(memory * there.load.ms)
+        assert here.compiled.half.ms == pytest.approx(both * there.compiled.half.ms)
+        assert here.decode_and_reward.ms == pytest.approx(both * there.decode_and_reward.ms)
+        assert here.load.ms == there.load.ms
         assert here.checkpoint.ms == there.checkpoint.ms
 
 
