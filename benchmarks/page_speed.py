@@ -108,7 +108,8 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
     """Rows of many_gpus.json of published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
-    return sorted(taken, key=lambda row: ([*TITLES, *EDITS].index(row["model"]), row["gpus"], placed(row), row["prompts"]))
+    models = [*TITLES, *EDITS]
+    return sorted(taken, key=lambda row: (models.index(row["model"]), row["gpus"], placed(row), row["prompts"]))
 
 
 def placed(row: dict[str, Any]) -> str:

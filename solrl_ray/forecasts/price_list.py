@@ -16,11 +16,11 @@ from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
 ONCE = ("publication", "load", "merge", "checkpoint")
-"""Figures of a revision or checkpoint, once an iteration: most of it is the host's work, so a card's speed says little. On
-an H100 a packed revision took 3.6 s from the update to its proof, and by prices of the H200 3.7 s.
+"""Figures of a revision or checkpoint, once an iteration. Most of it is the host's work, so a card's speed says little: on
+an H100 a packed revision took 3.6 s from the update to its proof; by prices of the H200 it is 3.7 s.
 """
 BOTH = ("decode_and_reward", "forward", "backward", "backward_checkpointed", "compiled")
-"""Figures that matrix products and memory bandwidth limit: decoding, and a learner's passes. Steps are products alone."""
+"""Figures that matrix products and memory bandwidth limit: decoding, a learner's passes. Products alone limit steps."""
 MOVED = 1 / 3
 """Share of them that memory bandwidth limits. An H100 multiplies as fast as an H200 and has 0.7 of its bandwidth. There
 updates took 1.08 to 1.17 times as long (``many_gpus.json``, beside prices of the H200).
