@@ -16,8 +16,8 @@ from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.records import SampleShape
 
 ONCE = ("publication", "load", "merge", "checkpoint")
-"""Figures of a revision or checkpoint, once an iteration. Most of it is the host's work, so a card's speed says little: on
-an H100 a packed revision took 3.6 s from the update to its proof; by prices of the H200 it is 3.7 s.
+"""Figures of a revision or checkpoint, once an iteration. Most of it is the host's work, so a card's speed says little:
+on an H100 a packed revision took 3.6 s from the update to its proof; by prices of the H200 it is 3.7 s.
 """
 BOTH = ("decode_and_reward", "forward", "backward", "backward_checkpointed", "compiled")
 """Figures that matrix products and memory bandwidth limit: decoding, a learner's passes. Products alone limit steps."""
