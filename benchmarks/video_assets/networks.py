@@ -99,8 +99,8 @@ def _begin(vae: AutoencoderKLWan) -> None:
         if not isinstance(module, nn.Conv2d | nn.Conv3d):
             continue
         if name.endswith(("conv2", "proj")):  # the ends of residual branches
-            nn.init.zeros_(module.weight)
-            nn.init.zeros_(module.bias)
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
         else:
             module.weight.mul_(3**0.5)  # torch's is uniform, of variance 1 / (3 inputs)
     vae.quant_conv.bias[vae.config.z_dim :].sub_(6.0)  # of the log-variance
