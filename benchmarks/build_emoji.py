@@ -13,8 +13,9 @@ it is given again, until it says that all is done; OUT/state has what it needs f
                    `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
 
-`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too, and PICTURES is of
-`draw_emoji.py draw --size 32`.
+It ends with status 1 when the autoencoder is trained and restores known pictures with less than 20 dB: what comes after
+would be lost. `--scale` below 1 shortens all stages, to try the machinery, and leaves this out; with `--tiny` the
+networks are tiny, too, and PICTURES is of `draw_emoji.py draw --size 32`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +36,7 @@ import torch
 import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
 from emoji_assets.captions import Parts
-from emoji_assets.fit import Fit, Stage
+from emoji_assets.fit import Fit, Stage, Unusable
 from emoji_assets.judgement import generate, mean_cosine, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
@@ -56,6 +58,8 @@ COMPILE_SECONDS = 45.0
 """On a GPU no stage is begun with less time left: its first step takes so long."""
 SHOWN = 256
 """Pictures of each kind that are judged."""
+LEAST_PSNR = 20.0
+"""Decibels, of known pictures that the autoencoder restores."""
 EVALUATED = 96
 """Held-out prompts that a run is evaluated on."""
 SAMPLES = 4
@@ -104,7 +108,7 @@ class Build:
         }
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. True if all is done."""
+        """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
         stages = (self.autoencoder, self.reward, self.judge, self.flow, self.rectification)
         return all(stage(until) for stage in stages)
 
@@ -119,6 +123,8 @@ class Build:
         fit.use_average()
         vae.eval().requires_grad_(False)
         self._scale_latents()
+        if fit.done and self.scale >= 1:
+            self._check_restored()
         return fit.done
 
     def reward(self, until: float) -> bool:
@@ -201,8 +207,7 @@ class Build:
                     clip: recognised(model.eval(), self.tokenizers[0], seen, shown, self.device)
                     for clip, model in self.clips.items()
                 }
-            error = (made["restored"] - real).square().mean().clamp(min=1e-9)
-            found[f"{kind}_restored"]["psnr_db"] = (-10 * error.log10()).item()
+            found[f"{kind}_restored"]["psnr_db"] = _psnr(made["restored"], real)
             self._page(folder / f"{kind}.png", shown, made)
         return found
 
@@ -342,6 +347,15 @@ class Build:
                 [objectives.decode(self.pipe, objectives.encode(self.pipe, chunk)).cpu() for chunk in chunks]
             )
 
+    def _check_restored(self) -> None:
+        real = self.world.pixels[:: max(1, len(self.world) // SHOWN)].float().cpu() / 255
+        found = _psnr(self._restore(real), real)
+        if found < LEAST_PSNR:
+            raise Unusable(
+                f"the autoencoder restores known pictures with {found:.1f} dB: training on is no use below "
+                f"{LEAST_PSNR:.0f} dB; give another OUT and more seconds in AUTOENCODER"
+            )
+
     def _parts(self) -> dict[str, nn.Module]:
         return {"vae": self.pipe.vae, **objectives.trainable(self.pipe), **self.clips}
 
@@ -364,11 +378,16 @@ def _eager() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if torch.cuda.is_available() else nullcontext()
 
 
+def _psnr(restored: Tensor, real: Tensor) -> float:
+    """Of pictures in [0, 1], in decibels."""
+    return (-10 * (restored - real).square().mean().clamp(min=1e-9).log10()).item()
+
+
 def _count(part: nn.Module) -> int:
     return sum(p.numel() for p in part.parameters())
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pictures", type=Path, metavar="PICTURES")
     parser.add_argument("out", type=Path, metavar="OUT")
@@ -383,10 +402,16 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     sizes = networks.TINY if arguments.tiny else networks.FULL
     build = Build(arguments.pictures, arguments.out, torch.device(arguments.device), arguments.scale, sizes)
-    done = build.run(until)
+    try:
+        done = build.run(until)
+    except Unusable as reason:
+        build.write()
+        print(reason, file=sys.stderr)
+        return 1
     build.write()
     print("all stages are done" if done else "not done: give the same command again", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

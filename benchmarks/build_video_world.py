@@ -15,9 +15,11 @@ what it needs for that. OUT/world has what there is:
     scores.py    the reward and a check of it, as own functions
     video.yaml   a configuration, after that of the demo: solrl train demo OUT/world/video.yaml
     build.json   what each stage took and reached, and the rewards of real, restored and drawn clips
-    clips.png    a page: for some captions a real clip, and one of the model
+    clips.png    a page: for some captions a real clip, and one of the model, or a restored one before there is a model
 
-`--scale` shortens all stages, to try the machinery; with `--tiny` the networks are tiny, too.
+It ends with status 1 when the autoencoder is trained and its clips have less than half of the real ones' reward: what
+comes after would be lost. `--scale` below 1 shortens all stages, to try the machinery, and leaves this out; with
+`--tiny` the networks are tiny, too.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,15 +35,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emoji_assets.fit import Fit, Stage
+from emoji_assets.fit import Fit, Stage, Unusable
 from emoji_assets.judgement import page
 from torch import Tensor, nn
 from video_assets import clips, networks, scores
 
 from solrl_ray.config import yaml_text
 
-AUTOENCODER = Stage(name="autoencoder", seconds=170, batch=128, lr=2e-3, seed=11, averaging=0.998)
-FLOW = Stage(name="flow", seconds=240, batch=768, lr=1.5e-3, seed=12, averaging=0.9995)
+AUTOENCODER = Stage(name="autoencoder", seconds=170, batch=48, lr=6e-4, seed=11, averaging=0.998)
+FLOW = Stage(name="flow", seconds=240, batch=512, lr=1.2e-3, seed=12, averaging=0.9995)
 RECTIFICATION = Stage(name="rectification", seconds=100, batch=768, lr=8e-4, seed=13, averaging=0.999)
 CORRUPTION = 0.25
 """Share of caption words replaced: sets how far the model is from the reward of real clips."""
@@ -48,6 +51,8 @@ CLIPS, PAIRS, CHUNK = 1 << 16, 1 << 15, 1024
 PAIR_STEPS = 20
 PROMPTS = {"train": 2048, "heldout": 96}
 SHOWN, SAMPLES, STEPS = 96, 4, 10
+LEAST = 0.5
+"""Of the reward of real clips, what restored ones must have."""
 
 
 class Build:
@@ -61,13 +66,14 @@ class Build:
         self.pipe = networks.pipeline(sizes)
         for part in (self.pipe.vae, *networks.trainable(self.pipe).values()):
             part.to(device).float()
+        self.ids = networks.CaptionIds(self.pipe, device)
         drawn = clips.draw(sum(PROMPTS.values()), torch.Generator().manual_seed(2))
         self.heldout, self.train = drawn[: PROMPTS["heldout"]], drawn[PROMPTS["heldout"] :]
         self.train = self.train[~torch.isin(clips.meaning(self.train), clips.meaning(self.heldout))]
         self.fits: dict[str, Fit] = {}
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. True if all is done."""
+        """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
         return all(stage(until) for stage in (self.autoencoder, self.flow, self.rectification))
 
     # Stages: each is True when it is done
@@ -83,6 +89,8 @@ class Build:
         latents = networks.encode(self.pipe, self._real(self._drawn(self._count(CHUNK), 3), 3))
         std, mean = torch.std_mean(latents, dim=(0, 2, 3, 4))
         vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+        if fit.done and self.scale >= 1:
+            self._check_restored()
         return fit.done
 
     def flow(self, until: float) -> bool:
@@ -100,7 +108,7 @@ class Build:
                 rows = torch.randint(len(shown), (batch,), device=self.device, generator=generator)
                 x0 = latents[rows].float()
                 noise = torch.randn(x0.shape, device=self.device, generator=generator)
-                ids = self._ids(clips.corrupt(shown[rows], CORRUPTION, generator))
+                ids = self.ids(clips.corrupt(shown[rows], CORRUPTION, generator))
                 return networks.matching_loss(self.pipe, x0, noise, _shifted(_logit_normal(batch, generator)), ids)
 
             self._train(fit, loss, until)
@@ -146,16 +154,30 @@ class Build:
         (world / "build.json").write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(record, indent=1), flush=True)
 
-    def _judged(self, file: Path) -> dict[str, Any]:
+    def _check_restored(self) -> None:
+        _, captions, made = self._shown()
+        real, restored = (scores.as_told(videos, captions).mean().item() for videos in made.values())
+        if restored < LEAST * real:
+            raise Unusable(
+                f"the autoencoder's clips have reward {restored:.3f} and real ones {real:.3f}: training on is no use "
+                f"below {LEAST * real:.3f}; give another OUT and more seconds in AUTOENCODER"
+            )
+
+    def _shown(self) -> tuple[Tensor, list[str], dict[str, Tensor]]:
+        """Held-out clips, their captions, and the real and the restored videos of them."""
         shown = self.heldout[: self._count(SHOWN)].to(self.device)
-        captions = [clips.caption(row) for row in shown]
         real = self._real(shown, 6)
         made = {"real": real, "restored": networks.decode(self.pipe, networks.encode(self.pipe, real))}
+        return shown, [clips.caption(row) for row in shown], made
+
+    def _judged(self, file: Path) -> dict[str, Any]:
+        shown, captions, made = self._shown()
+        real = made["real"]
         if "rectification" in self.fits:
             generator = torch.Generator(self.device).manual_seed(7)
             rows = shown.repeat(SAMPLES, 1)
             noise = torch.randn(self._latent_shape(len(rows)), device=self.device, generator=generator)
-            latents = networks.sample(self.pipe, self._ids(rows), noise, STEPS)
+            latents = networks.sample(self.pipe, self.ids(rows), noise, STEPS)
             made["model"] = networks.decode(self.pipe, latents)
         error = (made["restored"] - real).square().mean().clamp(min=1e-9)
         found: dict[str, Any] = {"psnr_db": -10 * error.log10().item()}
@@ -167,7 +189,7 @@ class Build:
         lines = [
             (text, videos[i].transpose(0, 1).cpu())
             for i, text in list(enumerate(captions))[:12]
-            for videos in (real, made.get("model", real))
+            for videos in (real, made.get("model", made["restored"]))
         ]
         page(lines, file, scale=2)
         return found
@@ -197,9 +219,6 @@ class Build:
     def _real(self, rows: Tensor, seed: int) -> Tensor:
         return clips.render_clips(rows, torch.Generator(self.device).manual_seed(seed))
 
-    def _ids(self, rows: Tensor) -> Tensor:
-        return networks.tokens(self.pipe, [clips.caption(row) for row in rows.cpu()]).to(self.device)
-
     def _latent_shape(self, count: int) -> tuple[int, ...]:
         return (count, self.pipe.vae.config.z_dim, 1 + (clips.FRAMES - 1) // 4, 8, 8)
 
@@ -214,7 +233,7 @@ class Build:
         rows = rows[~torch.isin(clips.meaning(rows), clips.meaning(self.heldout).to(self.device))]
         generator = torch.Generator(self.device).manual_seed(9)
         noise = torch.randn(self._latent_shape(len(rows)), device=self.device, generator=generator)
-        ids = self._ids(rows)
+        ids = self.ids(rows)
         chunks = zip(ids.split(CHUNK), noise.split(CHUNK), strict=True)
         latents = torch.cat([networks.sample(self.pipe, *chunk, PAIR_STEPS) for chunk in chunks])
         pairs = {"ids": ids, "noise": noise.bfloat16(), "latents": latents.bfloat16()}
@@ -268,7 +287,12 @@ def main() -> int:
     torch.set_float32_matmul_precision("high")
     sizes = networks.TINY if arguments.tiny else networks.FULL
     build = Build(arguments.out, torch.device(arguments.device), arguments.scale, sizes)
-    done = build.run(until)
+    try:
+        done = build.run(until)
+    except Unusable as reason:
+        build.write(False)
+        print(reason, file=sys.stderr)
+        return 1
     build.write(done)
     print("all is done" if done else "the same command goes on", flush=True)
     return 0

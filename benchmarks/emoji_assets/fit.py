@@ -23,6 +23,10 @@ WARM_UP = 200
 """Steps in which the rate rises."""
 
 
+class Unusable(Exception):
+    """What a stage has trained is so bad that the stages after it would be lost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """How one stage is trained."""

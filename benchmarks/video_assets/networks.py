@@ -10,6 +10,7 @@ import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 from emoji_assets.objectives import mixed
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 from video_assets import clips
 
@@ -66,23 +67,43 @@ def pipeline(sizes: Sizes) -> WanPipeline:
         num_layers=sizes.blocks,
         rope_max_seq_len=32,
     )
+    vae = AutoencoderKLWan(
+        base_dim=sizes.autoencoder,
+        z_dim=sizes.channels,
+        dim_mult=[1, 2, 4],
+        num_res_blocks=1,
+        temperal_downsample=[True, True],
+        latents_mean=[0.0] * sizes.channels,  # these two are computed when it is trained
+        latents_std=[1.0] * sizes.channels,
+        scale_factor_temporal=4,
+        scale_factor_spatial=4,
+    )
+    _begin(vae)
     return WanPipeline(
         tokenizer=tokenizer,
         text_encoder=UMT5EncoderModel(text),
-        vae=AutoencoderKLWan(
-            base_dim=sizes.autoencoder,
-            z_dim=sizes.channels,
-            dim_mult=[1, 2, 4],
-            num_res_blocks=1,
-            temperal_downsample=[True, True],
-            latents_mean=[0.0] * sizes.channels,  # these two are computed when it is trained
-            latents_std=[1.0] * sizes.channels,
-            scale_factor_temporal=4,
-            scale_factor_spatial=4,
-        ),
+        vae=vae,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         transformer=transformer,
     )
+
+
+@torch.no_grad()
+def _begin(vae: AutoencoderKLWan) -> None:
+    """Begin the autoencoder near a linear map that keeps what passes in its size, with little noise on its latents.
+
+    From torch's own start signals shrink until biases are more than they. Then the norm over the channels of a pixel
+    maps white and grey to the same latent, for hundreds of steps, and colours are learned last.
+    """
+    for name, module in vae.named_modules():
+        if not isinstance(module, nn.Conv2d | nn.Conv3d):
+            continue
+        if name.endswith(("conv2", "proj")):  # the ends of residual branches
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+        else:
+            module.weight.mul_(3**0.5)  # torch's is uniform, of variance 1 / (3 inputs)
+    vae.quant_conv.bias[vae.config.z_dim :].sub_(6.0)  # of the log-variance
 
 
 def trainable(pipe: WanPipeline) -> dict[str, nn.Module]:
@@ -94,6 +115,36 @@ def tokens(pipe: WanPipeline, texts: Sequence[str]) -> Tensor:
     """Ids int64 [B, LENGTH]; 0 is padding."""
     ids: Tensor = pipe.tokenizer(list(texts), padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
     return ids
+
+
+class CaptionIds:
+    """What `tokens` says of captions of clips, int64 [B, 10]: by table, on their device. A tokenizer takes longer for a
+    batch than the step that learns it.
+    """
+
+    def __init__(self, pipe: WanPipeline, device: torch.device) -> None:
+        size, colour, shape, relation, *second, background = FIELD_VALUES
+        first_object = ((("a",), None), (size, 1), (colour, 2), (shape, 3))
+        second_object = ((("a",), None), *zip(second, (5, 6, 7), strict=True))
+        end = ((("then",), None), (relation, 9), (("on",), None), (background, 8))
+        said = (*first_object, (relation, 4), *second_object, *end)
+        self._columns = [column for _, column in said]
+        self._tables = [_table(pipe.tokenizer, texts).to(device) for texts, _ in said]
+        self._end: int = pipe.tokenizer.eos_token_id
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Like `tokens`, on the device of `rows`."""
+        none = torch.zeros_like(rows[:, 0])
+        choices = [none if column is None else rows[:, column] for column in self._columns]
+        ids = torch.cat([table[which] for table, which in zip(self._tables, choices, strict=True)], dim=1)
+        ids = functional.pad(functional.pad(ids, (0, 1), value=self._end), (0, LENGTH - ids.shape[1] - 1))
+        return ids.gather(1, (ids == 0).long().argsort(dim=1, stable=True))  # relations of one word leave a gap
+
+
+def _table(tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Ids [texts, the most words of one], 0 where a text has fewer."""
+    ids = [torch.tensor(tokenizer.convert_tokens_to_ids([f"▁{word}" for word in text.split()])) for text in texts]
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True)
 
 
 def encode_texts(pipe: WanPipeline, ids: Tensor) -> Tensor:
@@ -110,7 +161,11 @@ def velocity(pipe: WanPipeline, x_t: Tensor, t: Tensor, states: Tensor) -> Tenso
 
 
 def autoencoder_loss(vae: Any, batch: int, generator: torch.Generator) -> Tensor:
-    seen = clips.render_clips(clips.draw(batch, generator), generator) * 2 - 1
+    return restored_loss(vae, clips.render_clips(clips.draw(batch, generator), generator) * 2 - 1, generator)
+
+
+def restored_loss(vae: Any, seen: Tensor, generator: torch.Generator) -> Tensor:
+    """Of videos in [-1, 1]."""
     with mixed(seen.device):
         posterior = vae.encode(seen).latent_dist
         # The decoder also learns from latents that are slightly wrong, like a sampler's.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import build_emoji
@@ -252,6 +253,21 @@ def test_flow_matching_learns_to_draw_what_captions_say(tmp_path: Path) -> None:
     guided = objectives.sample(build.pipe, clip, t5, noise, steps=10, guidance=2.0, empty=build.empty)
     assert guided[0].mean() < made[0].mean()  # further from what all captions have in common
     assert guided[2].mean() > made[2].mean()
+
+
+def test_a_bad_autoencoder_ends_the_command_before_anything_is_trained_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("emoji_assets.fit.EVERY", 2)
+    short = replace(build_emoji.AUTOENCODER, seconds=1e-3)
+    monkeypatch.setattr(build_emoji, "AUTOENCODER", short)
+    arguments = [str(data(tmp_path / "data")), str(tmp_path / "out"), "--device", "cpu", "--tiny"]
+    monkeypatch.setattr("sys.argv", ["build_emoji.py", *arguments])
+    assert build_emoji.main() == 1
+    assert "the autoencoder restores known pictures with" in capsys.readouterr().err
+    record = json.loads((tmp_path / "out" / "world" / "build.json").read_text())
+    assert (record["done"], record["autoencoder"]["done"], record["reward"]["steps"]) == (False, True, 0)
+    assert record["known_restored"]["psnr_db"] < build_emoji.LEAST_PSNR
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import build_video_world
 import pytest
 import torch
 from build_video_world import Build
@@ -89,6 +91,41 @@ def test_the_reward_is_that_of_the_right_clip_and_half_of_it_is_its_end() -> Non
     still = videos[:, :, :1].expand_as(videos)  # the end is as the beginning
     assert 0.4 < scores.as_told(still, said).mean() < right.mean() - 0.1
     assert scores.words_of_both(videos[:2], said[:2]).mean() > 0.9
+
+
+def test_the_autoencoder_tells_white_from_grey_after_a_hundred_steps() -> None:
+    torch.manual_seed(1)
+    vae = networks.pipeline(networks.Sizes(autoencoder=8, channels=8)).vae
+    levels = torch.tensor([-0.95, 0.0, 0.95])
+    plain = levels.view(3, 1, 1, 1, 1).expand(3, 3, 1, 16, 16)
+    adamw, generator = torch.optim.AdamW(vae.parameters(), lr=5e-4), torch.Generator().manual_seed(2)
+    for _ in range(100):
+        networks.restored_loss(vae, plain, generator).backward()
+        adamw.step()
+        adamw.zero_grad()
+    restored = vae.decode(vae.encode(plain).latent_dist.mean).sample.mean(dim=(1, 2, 3, 4))
+    torch.testing.assert_close(restored, levels, atol=0.15, rtol=0)
+
+
+def test_ids_by_table_are_those_of_the_tokenizer() -> None:
+    pipe = networks.pipeline(networks.TINY)
+    rows = clips.draw(256, torch.Generator().manual_seed(5))
+    said = networks.tokens(pipe, [clips.caption(row) for row in rows])
+    assert torch.equal(networks.CaptionIds(pipe, torch.device("cpu"))(rows), said)
+
+
+def test_a_bad_autoencoder_ends_the_command_before_anything_is_trained_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fit, "EVERY", 2)
+    short = replace(build_video_world.AUTOENCODER, seconds=1e-3)
+    monkeypatch.setattr(build_video_world, "AUTOENCODER", short)
+    monkeypatch.setattr("sys.argv", ["build_video_world.py", str(tmp_path), "--device", "cpu", "--tiny"])
+    assert build_video_world.main() == 1
+    assert "the autoencoder's clips have reward" in capsys.readouterr().err
+    record = json.loads((tmp_path / "world" / "build.json").read_text())
+    assert (record["done"], record["autoencoder"]["done"], "flow" in record) == (False, True, False)
+    assert record["restored"]["reward"] < build_video_world.LEAST * record["real"]["reward"]
 
 
 @pytest.mark.slow
