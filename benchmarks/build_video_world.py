@@ -1,4 +1,4 @@
-"""Trains the moving world's video model: nine minutes on one GPU, in parts if they must be.
+"""Trains the moving world's video model: eleven minutes on one GPU, in parts if they must be.
 
     python benchmarks/build_video_world.py OUT [--seconds 560] [--device cuda] [--scale 1.0] [--tiny]
 
@@ -42,7 +42,7 @@ from video_assets import clips, networks, scores
 
 from solrl_ray.config import yaml_text
 
-AUTOENCODER = Stage(name="autoencoder", seconds=170, batch=48, lr=6e-4, seed=11, averaging=0.998)
+AUTOENCODER = Stage(name="autoencoder", seconds=280, batch=48, lr=6e-4, seed=11, averaging=0.998)
 FLOW = Stage(name="flow", seconds=240, batch=512, lr=1.2e-3, seed=12, averaging=0.9995)
 RECTIFICATION = Stage(name="rectification", seconds=100, batch=768, lr=8e-4, seed=13, averaging=0.999)
 CORRUPTION = 0.25
