@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iteration import by_schedule
-from page_tables import EDITS, PUBLISHED, TITLES, read, table, unmeasured
+from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
@@ -90,11 +90,14 @@ def gpus(results: Path) -> str:
     rows = []
     for row in found:
         seconds, planned = row["seconds"], row["planned"]
-        cells = [(TITLES | EDITS)[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
+        cells = [(TITLES | OTHERS)[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
         cells += [placed(row), str(row["prompts"])]
         cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
-        cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
-        cells += [f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "", f"{max(planned['peak_gb']):.0f}"]
+        cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"]) if planned else "–"]
+        cells += [
+            f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "",
+            f"{max(planned['peak_gb']):.0f}" if planned else "–",
+        ]
         cells.append(" / ".join(f"{share:.0%}" for share in row["busy"]))
         rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
@@ -108,7 +111,7 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
     """Rows of many_gpus.json of published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
-    models = [*TITLES, *EDITS]
+    models = [*TITLES, *OTHERS]
     return sorted(taken, key=lambda row: (models.index(row["model"]), row["gpus"], placed(row), row["prompts"]))
 
 

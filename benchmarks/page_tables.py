@@ -11,7 +11,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
-EDITS = {"flux_kontext": "FLUX.1-Kontext-dev, 512 px"}
+OTHERS = {
+    "flux_kontext": "FLUX.1-Kontext-dev, 512 px",
+    "qwen_image": "Qwen-Image, 512 px",
+    "qwen_image_edit": "Qwen-Image-Edit, 512 px",
+    "z_image": "Z-Image, 512 px",
+    "sd3_medium": "SD3.5-Medium",
+    "sana_video": "SANA-Video 2B",
+    "wan": "Wan 2.1 1.3B",
+    "wan_14b": "Wan 2.1 14B",
+    "wan22": "Wan 2.2 5B",
+}
 """Models that the paper does not have."""
 SHAPES = "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560"
 COMMANDS = {

@@ -77,8 +77,7 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
     explored, rollout = _rollout(config, stages.explore + costs.gap, regenerate)
     left, load = rollout - explored, _load(config, stages, units)
     messages = (units + groups + explorers + regenerators) * costs.message
-    others = 1 - 1 / config.rollout.prompts  # all prompts but the last, whose samples come when the rollout ends
-    learn = stages.update - others * min(stages.early, rollout)
+    learn = stages.update - _begun(config, stages.early, stages.explore + costs.gap, regenerate)
     # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
     waiting = costs.iteration + (explorers + min(explorers, units)) * costs.message
     if config.rollout.max_staleness:
@@ -86,7 +85,6 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
         exploring = waiting + load + explored
         left = rollout = _rounds(groups, regenerators) * regenerate
         waiting = costs.iteration + regenerators * costs.message
-        learn = stages.update - others * min(stages.early, rollout)
         explored = max(0.0, exploring - (waiting + stages.publication + load + left + learn))
     parts = {
         "explore": explored,
@@ -167,6 +165,15 @@ def _some_do_both(
         left = max(1.0, prompts - done)
     work = prompts * (units * explore + regenerate) / (explorers + regenerators - both)
     return max(explored + _rounds(left, regenerators) * regenerate, work)
+
+
+def _begun(config: Config, early: float, explore: float, regenerate: float) -> float:
+    """Seconds of the update that are over when the last samples come: of the prompts before the last round."""
+    prompts, units, workers, each = config.rollout.prompts, 1, config.fleet.regenerators.count, regenerate
+    if is_one_stage(config):
+        units, workers, each = pool_sampling(config).units, explorers_in_all(config.fleet), explore
+    before = _rounds(prompts * units, workers) - 1
+    return min(early * (before * workers // units) / prompts, before * each)
 
 
 def _load(config: Config, stages: Stages, units: int) -> float:

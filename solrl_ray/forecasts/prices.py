@@ -280,8 +280,9 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
 
 def _longer(config: Config, facts: ModelFacts, listed: ModelCosts) -> float:
     """Ratio of tokens: of videos as counted, because autoencoders of one family differ; else by pixels."""
+    shapes = config.model.shapes
     if listed.frames and listed.tokens and facts.tokens:
-        return facts.tokens / listed.tokens
+        return facts.tokens / listed.tokens * shapes.volume / shapes.smallest.volume  # counted of the smallest
     return config.model.shapes.volume / listed.shape.volume
 
 

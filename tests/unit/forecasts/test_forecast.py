@@ -218,7 +218,7 @@ def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused() -> No
     # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
     stages = present.priced.stages
     exploring, regenerating = 48 * 4 / 8 * stages.explore, 48 / 8 * stages.regenerate
-    begun = 47 / 48 * min(stages.early, regenerating)  # of the update, with the samples that are there
+    begun = min(40 / 48 * stages.early, 5 * stages.regenerate)  # of the update, before the last round of 8 samples
     others = stages.publication + stages.load + regenerating + stages.update - begun
     assert ahead.seconds == pytest.approx(max(exploring, others), rel=0.02)
     assert ahead.seconds < 0.9 * present.seconds
