@@ -60,9 +60,9 @@ class Bench:
 
     def pools(self, tier: str, steps: int) -> np.ndarray:
         """Rewards [prompts, seeds]; as kept in a file, or sampled and kept."""
-        parts = {"model": True, "prompts": True, "rewards": True, "rollout": True, "run": {"seed"}}
-        sampled = self._config.model_dump_json(include=parts)
-        of = [sampled, tier, steps, len(self._prompts), self._seeds, torch.__version__, self._device]
+        sampled = self._config.model_dump_json(include={"model", "prompts", "rewards", "rollout"})
+        of = [sampled, self._config.run.seed, tier, steps, len(self._prompts), self._seeds]
+        of += [torch.__version__, self._device]
         file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npy"
         if not file.exists():
             pools = self._sample(tier, steps)
