@@ -3,7 +3,8 @@
     python benchmarks/before_after.py runs/blobs docs/images/emoji.png [--prompts 10] [--samples 3] [--skip 0]
 
 Under each prompt are the base model's pictures and, of the same seeds, those of the newest evaluation.
-`evaluation.pictures` of the run has to be as many prompts. Colours are reduced to 256.
+The run needs `evaluation.pictures` of as many prompts, with those that are skipped, and `evaluation.samples` of as many
+samples. Colours are reduced to 256.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import told
 from emoji_assets.judgement import page
 from PIL import Image
 from torch import Tensor
@@ -26,15 +28,22 @@ def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple
     """Prompts and their pictures [2 · samples, 3, H, W]. Exits with a sentence if the run kept fewer."""
     shown, pictures = data.shown, data.pictures
     before, after = (pictures.get(name, {}) for name in ("base", "final"))
-    known = list(
-        dict.fromkeys(prompt for prompt, sample in before if sample + 1 == samples and (prompt, sample) in after)
-    )
+    wanted = range(samples)
+    known = [
+        prompt
+        for prompt in dict.fromkeys(prompt for prompt, _ in before)
+        if all((prompt, n) in kept for kept in (before, after) for n in wanted)
+    ]
     captions = shown["base"].captions if "base" in shown else {}
     ordered = [prompt for prompt in captions if prompt in known][skip : skip + prompts]
     if len(ordered) < prompts:
-        sys.exit(f"{data.folder} kept {len(known)} prompts with {samples} pictures before and after, fewer than needed")
+        needed = f"{skip + prompts} prompts are needed: evaluation.pictures of at least {skip + prompts}"
+        sys.exit(
+            f"{data.folder} kept {len(known)} prompts with {samples} pictures before and after, but {needed}, and "
+            f"evaluation.samples of at least {samples}"
+        )
     return [
-        (captions[prompt], torch.stack([pixels(kept[prompt, n]) for kept in (before, after) for n in range(samples)]))
+        (captions[prompt], torch.stack([pixels(kept[prompt, n]) for kept in (before, after) for n in wanted]))
         for prompt in ordered
     ]
 
@@ -44,14 +53,17 @@ def pixels(file: Path) -> Tensor:
     return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--skip", type=int, default=0, help="prompts that are left out, the first ones")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    for name, least in (("prompts", 1), ("samples", 1), ("skip", 0)):
+        if (given := getattr(arguments, name)) < least:
+            parser.error(f"--{name} is {given}; it must be at least {least}")
     page(rows(read_run(arguments.run), arguments.prompts, arguments.samples, arguments.skip), arguments.file)
     with Image.open(io.BytesIO(arguments.file.read_bytes())) as image:
         image.quantize(256, kmeans=2).save(arguments.file, optimize=True)
@@ -59,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

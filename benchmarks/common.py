@@ -6,8 +6,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from solrl_ray import models
 from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import negative_prompt
@@ -51,6 +52,16 @@ PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_b
 PROMPTS = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
 STOP_SECONDS = 60.0
 """For a run that is told to stop."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A UserError ends the script as `error: …`, with status 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,8 @@
     python benchmarks/rollout.py wan …; python benchmarks/learner.py wan …; python benchmarks/price_rows.py wan
 
 Prints the entry of `models`, to be pasted: milliseconds of a sample. A solver step is a rollout's time less that of its
-decoding and scoring. An eager pass that keeps all is estimated as the one that computes again, less a forward.
+decoding and scoring. If the eager pass that was measured computes activations again, the one that keeps all is
+estimated as that less a forward; if it keeps all, plans make the other of it.
 Revisions that are sent and checkpoints are estimated: as much a weight that LoRA touches as FLUX.1-dev's on an H200.
 
 `--on CARD` says that the figures are of that other card, of the same speed by its data sheet: then all are estimates.
@@ -16,12 +17,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common import CONFIGS, MODELS, RESULTS, SOL_RL
+from common import CONFIGS, MODELS, RESULTS, SOL_RL, told
 
 from solrl_ray.cli.outline import facts_of
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
 from solrl_ray.forecasts.prices import TOUCHED
 from solrl_ray.models.shapes import shipped
 
@@ -34,6 +36,25 @@ ESTIMATED = {
     "compiled.half": "between activation memory 0 and 1",
 }
 """Pass → how it is estimated if it was not measured."""
+SIDES = ("eager", "compiled, activation memory 1", "compiled, activation memory 0")
+"""Of a learner's file, which are needed."""
+NEEDED = {"rollout": ("tier", "settings", "sampling", "seconds"), "learner": ("sides",)}
+
+
+def read(kind: str, model: str, folder: Path) -> dict[str, Any]:
+    """What `rollout.py` or `learner.py` wrote. Raises UserError if it is not there or lacks what an entry needs."""
+    file, options = folder / f"{kind}_{model}.json", " --memory 1 0.5 0" * (kind == "learner")
+    command = f"python benchmarks/{kind}.py {model}{options} --out {folder}"
+    if not file.is_file():
+        raise UserError(f"{file} is not there; `{command}` writes it.")
+    found: dict[str, Any] = json.loads(file.read_text())
+    missing = [f"`{key}`" for key in NEEDED[kind] if key not in found]
+    if "sides" in found:
+        sides = [one["side"] for one in found["sides"]]
+        missing += [f"side `{side}`" for side in SIDES if side not in sides]
+    if missing:
+        raise UserError(f"{file} has no {' and no '.join(missing)}; `{command}` writes one that has.")
+    return found
 
 
 def described(model: str, settings: list[str], tier: str) -> tuple[Config, ModelFacts]:
@@ -57,13 +78,15 @@ def steps(rollout: dict[str, Any]) -> dict[str, float]:
 
 
 def passes(learner: dict[str, Any]) -> dict[str, tuple[float, bool]]:
-    """Field, a compiled one's with a dot → milliseconds, and whether they were measured."""
+    """Field, a compiled one's with a dot → milliseconds, and whether they were measured. Of all `SIDES`."""
     sides = {one["side"]: one["milliseconds"] for one in learner["sides"]}
+    keeps_all = {one["side"]: one["activation_memory"] for one in learner["sides"]}["eager"] == 1
     eager, found = sides["eager"], dict[str, tuple[float, bool]]()
     forward = (eager["base"] + eager["old"]) / 2
     found["forward"] = forward, True
-    found["backward"] = eager["default"] - forward, False
-    found["backward_checkpointed"] = eager["default"], True
+    found["backward"] = (eager["default"], True) if keeps_all else (eager["default"] - forward, False)
+    if not keeps_all:
+        found["backward_checkpointed"] = eager["default"], True
     whole, again = (sides[f"compiled, activation memory {share}"] for share in (1, 0))
     half = sides.get("compiled, activation memory 0.5")
     found["compiled.forward"] = (whole["base"] + whole["old"]) / 2, True
@@ -117,9 +140,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args(argv)
     kinds = ("rollout", "learner")
-    rollout, learner = (json.loads((arguments.out / f"{kind}_{arguments.model}.json").read_text()) for kind in kinds)
+    rollout, learner = (read(kind, arguments.model, arguments.out) for kind in kinds)
     print(entry(arguments.model, rollout, learner, arguments.on))
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -6,9 +6,11 @@
 Samples whole pools of the testbed, or of the model of other configuration files, on the production path, without Ray:
 every preview against the full sample (10 steps, float32) of the same seeds, with the untrained policy. It is the table
 of Sol-RL's paper by tier and steps, with the 4, 8 and 12 best and worst of each pool. Given again with the same
-`--work`, it goes on where it was. Prompts beyond the held-out ones are the first of those that are trained on.
+`--work` and the same settings of model, prompts, rewards, rollout and seed, it goes on where it was; a model that was
+made again at the same path needs another `--work`. Prompts beyond the held-out ones are the first of those that are
+trained on.
 
-Prints the table; writes rank_fidelity_published.json.
+Prints the table; writes rank_fidelity_published.json into OUT. Without CONFIG and `--set` it is benchmarks/results.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CONFIGS, RESULTS, embeddings, write
+from common import CONFIGS, RESULTS, embeddings, told, write
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
@@ -58,8 +60,9 @@ class Bench:
 
     def pools(self, tier: str, steps: int) -> np.ndarray:
         """Rewards [prompts, seeds]; as kept in a file, or sampled and kept."""
-        sampled = self._config.model_dump_json(include={"model", "prompts", "rewards"})
-        of = [sampled, tier, steps, len(self._prompts), self._seeds, torch.__version__, self._device]
+        sampled = self._config.model_dump_json(include={"model", "prompts", "rewards", "rollout"})
+        of = [sampled, self._config.run.seed, tier, steps, len(self._prompts), self._seeds]
+        of += [torch.__version__, self._device]
         file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npy"
         if not file.exists():
             pools = self._sample(tier, steps)
@@ -124,25 +127,28 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="*", type=Path, default=[CONFIGS / "demo.yaml"], metavar="CONFIG")
+    parser.add_argument("config", nargs="*", type=Path, metavar="CONFIG")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for solrl train")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("rank_fidelity"), help="folder of what was sampled")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="folder of the result")
+    arguments = parser.parse_args(argv)
+    if (arguments.config or arguments.set) and arguments.out is None:
+        parser.error("with CONFIG or --set --out is needed: benchmarks/results has what was measured without them")
     torch.set_num_threads(arguments.threads)
-    config = load(arguments.config, arguments.set)
+    config = load(arguments.config or [CONFIGS / "demo.yaml"], arguments.set)
     bench = Bench(config, arguments.prompts, arguments.seeds, arguments.work, arguments.device)
     content = {"prompts": arguments.prompts, "seeds": arguments.seeds}
     content["device"] = torch.cuda.get_device_name() if arguments.device != "cpu" else "CPU"
     content |= {"model": config.model.path, "policies": ["base"], "torch": torch.__version__}
-    write(arguments.out / "rank_fidelity_published.json", content | {"previews": measure(bench)})
+    write((arguments.out or RESULTS) / "rank_fidelity_published.json", content | {"previews": measure(bench)})
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

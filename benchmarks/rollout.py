@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, SOL_RL, VIDEOS, checkpoints, embeddings, make, options, parsed, write
+from common import CONFIGS, MODELS, SOL_RL, VIDEOS, checkpoints, embeddings, make, options, parsed, told, write
 from diffusers import AutoencoderDC, AutoencoderTiny
 from full_size import DC_AE, random_model
 from torch import Tensor
@@ -117,6 +117,8 @@ class World:
         )
         self.regenerate(list(range(rollout.regenerate.micro_batch)))
         self.explore = self._explorer(rollout.explore.micro_batch)
+        # Previews' decoder is timed alone at this size, for which it is compiled apart.
+        self.decode_and_score(self.explore._decode_preview, rollout.regenerate.micro_batch)
 
     def _explorer(self, micro_batch: int) -> Sampler:
         """Of previews, warm: a micro-batch has been sampled."""
@@ -301,4 +303,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

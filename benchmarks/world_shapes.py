@@ -37,6 +37,7 @@ import shapes
 import torch
 from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
+from common import told
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, Runs, show, summary
 from shapes import Key
 
@@ -44,6 +45,7 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import picture_paths
 from solrl_ray.rewards.clip import CLIPScore
+from solrl_ray.storage.run_folder import RunFolder
 
 FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
@@ -88,10 +90,13 @@ class World:
         self.folder, file = folder.absolute(), folder / "build.json"
         self.kind = EMOJI if (folder / "judge").is_dir() else VIDEO
         found = json.loads(file.read_text()) if file.is_file() else {}
-        if not found.get("done"):
+        names = ("reward", *self.judges)
+        if not found.get("done") or any(name not in found.get(end, {}) for end in ("model", "real") for name in names):
             builders = " or ".join(f"benchmarks/{kind.builder}" for kind in (VIDEO, EMOJI))
-            sys.exit(f"{folder} has no build.json that is done: run {builders} until it says so")
-        self.ends = {name: [found["model"][name], found["real"][name]] for name in ("reward", *self.judges)}
+            sys.exit(
+                f"{folder} has no build.json that is done and has the model's rewards: run {builders} until it says so"
+            )
+        self.ends = {name: [found["model"][name], found["real"][name]] for name in names}
         """Reward or judge → its mean of the untrained model and of real pictures."""
         for name, (base, real) in self.ends.items():
             if real <= base:
@@ -142,30 +147,32 @@ def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments:
 
 
 def let_judge(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Put the judge's opinion of each evaluation's pictures beside its reward, for the runs whose folders are there."""
+    """Put the judge's opinion of each evaluation's pictures beside its reward, for the runs whose folders have all."""
     judge = world.judge("cuda" if arguments.gpu else "cpu")
     for key in keys:
         run = results["runs"].get(key.shape, {}).get(f"{key.rate:g}", {}).get(str(key.seed))
         folder = key.folder(arguments)
-        if run and folder.exists():
-            opinions = opinions_of(folder, run["iterations"], judge)
-            run["judge"] = [world.scaled(value, "judge") for value in opinions]
-            shapes.save(results, arguments.results)
+        if run and RunFolder(folder).begun:
+            opinions = opinions_of(folder, judge)
+            if opinions.keys() >= set(run["iterations"]):
+                run["judge"] = [world.scaled(opinions[each], "judge") for each in run["iterations"]]
+                shapes.save(results, arguments.results)
 
 
-def opinions_of(folder: Path, updates: Sequence[int], judge: CLIPScore) -> list[float]:
-    """Mean score of the pictures of a run's evaluations; kept in a file beside the run."""
-    file = folder.with_name(f"{folder.name}.judge.json")
+def opinions_of(folder: Path, judge: CLIPScore) -> dict[int, float]:
+    """Updates → mean score of the pictures of a run's evaluation then, if all are there; kept in a file of the run."""
+    file = folder / "judge.json"
     known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    captions = {e.iteration: e.captions for e in read_run(folder).evaluations}
-    for update in (each for each in updates if str(each) not in known):
-        paths = picture_paths(folder / "evaluations" / f"updates-{update:06d}-{'ema' if update else 'base'}")
+    for record in (each for each in read_run(folder).evaluations if str(each.iteration) not in known):
+        paths = picture_paths(folder / "evaluations" / f"updates-{record.iteration:06d}-{record.policy}")
+        if paths.keys() != {(prompt, n) for prompt, of in record.rewards.items() for n in range(len(of))}:
+            continue
         with ThreadPoolExecutor(8) as pool:
             images = torch.stack(list(pool.map(pixels, paths.values())))
-        texts = [captions[update][prompt] for prompt, _ in paths]
-        known[str(update)] = judge.score(images, texts).mean().item()
+        texts = [record.captions[prompt] for prompt, _ in paths]
+        known[str(record.iteration)] = judge.score(images, texts).mean().item()
     file.write_text(json.dumps(known))
-    return [known[str(each)] for each in updates]
+    return {int(update): opinion for update, opinion in known.items()}
 
 
 def after(run: dict[str, Any], shape: str, seconds: float, of: str) -> float:
@@ -180,14 +187,15 @@ def after(run: dict[str, Any], shape: str, seconds: float, of: str) -> float:
 
 
 def best_rate(runs: Runs, shape: str) -> float:
-    """Of the rates that were tried, the one with the highest reward over its time, of the first seed: a run need not be
-    at any share of the way.
+    """Of the rates whose run of the first seed has ended, the one with the highest reward over its time: a run need not
+    be at any share of the way. Exits with a sentence if there is none.
     """
+    first = str(SEEDS[0])
     of_rate = {
-        rate: of_seed[str(SEEDS[0])] for rate, of_seed in runs.get(shape, {}).items() if str(SEEDS[0]) in of_seed
+        rate: of_seed[first] for rate, of_seed in runs.get(shape, {}).items() if of_seed.get(first, {}).get("ended")
     }
     if not of_rate:
-        return RATES[0]
+        sys.exit(f"--best: no run of {shape} with seed {first} has ended; train some with --rates first")
     last = min(run["iterations"][-1] for run in of_rate.values())
 
     def area(rate: str) -> float:
@@ -232,7 +240,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="NAME", help="in place of the world's own")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES[:3], help="learning rates")
     parser.add_argument("--best", action="store_true", help="in place of --rates: each shape's best so far")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help=f"of {', '.join(map(str, SEEDS))}")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        choices=range(1, len(SEEDS) + 1),
+        metavar="N",
+        help=f"how many of {', '.join(map(str, SEEDS))}",
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, help="charged seconds of a run, as FLUX.1-dev")
@@ -267,4 +282,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

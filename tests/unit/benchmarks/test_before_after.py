@@ -8,6 +8,7 @@ from pathlib import Path
 import before_after
 import numpy as np
 import pytest
+from common import told
 from PIL import Image
 
 
@@ -36,3 +37,27 @@ def test_a_row_has_the_base_and_then_the_same_seeds_of_the_policy(tmp_path: Path
 def test_a_run_that_kept_fewer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="kept 0 prompts with 2 pictures before and after"):
         before_after.rows(run(tmp_path, 1), prompts=2, samples=2)  # type: ignore[arg-type]
+
+
+def test_the_refusal_says_how_many_pictures_are_needed(tmp_path: Path) -> None:
+    needed = r"evaluation\.pictures of at least 3, and evaluation\.samples of at least 2"
+    with pytest.raises(SystemExit, match=f"kept 2 prompts with 2 pictures .* {needed}"):
+        before_after.rows(run(tmp_path, 2), prompts=2, samples=2, skip=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "none is not a run folder: there is no such folder"),
+        (["--prompts", "0"], "--prompts is 0; it must be at least 1"),
+        (["--samples", "0"], "--samples is 0; it must be at least 1"),
+        (["--skip", "-1"], "--skip is -1; it must be at least 0"),
+    ],
+)
+def test_a_run_that_is_not_there_and_no_pictures_are_refused(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, told():
+        before_after.main([str(tmp_path / "none"), str(tmp_path / "page.png"), *options])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

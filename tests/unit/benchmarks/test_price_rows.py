@@ -7,7 +7,9 @@ from pathlib import Path
 
 import price_rows
 import pytest
+from common import RESULTS, told
 
+from solrl_ray.errors import UserError
 from solrl_ray.forecasts.prices import price_list
 
 SECONDS = {
@@ -19,9 +21,9 @@ SECONDS = {
     "decode, score: regeneration": 8.0,
 }
 SIDES = {
-    "eager": (380, 420, 1600),
-    "compiled, activation memory 1": (300, 320, 900),
-    "compiled, activation memory 0": (300, 320, 1200),
+    "eager": (0.0, (380, 420, 1600)),
+    "compiled, activation memory 1": (1.0, (300, 320, 900)),
+    "compiled, activation memory 0": (0.0, (300, 320, 1200)),
 }
 
 
@@ -32,8 +34,12 @@ def test_measured_seconds_become_an_entry_that_a_price_list_reads(
     settings = ["rollout.pool=16", "compile.cache=/elsewhere"]
     rollout = {"tier": "fp8", "settings": settings, "sampling": sampling, "seconds": SECONDS}
     sides = [
-        {"side": name, "milliseconds": dict(zip(("base", "old", "default"), ms, strict=True))}
-        for name, ms in SIDES.items()
+        {
+            "side": name,
+            "activation_memory": kept,
+            "milliseconds": dict(zip(("base", "old", "default"), ms, strict=True)),
+        }
+        for name, (kept, ms) in SIDES.items()
     ]
     (tmp_path / "rollout_wan.json").write_text(json.dumps(rollout))
     (tmp_path / "learner_wan.json").write_text(json.dumps({"sides": sides}))
@@ -53,3 +59,29 @@ def test_measured_seconds_become_an_entry_that_a_price_list_reads(
     printed = capsys.readouterr().out
     assert "measured: true" not in printed
     assert 'source: "learner_wan.json, on an H100"' in printed
+
+
+def test_an_eager_pass_that_keeps_all_is_the_price_of_one_that_keeps_all() -> None:
+    found = price_rows.passes(price_rows.read("learner", "sd3", RESULTS))
+    assert found["backward"] == (276.24, True)
+    assert "backward_checkpointed" not in found
+    assert found["forward"][0] == pytest.approx(103.585)  # of 98.48 and 108.69
+    again = price_rows.passes(price_rows.read("learner", "flux", RESULTS))
+    assert (again["backward"][1], again["backward_checkpointed"][1]) == (False, True)
+
+
+def test_what_is_missing_is_said_with_the_command_that_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, told():
+        price_rows.main(["wan", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    command = f"`python benchmarks/rollout.py wan --out {tmp_path}`"
+    assert capsys.readouterr().err == f"error: {tmp_path}/rollout_wan.json is not there; {command} writes it.\n"
+    with pytest.raises(
+        UserError, match=r"rollout_flux\.json has no `sampling`.*; `python benchmarks/rollout\.py flux "
+    ):
+        price_rows.read("rollout", "flux", RESULTS)
+    side = r"learner_sana\.json has no side `compiled, activation memory 0`; `.*learner\.py sana --memory 1 0\.5 0 "
+    with pytest.raises(UserError, match=side):
+        price_rows.read("learner", "sana", RESULTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,9 @@ def test_real_pictures_that_score_no_better_than_the_model_give_no_scale(
 
 
 def test_a_world_that_is_not_built_to_the_end_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path / "none", world(tmp_path / "half", done=False)):
+    unseen = world(tmp_path / "unseen")
+    (unseen / "build.json").write_text(json.dumps({"done": True, "real": {"reward": 0.9}}))
+    for folder in (tmp_path / "none", world(tmp_path / "half", done=False), unseen):
         with pytest.raises(SystemExit, match=r"build_emoji\.py until it says so"):
             World(folder)
 
@@ -114,6 +117,24 @@ def test_seeds_follow_at_the_rate_whose_reward_was_highest_over_its_time(tmp_pat
     assert keys == [Key(name, rate, seed) for seed in (42, 43) for name, rate in ((slow, 1e-3), (fast, 5e-4))]
 
 
+def test_a_run_that_was_cut_short_says_nothing_of_its_rate() -> None:
+    name = world_shapes.EMOJI.shapes[0]
+    short = run(0.45, 0.9) | {"ended": ""}
+    of_rate = {"0.0005": {"42": run(0.45, 0.5, 0.55)}, "0.001": {"42": short}}
+    assert world_shapes.best_rate({name: of_rate}, name) == 5e-4
+    for runs in ({}, {name: {"0.001": {"42": short, "43": run(0.45, 0.5)}}}):
+        with pytest.raises(SystemExit, match=r"no run of .* with seed 42 has ended; train some with --rates first"):
+            world_shapes.best_rate(runs, name)
+
+
+@pytest.mark.parametrize("seeds", ["0", "6"])
+def test_there_are_five_seeds(seeds: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["world_shapes.py", "none", "--seeds", seeds])
+    with pytest.raises(SystemExit):
+        world_shapes.main()
+    assert f"argument --seeds: invalid choice: {seeds} (choose from" in capsys.readouterr().err
+
+
 class Redness:
     """In place of the judge, which needs a checkpoint."""
 
@@ -132,13 +153,22 @@ def test_the_judge_sees_the_pictures_of_each_evaluation_with_their_prompts_once(
         for prompt in captions:
             red = np.full((4, 4, 3), 255 if update else 51, np.uint8)
             Image.fromarray(red).save(pictures / f"{prompt}-0.png")
-    record = argparse.Namespace(iteration=0, captions=captions)
-    data = argparse.Namespace(evaluations=[record, argparse.Namespace(iteration=20, captions=captions)])
-    monkeypatch.setattr(world_shapes, "read_run", lambda _: data)
-    assert world_shapes.opinions_of(folder, [0, 20], Redness()) == pytest.approx([5.2, 6])  # type: ignore[arg-type]
+    evaluations = [
+        argparse.Namespace(iteration=iteration, policy=policy, captions=captions, rewards={"p1": (0.5,), "p2": (0.5,)})
+        for iteration, policy in ((0, "base"), (20, "ema"), (40, "ema"))
+    ]
+    monkeypatch.setattr(world_shapes, "read_run", lambda _: argparse.Namespace(evaluations=evaluations))
+    some = folder / "evaluations" / "updates-000040-ema"
+    some.mkdir()
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(some / "p1-0.png")  # p2's is not there yet
+    judge: Any = Redness()
+    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6})
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(some / "p2-0.png")
+    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6, 40: 5})
     for file in folder.rglob("*.png"):
         file.unlink()
-    assert world_shapes.opinions_of(folder, [0, 20], Redness()) == pytest.approx([5.2, 6])  # type: ignore[arg-type]
+    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6, 40: 5})
+    assert list(tmp_path.iterdir()) == [folder]  # whoever takes the folder away takes them too
 
 
 def test_rewards_after_charged_seconds_are_read_between_evaluations_and_not_beyond_the_last() -> None:
