@@ -24,7 +24,7 @@ BOTH = ("decode_and_reward", "forward", "backward", "backward_checkpointed", "co
 MOVED = 1 / 3
 """Share of them that memory bandwidth limits. An H100 multiplies as fast as an H200 and has 0.7 of its bandwidth. There
 updates took 1.08 to 1.19 times as long (``many_gpus.json``, beside prices of the H200); of decoding it is assumed, and
-rollouts with it are planned within 5 %.
+rollouts with it are planned within 7 %.
 """
 
 
