@@ -13,6 +13,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -215,7 +216,9 @@ class Engine:
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
         self.sample.close()
-        self.deepspeed.destroy()
+        # After `abort_process_group` DeepSpeed misses its rank, which it asks for when all hooks are gone.
+        with nullcontext() if torch.distributed.is_initialized() else suppress(AssertionError):
+            self.deepspeed.destroy()
 
     def _internals(self) -> tuple[torch.Tensor, dict[torch.Tensor, dict[str, torch.Tensor]]]:
         """This rank's slice of the flat vector that AdamW works on, and AdamW's state of it.
