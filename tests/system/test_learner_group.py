@@ -68,10 +68,8 @@ def resume(rank: int, world_size: int, pipeline: Path, folder: Path, *moves: tup
 
 
 def rejoin(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
-    """Go on with the same model in another group, after the first was aborted."""
-    settings = config(pipeline)
-    model = models.load(settings.model, torch.device("cpu"), components={"transformer"})
-    first = Learner(settings, model, rank, world_size)
+    """Go on in another group, after the first was aborted."""
+    first = build(pipeline, rank, world_size)
     run(first, 0, 2)
     save(first, rank, folder / "half")
     run(first, 2, 2)
@@ -80,7 +78,7 @@ def rejoin(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     first.close()
     leave_process_group()
     process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
-    second = Learner(settings, model, rank, world_size)
+    second = build(pipeline, rank, world_size)
     second.load(LearnerState.load(folder / "half"))
     run(second, 2, 2)
     digests.append(lora_digest(second.factors("default")))
