@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import WorkerGone
+from solrl_ray.errors import PeerGone, WorkerGone
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Process:
     """Whether its loss has used up a replacement, or need not."""
     told: bool = False
     """Whether the user knows of its loss."""
-    idle_learner: asyncio.Event = field(default_factory=_is_set)
+    learner_is_idle: asyncio.Event = field(default_factory=_is_set)
     """Not set while its learner rank joins a rebuilt group and repeats an update: others do not start or compile."""
     _ahead: dict[object, float] = field(default_factory=dict)
     """Calls that are waited for → their deadlines in seconds."""
@@ -248,7 +248,7 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
     """The answers to interdependent calls: if one is lost, the others fail or hang.
 
     Raises as `World.answer`, preferring a loss over the failures that it caused: a failed call is held back for `GRACE`
-    seconds. Processes that are lost then, and those that hang because of it, are marked as lost.
+    seconds, and PeerGone becomes a loss. Processes that are lost then, and those that hang because of it, are marked.
     """
     waits = [asyncio.ensure_future(world.answer(call, what=what, seconds=seconds)) for call in calls]
     pending, failure = set(waits), None
@@ -257,9 +257,10 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
             timeout = None if failure is None else GRACE
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             errors = [error for each in done if (error := each.exception()) is not None]
-            if lost := [error for error in errors if isinstance(error, WorkerGone)]:
+            if lost := [error for error in errors if isinstance(error, WorkerGone | PeerGone)]:
                 await _mark_lost(calls, waits)
-                raise lost[0]
+                gone = (found for found in [*lost, *map(_error, waits)] if isinstance(found, WorkerGone))
+                raise next(gone, WorkerGone(what, str(lost[0])))
             failure = failure or next(iter(errors), None)
             if not done:
                 break
@@ -279,5 +280,8 @@ async def _mark_lost(calls: Sequence[Sent], waits: Sequence[asyncio.Future[Any]]
     if pending:
         await asyncio.wait(pending, timeout=GRACE)
     for each, call in zip(waits, calls, strict=True):
-        gone = each.done() and not each.cancelled() and isinstance(each.exception(), WorkerGone)
-        call.process.lost = call.process.lost or gone or not each.done()
+        call.process.lost = call.process.lost or isinstance(_error(each), WorkerGone) or not each.done()
+
+
+def _error(answer: asyncio.Future[Any]) -> BaseException | None:
+    return answer.exception() if answer.done() and not answer.cancelled() else None

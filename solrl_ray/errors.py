@@ -67,6 +67,10 @@ class Late(WorkerGone):
         self.seconds = seconds
 
 
+class PeerGone(Gone):
+    """Another rank of the learner group is lost; the worker itself is well."""
+
+
 class InputGone(Gone):
     """An argument of the call by reference is lost; the worker itself is well."""
 

@@ -228,7 +228,7 @@ class Worker:
 
     async def _start(self) -> None:
         """Have it build its model and attest its arithmetic; then compile, and wait for weights to load."""
-        await self.process.idle_learner.wait()
+        await self._let_learner_work()
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
@@ -236,14 +236,20 @@ class Worker:
         while (weights := self._weights()) is None:
             await self._wait_for_change()
         for shape in range(self.warm_ups):
+            await self._let_learner_work()
             self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
-            await self.process.idle_learner.wait()
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
             self.warmed += 1
         self._now("")
         self._idle_since = self._world.now()
         self._advance("started")
+
+    async def _let_learner_work(self) -> None:
+        """Wait until no rank of a rebuilt group needs this card; its own calls have deadlines."""
+        while not self.process.learner_is_idle.is_set():
+            self._now("waiting for the learner of its card")
+            await self.process.learner_is_idle.wait()
 
     async def _next_step(self) -> None:
         weights = self._weights()

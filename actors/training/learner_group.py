@@ -300,26 +300,29 @@ class LearnerGroup:
 
         Raises RunError if no replacement is left.
         """
-        while True:
-            self._count(error)
-            self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
-            self._renew()
-            for process in map(self._world.process, self._ranks):
-                process.idle_learner.clear()
-            try:
-                await self._join(await self._beginning())
-                if self._inputs is not None:
-                    await self._learn(self._inputs)
-                return
-            except WorkerGone as again:
-                error = again
-            finally:
-                self._let_others_work()
+        try:
+            while True:
+                self._count(error)
+                self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
+                self._renew()
+                for process in map(self._world.process, self._ranks):
+                    process.learner_is_idle.clear()
+                try:
+                    await self._join(await self._beginning())
+                    if self._inputs is not None:
+                        await self._learn(self._inputs)
+                    return
+                except WorkerGone as again:
+                    error = again
+                    self._let_others_work(only_lost=True)
+        finally:
+            self._let_others_work()
 
-    def _let_others_work(self) -> None:
+    def _let_others_work(self, *, only_lost: bool = False) -> None:
         """Let other roles of the ranks' cards start and compile."""
         for process in map(self._world.process, self._ranks):
-            process.idle_learner.set()
+            if process.lost or not only_lost:
+                process.learner_is_idle.set()
 
     def _begin_with(self, origin: str, state: Beginning) -> None:
         """Set the state from which a rebuilt group starts; `origin` names it for the user."""

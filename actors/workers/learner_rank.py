@@ -43,6 +43,8 @@ class LearnerRank(Callee):
         self._rank = rank
         self._learner: Learner | None = None
         self._watch: PeerWatch | None = None
+        self._joins = False
+        """Whether it has begun to join its group."""
         self._storing: Future[Any] | None = None
         self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         """Host memory that is used again in each iteration."""
@@ -61,11 +63,14 @@ class LearnerRank(Callee):
         """The role ends; the card's others stay."""
         if self._shared is not None:
             self._shared.factors = None
-        if self._watch is not None:
-            self._watch.close()
-        if self._learner is not None:
-            self._learner.close()
-            leave_process_group()
+        try:
+            if self._watch is not None:
+                self._watch.close()
+            if self._learner is not None:
+                self._learner.close()
+        finally:
+            if self._joins:
+                leave_process_group()
 
     @noted
     def start(self) -> str:
@@ -89,7 +94,8 @@ class LearnerRank(Callee):
     @noted
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
-        world_size = self._config.learner.world_size
+        world_size, deadlines = self._config.learner.world_size, self._config.fleet.deadlines
+        self._joins = True
         with progress_note(f"joining the learner group at {address} (learner.world_size {world_size})"):
             process_group(
                 self._rank,
@@ -97,13 +103,13 @@ class LearnerRank(Callee):
                 address,
                 port,
                 device=self._device,
-                timeout=self._config.fleet.deadlines.collective,
+                timeout=deadlines.collective,
                 one_host=one_host,
                 network=self._config.fleet.network,
             )
-            seconds, abort = self._config.fleet.deadlines.collective, partial(abort_process_group, self._device)
-            self._watch = PeerWatch(self._rank, world_size, address, self._device, seconds, abort)
-        with progress_note("building its adapters and optimizer"):
+            abort = partial(abort_process_group, self._device)
+            self._watch = PeerWatch(self._rank, world_size, address, self._device, deadlines.start, abort)
+        with progress_note("building its adapters and optimizer"), self._watch.watched():
             self._learner = Learner(self._config, self._model, self._rank, world_size, self._watch.check)
         if self._shared is not None:
             self._shared.kernels["learner"] = attention.kernels()
@@ -167,8 +173,11 @@ class LearnerRank(Callee):
         """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread puts the
         state after it into the object store.
         """
-        metrics = self._awake.finish(iteration)
-        state = self._joined.state(self._buffers)
+        learner = self._awake
+        assert self._watch is not None
+        with self._watch.watched():
+            metrics = learner.finish(iteration)
+            state = learner.state(self._buffers)
         if self._rank == 0:
             self._storing = in_thread(lambda: self._put(state), "storing the learner's state")
         return metrics

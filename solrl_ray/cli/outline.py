@@ -110,6 +110,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     )
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
     tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
+    streams = shapes.blocks + sum(path.endswith(".add_q_proj") for path in linears)
     packed = {path: _packed(linears[path], tier) for path in quantized}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
@@ -118,7 +119,9 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         activation_bytes=activations,
         tokens=tokens,
         without_references=FAMILIES[model.family].without_references,
-        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * tokens,
+        streams=streams,
+        # A weight of two streams meets the tokens of one of them, about half of all on average.
+        stream_flops=2 * shapes.parameters * tokens * shapes.blocks // max(1, streams) ** 2,
         forward_bytes=forward,
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder_of(shapes.factor).parameters,

@@ -70,8 +70,10 @@ class ModelFacts:
     """Those of them that explorers do not quantise."""
     buffers: int = 0
     """Values in the transformer's tensors that are no parameters."""
-    block_flops: int = 0
-    """Floating-point operations of one block's linears in a forward, a sample."""
+    streams: int = 0
+    """Blocks; those with separate weights for pictures and texts count twice."""
+    stream_flops: int = 0
+    """Floating-point operations of one stream's linears in a forward, a sample."""
     forward_bytes: int = 0
     """Estimated: peak of a forward without gradient, a sample."""
     decoding_bytes: int = 0

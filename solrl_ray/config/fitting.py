@@ -23,9 +23,9 @@ WARN_FILL = 0.97
 """Share of what may be filled from which frozen weights leave the card: estimates were up to 4 % too low."""
 ACTIVATION_FILL = 0.85
 """Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
-MIN_BLOCK_FLOPS = 1e12
-"""Floating-point operations of a block's forward below which the CPU that launches its kernels is taken for the slower
-one. An estimate from SANA's updates on an H200: a pass took about as long with 2 samples as with 4.
+MIN_STREAM_FLOPS = 6.5e11
+"""Floating-point operations of a stream's forward below which the CPU that launches its kernels is the slower one
+(`solrl_ray.forecasts.prices.LAUNCH_MS`).
 """
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
@@ -166,7 +166,7 @@ def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
     micro-batch costs nothing while it keeps a GPU busy, and then more than computing activations again.
     """
     sizes = [largest, *_halves(largest)]
-    busy = [size for size in sizes if size * facts.block_flops >= MIN_BLOCK_FLOPS] or sizes[:1]
+    busy = [size for size in sizes if size * facts.stream_flops >= MIN_STREAM_FLOPS] or sizes[:1]
     for some in (busy, sizes[len(busy) :]):
         yield from product((1.0, 0.5, 0.0), some)
 

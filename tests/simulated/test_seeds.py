@@ -266,6 +266,16 @@ def test_a_card_that_is_lost_in_any_of_its_stages_loses_all_its_roles_and_change
         assert all(text.startswith("card-") for text in lost)
 
 
+def test_a_rebuilt_group_learns_before_other_roles_of_a_new_card_start() -> None:
+    plan = Plan(1, Plan.of(4).shape, explorers=2, regenerators=2, ranks=2, colocated=True)
+    calls = [line for line in run(plan).trace if " learner-" in line and " is sent " in line]
+    update = next(call for call, line in enumerate(calls, start=1) if line.endswith(" update"))
+    ended = run(replace(plan, faults=(Fault("learner", update, "dies before"),)))
+    sent = [line.partition(" ")[2] for line in ended.trace if " is sent " in line]
+    learned = sent.index("learner-0.1 is sent update")
+    assert learned < min(sent.index(f"{role}-0.1 is sent start") for role in ("explorer", "regenerator"))
+
+
 def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_ends() -> None:
     shape = replace(Plan.of(4).shape, iterations=8)
     plan = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=True, evaluations=((60, 1000),))

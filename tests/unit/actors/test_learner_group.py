@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from actors.training.learner_group import LearnerGroup
+from solrl_ray.errors import InputGone, PeerGone
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.weight_sync.checksums import stamps
@@ -53,6 +54,18 @@ class OnGpu(players.Learner):
         return super().update(iteration)
 
 
+class CutOff(Rank):
+    """The first update of one loses the connection to the others; all processes live."""
+
+    cuts = 0
+
+    def update(self, iteration: int) -> str:
+        CutOff.cuts += 1
+        if CutOff.cuts == 1:
+            raise PeerGone("learning", "the connection to another rank of its group is closed")
+        return super().update(iteration)
+
+
 async def nothing(*_: Any) -> Any:
     return None
 
@@ -83,6 +96,77 @@ def test_what_was_offered_to_ranks_that_are_gone_is_not_waited_for(tmp_path: Pat
 
     virtual_clock.run(test())
     assert replacements.left == 5 - spent
+
+
+def test_ranks_that_lose_each_other_and_live_are_rebuilt_once(tmp_path: Path) -> None:
+    config, replacements = small_config(tmp_path, "ranks", "learner.world_size=2"), Replacements(5)
+
+    async def test() -> None:
+        world: Any = SimulatedWorld(lambda role, name, tier: CutOff(), MemoryDisk(), faults=[])
+        group = LearnerGroup(
+            config, world, last_state=nothing, replacements=replacements, tell=lambda text: None, supply=nothing
+        )
+        await group.spawn()
+        await group.start(None)
+        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+        assert group.rebuilt == 1
+        for actor in world.actors:
+            world.kill(actor)
+        await asyncio.sleep(0.0)
+
+    virtual_clock.run(test())
+    assert replacements.left == 4
+
+
+class Missing(Rank):
+    """Its first update loses the connection; then samples are lost, once."""
+
+    calls = 0
+
+    def update(self, iteration: int) -> str:
+        if self._again():
+            raise PeerGone("learning", "the connection to another rank of its group is closed")
+        return super().update(iteration)
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        if Missing.calls and self._again():
+            raise InputGone("fetching the samples", "an object it needs is lost")
+
+    def _again(self) -> bool:
+        Missing.calls += 1
+        return Missing.calls <= 2
+
+
+def test_other_roles_of_a_card_wait_for_a_rebuilt_group_but_not_if_it_waits_for_them(tmp_path: Path) -> None:
+    config, waited = small_config(tmp_path, "ranks"), list[bool]()
+
+    async def test() -> None:
+        world: Any = SimulatedWorld(lambda role, name, tier: Missing(), MemoryDisk(), faults=[], cards=1)
+
+        def others_may_start() -> bool:
+            return all(world.process(actor).learner_is_idle.is_set() for actor in world.actors)
+
+        async def beginning() -> None:
+            waited.append(others_may_start())
+
+        async def supply(iteration: int) -> list[Any]:
+            waited.append(others_may_start())
+            return ["group"]
+
+        group = LearnerGroup(
+            config, world, last_state=beginning, replacements=Replacements(5), tell=lambda text: None, supply=supply
+        )
+        await group.spawn()
+        await group.start(None)
+        group.saved()
+        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+        waited.append(others_may_start())
+        for actor in world.actors:
+            world.kill(actor)
+        await asyncio.sleep(0.0)
+
+    virtual_clock.run(test())
+    assert waited == [False, True, True]
 
 
 def test_a_revision_is_of_the_state_that_comes_with_it_though_a_repeated_update_has_other_bits(tmp_path: Path) -> None:

@@ -47,6 +47,20 @@ def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
     assert (len(found.train), len(found.heldout)) == (2048, 96)  # as the testbed was built
 
 
+def test_blocks_with_separate_weights_for_texts_have_two_streams() -> None:
+    found = {}
+    for name in ("flux1_dev", "sd35_large", "z_image"):
+        config = load([CONFIGS / "demo.yaml", CONFIGS / "models" / f"{name}.yaml"], ["rollout.explore.precision=bf16"])
+        known = shapes.shipped(config.model)
+        assert known is not None
+        facts = outline.facts_of(config, Sources(), known, "bf16")
+        found[name] = facts.streams, facts.stream_flops / (2 * facts.parameters * facts.tokens)
+    assert {name: streams for name, (streams, _) in found.items()} == {"flux1_dev": 76, "sd35_large": 76, "z_image": 34}
+    # A stream of a block has 1 / 76 of the weights, each of which meets half of the tokens.
+    assert found["sd35_large"][1] == pytest.approx(1 / 76 / 2, rel=1e-3)
+    assert found["z_image"][1] == pytest.approx(1 / 34, rel=1e-3)
+
+
 def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
     parts = ["models/flux1_dev", "strategies/two_stage", "methods/diffusion_nft", "rewards/hpsv2", "clusters/one_gpu"]
     arguments = ["plan", *(str(CONFIGS / f"{part}.yaml") for part in parts)]

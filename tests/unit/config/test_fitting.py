@@ -132,7 +132,7 @@ def test_micro_batches_become_smaller_only_while_they_keep_the_card_busy(
 ) -> None:
     opened = made_up("learner={micro_batch: 12, activation_memory: null}")
     assert opened.facts is not None
-    facts = replace(opened.facts, block_flops=int(fitting.MIN_BLOCK_FLOPS / busy_with) + 1)
+    facts = replace(opened.facts, stream_flops=int(fitting.MIN_STREAM_FLOPS / busy_with) + 1)
     card = Card(name="a card", memory=gigabytes * 1e9 / ACTIVATION_FILL)
     found = fitting.with_activation_memory(opened.config, facts, card).learner
     assert (found.activation_memory, found.micro_batch) == (share, micro_batch)

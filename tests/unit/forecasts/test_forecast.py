@@ -102,6 +102,17 @@ def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_es
     assert "hpsv3 estimated at 28 ms; unifiedreward estimated at 100 ms" in slow.source
 
 
+def test_a_small_micro_batch_takes_as_long_as_the_cpu_that_starts_its_kernels() -> None:
+    def update(micro_batch: int, streams: int) -> float:
+        one = f"learner={{world_size: 8, activation_memory: 1, micro_batch: {micro_batch}}}"
+        return stages_of(configure(one, "compile.learner=true"), "h200", replace(SD35, streams=streams)).stages.update
+
+    traffic = 1152 * 16 * 128 * 128 * 4 / 2e9
+    # 144 micro-batches a rank, each at 6 timesteps: two passes of 1.25 ms a stream, and one of three times that
+    assert update(1, 76) == pytest.approx(144 * 6 * 76 * 5 * 0.00125 + traffic)
+    assert update(4, 76) == update(4, 0)
+
+
 def test_stage_seconds_are_images_times_steps_times_the_figures() -> None:
     stages = stages_of(configure("learner.world_size=8", "learner.activation_memory=1"), "h200").stages
     assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0406))
