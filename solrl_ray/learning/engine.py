@@ -96,8 +96,8 @@ def process_group(
 
 
 def abort_process_group(device: torch.device) -> None:
-    """End collectives that wait for a rank that is gone: NCCL's kernels would do so for ever. What they return is of no
-    use, and later ones raise. Any thread may call it.
+    """End collectives that wait for a rank that is gone: NCCL's kernels may do so for ever. What they and later ones
+    return is of no use, until later ones raise (`PeerWatch.watched`). Any thread may call it.
     """
     if device.type == "cuda":
         torch.distributed.distributed_c10d._abort_process_group()  # not public; there is no other way for all groups
