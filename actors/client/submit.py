@@ -1,4 +1,4 @@
-"""Submits a run as a Ray job with the present folder, streams its log and returns its outcome."""
+"""``solrl submit``: submits a run as a Ray job with the present folder, streams its log and returns its outcome."""
 
 from __future__ import annotations
 

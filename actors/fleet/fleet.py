@@ -1,4 +1,4 @@
-"""All pools: their sizes, the proofs that workers hold the right weights, and nodes that are leaving."""
+"""All pools: their sizes, the proofs that workers hold the right weights, and what follows when a node is drained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines; `solrl list`."""
+"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and whether checkpoints are
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command's configuration, and the arithmetic of its run in print."""
+"""The configuration of a command, for a new, a resumed or a forked run, and what `solrl plan` prints of it."""
 
 from __future__ import annotations
 

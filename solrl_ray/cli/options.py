@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands of `solrl` and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a run needs: one list of checks, fast ones first.
+"""All checks before a run starts, in one list, fast ones first: keys, cluster, prompts, folder, own functions,
+checkpoint, rewards, first policy.
 
 They create nothing, load no weights and touch no device. Each imports what takes seconds itself, so that the checks
 before it are done at once.

@@ -1,4 +1,4 @@
-"""What each command does. Slow imports are made where they are needed."""
+"""What each command of `solrl` does. Slow imports are made where they are needed."""
 
 from __future__ import annotations
 

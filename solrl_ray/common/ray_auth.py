@@ -1,4 +1,5 @@
-"""Authenticates this process to a Ray cluster, always with an explicit mode.
+"""Authenticates this process to a Ray cluster, always with an explicit mode; finds this user's clusters on this
+machine.
 
 Ray reads ``RAY_AUTH_MODE`` when it is first imported. Without it, its commands disagree: a local start uses tokens, a
 job submission does not. So the mode is set before. The token stays where Ray looks for it (``RAY_AUTH_TOKEN``, the file

@@ -1,4 +1,4 @@
-"""What the configuration of a resumed run may change: workers, length, and what is kept and measured."""
+"""What the configuration of a resumed run may change, and the number of a run folder's format."""
 
 from __future__ import annotations
 

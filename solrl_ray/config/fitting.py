@@ -1,4 +1,6 @@
-"""Whether a run fits a card: what the card decides, what is changed if it does not, and how a plan says so."""
+"""Whether a run fits a card: which activations the learner keeps, whether weights are offloaded, and which settings a
+plan proposes if it does not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of all sections of the configuration."""
+"""The base of all sections of the configuration, and their types of numbers with bounds."""
 
 from __future__ import annotations
 

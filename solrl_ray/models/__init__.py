@@ -1,4 +1,4 @@
-"""Diffusion models behind one small interface; each family is one file, and one line here."""
+"""Diffusion models behind one small interface; each family is one file, and one line in `__init__.py` (`FAMILIES`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page, made only from the files of a run folder."""
+"""``report.html``: one self-contained HTML page, made only from the files of a run folder."""
 
 from __future__ import annotations
 

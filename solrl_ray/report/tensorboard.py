@@ -1,4 +1,6 @@
-"""TensorBoard events. Names and steps are those of `solrl_ray.metrics.scalars`."""
+"""Writes TensorBoard events: a run's scalars, and its pictures as one sheet. Names and steps are those of
+`solrl_ray.metrics.scalars`.
+"""
 
 from __future__ import annotations
 

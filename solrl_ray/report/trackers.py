@@ -1,4 +1,4 @@
-"""W&B and trackio, which get the same data and names as TensorBoard (`solrl_ray.metrics.scalars`).
+"""W&B and trackio get the same data and names as TensorBoard (`solrl_ray.metrics.scalars`).
 
 A run has one id for all trackers, kept in its folder. A resumed run continues the same tracked run; a new run in a
 folder of the same name does not. Data that an interrupted process sent stays there, beside the repeated iterations.
