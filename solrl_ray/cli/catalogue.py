@@ -149,7 +149,7 @@ def _guidance(model: Mapping[str, Any]) -> str:
     name, path = model["family"], model["path"]
     family = FAMILIES[name]
     keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
-    if family.cfg_arguments and path not in DISTILLED.get(name, {}):
+    if family.cfg_arguments and path not in DISTILLED:
         takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
         keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
     return "; ".join(keys)

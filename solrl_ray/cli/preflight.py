@@ -272,7 +272,6 @@ def model(run: Run) -> None:
         import_large("solrl_ray.storage.warm_start")
         run.facts = model_facts.model_facts(config, run.sources, elsewhere=run.elsewhere)
         guidance.check_checkpoint(config, run.sources)
-        run.notes += guidance.notes(config, run.sources)
         run.notes += model_facts.truncation(config, run.train + run.heldout) if run.train else ()
     if note := outline.without_gpus(config, run.facts):
         run.notes.append(note)
