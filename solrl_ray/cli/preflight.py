@@ -8,15 +8,17 @@ before it are done at once.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from solrl_ray.cli import cluster_access, guidance, model_facts, outline
-from solrl_ray.common import progress_note
+from solrl_ray.cli import guidance, model_facts, outline
+from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
@@ -116,9 +118,9 @@ def family(run: Run) -> None:
 def cluster(run: Run) -> None:
     """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
     if run.address:
-        return cluster_access.cluster_at(run.address)
+        return ray_auth.cluster_at(run.address)
     ray, config = sys.modules.get("ray"), run.config
-    if cluster_access.has_gpus() or (ray is not None and ray.is_initialized()):
+    if _has_gpus() or (ray is not None and ray.is_initialized()):
         return None
     workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
@@ -128,6 +130,13 @@ def cluster(run: Run) -> None:
             "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
             "clusters part; `solrl plan` needs no GPU)."
         )
+
+
+def _has_gpus() -> bool:
+    """Whether this machine has a GPU that this process may use; asks no driver."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return False
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()
 
 
 def trackers(run: Run) -> None:
