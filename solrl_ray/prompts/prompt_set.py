@@ -1,4 +1,4 @@
-"""Reads a run's prompt files, and chooses the prompts of an iteration."""
+"""Reads a run's prompt files, gives prompts their ids, and chooses those of an iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a reward: images or videos and their prompts in, one finite number for each out.
+"""The interface of a reward: images or videos and their prompts in, one finite number for each out; both are checked.
 
 A reward that also wants the prompt's reference pictures has a parameter of that name.
 """

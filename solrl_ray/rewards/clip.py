@@ -1,4 +1,4 @@
-"""Rewards that are cosines between a CLIP model's features of an image and of its prompt.
+"""CLIPScore, PickScore and CLIP for edits: cosines between a CLIP model's features of an image and of its prompt.
 
 CLIPScore (Hessel et al. 2021), and PickScore (Kirstain et al. 2023, arXiv 2305.01569): a CLIP-H fine-tuned on which of
 two images people picked.
