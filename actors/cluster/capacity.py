@@ -1,4 +1,4 @@
-"""Whether the cluster has what a run asks for, at once or while nodes join; which nodes are being drained."""
+"""Whether the cluster has what a run asks for, at once or while nodes join; asks Ray which nodes are being drained."""
 
 from __future__ import annotations
 
