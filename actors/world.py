@@ -25,6 +25,12 @@ GRACE = 30.0
 """Seconds after a failed call of a group in which another may turn out to be lost: peers may notice that earlier."""
 
 
+def _is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False, slots=True)
 class Process:
     """Does calls one after another: for an actor of its own, or for all roles of a card, which are lost together."""
@@ -39,6 +45,8 @@ class Process:
     """Whether its loss has used up a replacement, or need not."""
     told: bool = False
     """Whether the user knows of its loss."""
+    idle_learner: asyncio.Event = field(default_factory=_is_set)
+    """Not set while its learner rank joins a rebuilt group and repeats an update: others do not start or compile."""
     _ahead: dict[object, float] = field(default_factory=dict)
     """Calls that are waited for → their deadlines in seconds."""
 

@@ -228,6 +228,7 @@ class Worker:
 
     async def _start(self) -> None:
         """Have it build its model and attest its arithmetic; then compile, and wait for weights to load."""
+        await self.process.idle_learner.wait()
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
@@ -237,6 +238,7 @@ class Worker:
         for shape in range(self.warm_ups):
             self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
+            await self.process.idle_learner.wait()
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
             self.warmed += 1
         self._now("")

@@ -266,6 +266,7 @@ class LearnerGroup:
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
+            self._let_others_work()  # damaged groups are made again
             inputs = self._inputs = replace(inputs, groups=await self._supply(inputs.iteration))
             await self._feed(inputs)
         metrics: UpdateMetrics = (await self._ask("update", inputs.iteration, seconds=deadlines.update))[0]
@@ -303,6 +304,8 @@ class LearnerGroup:
             self._count(error)
             self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
             self._renew()
+            for process in map(self._world.process, self._ranks):
+                process.idle_learner.clear()
             try:
                 await self._join(await self._beginning())
                 if self._inputs is not None:
@@ -310,6 +313,13 @@ class LearnerGroup:
                 return
             except WorkerGone as again:
                 error = again
+            finally:
+                self._let_others_work()
+
+    def _let_others_work(self) -> None:
+        """Let other roles of the ranks' cards start and compile."""
+        for process in map(self._world.process, self._ranks):
+            process.idle_learner.set()
 
     def _begin_with(self, origin: str, state: Beginning) -> None:
         """Set the state from which a rebuilt group starts; `origin` names it for the user."""

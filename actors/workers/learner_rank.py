@@ -23,8 +23,9 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
-from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+from solrl_ray.learning.engine import abort_process_group, free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.peer_watch import PeerWatch
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
@@ -41,6 +42,7 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
+        self._watch: PeerWatch | None = None
         self._storing: Future[Any] | None = None
         self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         """Host memory that is used again in each iteration."""
@@ -59,6 +61,8 @@ class LearnerRank(Callee):
         """The role ends; the card's others stay."""
         if self._shared is not None:
             self._shared.factors = None
+        if self._watch is not None:
+            self._watch.close()
         if self._learner is not None:
             self._learner.close()
             leave_process_group()
@@ -97,8 +101,10 @@ class LearnerRank(Callee):
                 one_host=one_host,
                 network=self._config.fleet.network,
             )
+            seconds, abort = self._config.fleet.deadlines.collective, partial(abort_process_group, self._device)
+            self._watch = PeerWatch(self._rank, world_size, address, self._device, seconds, abort)
         with progress_note("building its adapters and optimizer"):
-            self._learner = Learner(self._config, self._model, self._rank, world_size)
+            self._learner = Learner(self._config, self._model, self._rank, world_size, self._watch.check)
         if self._shared is not None:
             self._shared.kernels["learner"] = attention.kernels()
             self._shared.factors = partial(self._learner.factors, on_host=False)

@@ -27,8 +27,8 @@ class Deadlines(Section):
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0
-    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo). If it is shorter than
-    `update`, a rank that hangs ends the run instead of rebuilding the group.
+    """Joining the learner group; also each collective operation of ranks on CPUs, where a rank that hangs ends the run
+    instead of rebuilding the group if this is shorter than `update`. On GPUs only `update` limits them.
     """
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision; on a card, preparing for it."""

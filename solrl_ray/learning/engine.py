@@ -13,6 +13,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -69,6 +70,8 @@ def process_group(
         MASTER_PORT=str(port),
         DS_ACCELERATOR=device.type,
     )
+    # Otherwise PyTorch ends this process when NCCL reports that a rank is gone. `PeerWatch` aborts the group instead.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if network:
         os.environ.update(NCCL_SOCKET_IFNAME=network, GLOO_SOCKET_IFNAME=network)
     elif one_host and device.type == "cpu":
@@ -92,11 +95,22 @@ def process_group(
     )
 
 
+def abort_process_group(device: torch.device) -> None:
+    """End collectives that wait for a rank that is gone: NCCL's kernels would do so for ever. What they return is of no
+    use, and later ones raise. Any thread may call it.
+    """
+    if device.type == "cuda":
+        torch.distributed.distributed_c10d._abort_process_group()  # not public; there is no other way for all groups
+
+
 def leave_process_group() -> None:
-    """Leave the learner group, so that the process can end or join another one."""
+    """Leave the learner group, also after `abort_process_group`, so that the process can end or join another one."""
     import deepspeed
 
-    deepspeed.comm.destroy_process_group()
+    if torch.distributed.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    else:  # aborted; not public: DeepSpeed keeps the groups that it made
+        deepspeed.utils.groups._release_process_group_references()
     deepspeed.comm.comm.cdb = None  # not public: else the next group is taken for the one that is gone
 
 
@@ -202,7 +216,9 @@ class Engine:
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
         self.sample.close()
-        self.deepspeed.destroy()
+        # After `abort_process_group` DeepSpeed misses its rank, which it asks for when all hooks are gone.
+        with nullcontext() if torch.distributed.is_initialized() else suppress(AssertionError):
+            self.deepspeed.destroy()
 
     def _internals(self) -> tuple[torch.Tensor, dict[torch.Tensor, dict[str, torch.Tensor]]]:
         """This rank's slice of the flat vector that AdamW works on, and AdamW's state of it.

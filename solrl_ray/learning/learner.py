@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -52,12 +52,21 @@ class Learner:
     calls them, `update` with equal arguments.
     """
 
-    def __init__(self, config: Config, model: DiffusionModel, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: DiffusionModel,
+        rank: int,
+        world_size: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Attach the adapters to `model.transformer` at revision 0.
+
+        `check`: called before each pass with gradient; raises if the update cannot end.
 
         Raises UserError if the learner cannot be compiled as configured.
         """
-        self._config, self._model = config, model
+        self._config, self._model, self._check_peers = config, model, check
         self._rank, self._world_size = rank, world_size
         self._updates = self._steps = self._rollbacks = 0
         self._failed = False
@@ -268,6 +277,7 @@ class Learner:
         scale = 1.0 / (len(part.samples) * len(one.passes))
         groups = part.ended.popleft()
         for k, each in enumerate(one.passes):
+            self._check_peers()
             v_theta = self._engine.velocity(each.x_t, each.t, embedding, one.batch.shape)
             # The ratio of an unchanged policy is exactly 1.
             old = {"old": v_theta.detach()} if part.old_is_default else {}

@@ -80,8 +80,9 @@ def use(transformer: nn.Module, active: Active) -> None:
     recomputes forwards in the backward pass: switch back before it.
     """
     for _, layer in _layers(transformer):
-        layer.enable_adapters(active != "base")
-        if active != "base":
+        if layer.disable_adapters != (active == "base"):  # both calls go through all factors
+            layer.enable_adapters(active != "base")
+        if active != "base" and layer.active_adapters != [active]:
             layer.set_adapter(active)
         # PEFT makes active factors trainable and the others not.
         for factors in (layer.lora_A, layer.lora_B):

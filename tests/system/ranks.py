@@ -17,11 +17,14 @@ from tests.support.forkserver import calling
 from tests.support.patience import patience
 
 
-def run_ranks(forks: str, world_size: int, function: Callable[..., None], *arguments: Any) -> None:
+def run_ranks(
+    forks: str, world_size: int, function: Callable[..., None], *arguments: Any, dies: int | None = None
+) -> None:
     """Call ``function(rank, world_size, *arguments)`` in `world_size` fresh processes with one thread each.
 
     Args:
         forks: the command by which processes are forks of one that has imported what ranks import.
+        dies: the rank that kills itself.
 
     Raises `AssertionError` if a rank fails or is not done in time. Results travel in files.
     """
@@ -30,7 +33,8 @@ def run_ranks(forks: str, world_size: int, function: Callable[..., None], *argum
         call.write_bytes(pickle.dumps((world_size, free_port(), patience(240.0), function, arguments)))
         ranks = [subprocess.Popen(calling(forks, run_rank, str(rank), str(call))) for rank in range(world_size)]
         codes = [process.wait() for process in ranks]
-    assert codes == [0] * world_size, f"ranks ended with {codes}; 137 is a rank that hung or was killed"
+    expected = [137 if rank == dies else 0 for rank in range(world_size)]
+    assert codes == expected, f"ranks ended with {codes}; 137 is a rank that hung or was killed"
 
 
 def run_rank(rank: str, call: str) -> None:

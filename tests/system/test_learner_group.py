@@ -67,6 +67,24 @@ def resume(rank: int, world_size: int, pipeline: Path, folder: Path, *moves: tup
             save(learner, rank, folder / f"{name}-{iteration + 1}")
 
 
+def rejoin(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
+    """Go on in another group, after the first was aborted."""
+    first = build(pipeline, rank, world_size)
+    run(first, 0, 2)
+    save(first, rank, folder / "half")
+    run(first, 2, 2)
+    digests = [lora_digest(first.factors("default"))]
+    torch.distributed.destroy_process_group()  # leaves what `abort_process_group` leaves of NCCL's groups
+    first.close()
+    leave_process_group()
+    process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
+    second = build(pipeline, rank, world_size)
+    second.load(LearnerState.load(folder / "half"))
+    run(second, 2, 2)
+    digests.append(lora_digest(second.factors("default")))
+    (folder / "digests.json").write_text(json.dumps(digests))
+
+
 def count_reductions(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     reduce, sizes = torch.distributed.all_reduce, list[int]()
     learner = build(pipeline, rank, world_size)
@@ -185,6 +203,12 @@ def test_ranks_of_unequal_progress_end_with_the_bytes_of_an_update_at_once(two_r
 
 def test_a_rank_does_not_wait_longer_for_the_others_than_it_was_told(two_ranks: Path) -> None:
     assert "Timed out waiting 3000ms" in (two_ranks / "said").read_text()
+
+
+def test_a_rank_whose_group_was_aborted_goes_on_in_another_one(forks: str, tiny_pipeline: Path, tmp_path: Path) -> None:
+    run_ranks(forks, 1, rejoin, tiny_pipeline, tmp_path)
+    undisturbed, rejoined = json.loads((tmp_path / "digests.json").read_text())
+    assert rejoined == undisturbed
 
 
 @pytest.fixture(scope="module")
