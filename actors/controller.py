@@ -1,4 +1,4 @@
-"""The controller: the run as one page.
+"""The controller: the run as one page, one awaited step after another.
 
 ::
 

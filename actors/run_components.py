@@ -1,4 +1,4 @@
-"""The parts of a run, opened in the order in which they need places in the cluster."""
+"""The parts of a run, opened in the order in which they need places in the cluster; the plan of each iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes docs/reference/{configuration,commands,api}.md from the code: `make reference`.
+"""Writes docs/reference/{configuration,commands,api}.md and the files of docs/concepts/architecture.md from the code:
+`make reference`.
 
 A test compares the pages with what this makes, so a key, an option or a docstring cannot change without its page.
 """
@@ -10,6 +11,7 @@ import ast
 import inspect
 import json
 import re
+import tomllib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -319,8 +321,49 @@ def text_of(node: ast.ClassDef | ast.FunctionDef) -> str:
     return "\n\n".join(out)
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration, "commands.md": commands, "api.md": api}
-"""File in docs/reference → what makes it."""
+# Files
+
+
+def architecture() -> str:
+    """The page of the architecture, whose last section is made here."""
+    written, mark, _ = (FOLDER / ARCHITECTURE).read_text(encoding="utf-8").partition("\n## Every file\n")
+    parts = [
+        "A room (a package or a module) imports only from rooms below it, without circles (`make lint`). From high to "
+        "low, each file with the first sentence of its docstring.",
+        note("the docstrings"),
+    ]
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]:
+        for top in contract.get("containers", ()):
+            rooms = [room for layer in contract["layers"] for room in layer.split(" : ")]
+            parts += [f"### {top}/", *map(room_of, [ROOT / top / room for room in rooms])]
+    return written + mark + "\n" + "\n\n".join(parts) + "\n"
+
+
+def room_of(place: Path) -> str:
+    """A module in a line; a package as a list of its files."""
+    if not place.is_dir():
+        return f"**`{place.relative_to(ROOT)}.py`** {first_sentence(place.with_suffix('.py'))}"
+    files = [file for file in sorted(place.glob("*.py")) if file.name != "__init__.py"]
+    lines = [f"- `{file.name}` {first_sentence(file)}" for file in files]
+    return f"**`{place.relative_to(ROOT)}/`** {first_sentence(place / '__init__.py')}\n\n" + "\n".join(lines)
+
+
+def first_sentence(file: Path) -> str:
+    """What the index says of a file; a diagram or an address after it is another paragraph."""
+    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.) (?=[A-Z`])", prose(said.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
+
+
+ARCHITECTURE = "../concepts/architecture.md"
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "api.md": api,
+    ARCHITECTURE: architecture,
+}
+"""File from docs/reference → what makes it."""
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""The errors, by who can fix them. A message is one sentence naming key, file and value."""
+"""The errors, by who can fix them: bad input, or a run that cannot go on. A message is one sentence naming key, file
+and value.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary of the project: every value that crosses a process or is written to a run folder.
+"""The vocabulary of the project: every record that crosses a process or is written to a run folder.
 
 All records are frozen. Identifiers are plain strings and integers, so that a record means the same on every machine and
 after a restart:

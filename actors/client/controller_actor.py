@@ -1,4 +1,4 @@
-"""The controller as an actor.
+"""The controller as an actor: what other processes may ask of a live run (progress, other pool sizes, evaluations).
 
 Every process that asks for an actor imports the module of its class. So this module is light; importing the
 controller's takes seconds.

@@ -1,4 +1,4 @@
-"""``solrl eval``: evaluates the policies of a run folder with any rewards, on its own regenerators.
+"""``solrl eval`` of a run that is not live: merges its policies and scores them on regenerators of its own.
 
     checkpoint ─► merger: a revision a policy ─► scorers: base, then LoRA, then EMA at the same addresses ─► table, page
 

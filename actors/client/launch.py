@@ -1,4 +1,6 @@
-"""What the command line does with the system: start Ray, run a controller, show its progress."""
+"""``solrl train`` on Ray: settles what the cards decide, tries own rewards on an explorer's GPU, starts the controller,
+and follows it until the run ends or Ctrl-C comes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Asks a live run for its progress, or for more or fewer workers, from another process of its cluster."""
+"""``solrl status`` and ``solrl pool scale``: asks a live run for its progress, or for more or fewer workers, from
+another process of its cluster.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submits a run as a Ray job with the present folder, streams its log and returns its outcome."""
+"""``solrl submit``: a run as a Ray job with the present folder (not too large a one); its log, its outcome."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Ray's vocabulary: calls, waits, names, capacity, termination."""

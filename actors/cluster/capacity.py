@@ -1,4 +1,4 @@
-"""Checks whether the cluster has what a run asks for, at once or while nodes join."""
+"""Whether the cluster has what a run asks for, at once or while nodes join; asks Ray which nodes are being drained."""
 
 from __future__ import annotations
 

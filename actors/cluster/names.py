@@ -1,4 +1,4 @@
-"""The names of a run's actors on its cluster."""
+"""The names of a run's actors on its cluster, by which other processes find them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Units out to workers, answers back to the selector."""

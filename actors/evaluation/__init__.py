@@ -1,0 +1,1 @@
+"""Evaluations on held-out prompts: their times, policies and requests."""

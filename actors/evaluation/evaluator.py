@@ -1,4 +1,6 @@
-"""Evaluation on the regenerators: fixed prompts, fixed addresses, any policy."""
+"""An evaluation on the regenerators: its units handed out, answers collected, results written; fixed prompts and
+addresses, any policy.
+"""
 
 from __future__ import annotations
 

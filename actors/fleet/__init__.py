@@ -1,0 +1,1 @@
+"""Workers: their lives and replacements, pools, and how actors are made."""

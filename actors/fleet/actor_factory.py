@@ -1,4 +1,6 @@
-"""Which class plays which part, and how its actor is made. Tests and benchmarks put other players in."""
+"""How actors are made: which class plays which part, with which resources and labels; learners' places are reserved
+here. Tests and benchmarks put other players in.
+"""
 
 from __future__ import annotations
 

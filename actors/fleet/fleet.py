@@ -1,4 +1,4 @@
-"""All pools: their sizes, the proofs that workers hold the right weights, and nodes that are leaving."""
+"""All pools: their sizes, proofs that workers hold the right weights, and the watch for nodes that are taken away."""
 
 from __future__ import annotations
 

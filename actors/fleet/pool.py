@@ -1,4 +1,5 @@
-"""A pool: workers of one role that answer with the same bits. It replaces workers that are lost.
+"""A pool, workers of one role that answer with the same bits: how lost ones are replaced, how it grows, shrinks, or is
+renewed for another tier.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What is known of a live run: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
+"""What is known of a live run: progress and time left for the terminal, metrics.jsonl, TensorBoard, attestations.
 
 Also the metrics of `solrl_ray.metrics.instruments`, the spans of the timeline, and trackers. One task writes the files,
 in order, beside the run.

@@ -1,4 +1,6 @@
-"""Trackers beside the run. Each has a queue and a task; a tracker that fails or hangs causes one message."""
+"""Metrics go to W&B and trackio beside the run, which no tracker can hold up. Each has a queue and a task; a tracker
+that fails or hangs causes one message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints and results."""
+"""When a run's checkpoints, LoRA files (`lora`, `lora_best`), summary and report are written."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What runs in each actor: its role, and the card that hosts several."""

@@ -1,4 +1,6 @@
-"""An actor's device and number of threads."""
+"""Prepares an actor's process: device, threads, kept memory, deterministic kernels, and the tier that ``auto`` is
+there.
+"""
 
 from __future__ import annotations
 

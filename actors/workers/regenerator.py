@@ -1,4 +1,6 @@
-"""A regenerator samples chosen seeds again in full precision and scores them. Only its samples are learned from."""
+"""A regenerator samples chosen seeds again in full precision and scores them; it also audits and evaluates. Only its
+samples are learned from.
+"""
 
 from __future__ import annotations
 

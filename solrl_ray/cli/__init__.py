@@ -1,4 +1,4 @@
-"""The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``pool``, ``trace``, ``report`` …
+"""The command line: its commands, and checks before a run; a user's error is one sentence and an exit status.
 
 Exit status: 0 done; 1 the run could not go on; 2 bad input; 130 interrupted; 141 the reader of the output closed it.
 """

@@ -1,4 +1,6 @@
-"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines; `solrl list`."""
+"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and whether checkpoints are
+here.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     if known is None:
         return {}
     least, most = family.sizes.references
-    formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
+    formats = ("diffusers", *(get_args(Tool) if family.tools else ()))
     found = {
         "guidance": _guidance(model),
         "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several",
@@ -147,7 +149,7 @@ def _guidance(model: Mapping[str, Any]) -> str:
     name, path = model["family"], model["path"]
     family = FAMILIES[name]
     keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
-    if family.cfg_arguments and path not in DISTILLED.get(name, {}):
+    if family.cfg_arguments and path not in DISTILLED:
         takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
         keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
     return "; ".join(keys)

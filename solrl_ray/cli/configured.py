@@ -1,4 +1,4 @@
-"""A command's configuration, and the arithmetic of its run in print."""
+"""The configuration of a command, for a new, a resumed or a forked run, and what `solrl plan` prints of it."""
 
 from __future__ import annotations
 
@@ -126,9 +126,7 @@ def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
 
 def on_card(config: Config, fastest: str) -> Config:
     """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose best tier is `fastest`."""
-    explore = config.rollout.explore
-    if explore.precision != "auto":
+    if config.rollout.explore.precision != "auto":
         return config
     tier = strategies.full_tier(config.model) if fastest in strategies.UNQUANTIZED_TIERS else fastest
-    rollout = config.rollout.model_copy(update={"explore": explore.model_copy(update={"precision": tier})})
-    return config.model_copy(update={"rollout": rollout})
+    return config.changed({"rollout.explore.precision": tier})

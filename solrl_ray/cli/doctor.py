@@ -1,4 +1,6 @@
-"""What this machine can do for a run: versions, devices, the self-test of every precision tier, storage."""
+"""``solrl doctor``: what this machine can do for a run: versions, devices, the self-test of every precision tier,
+storage.
+"""
 
 from __future__ import annotations
 

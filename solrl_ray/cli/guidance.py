@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import DISTILLED, FAMILIES, paths
-from solrl_ray.models.shapes import shipped
-
-SPOILS = "and guidance spoils pictures of distilled checkpoints"
+from solrl_ray.models import DISTILLED, FAMILIES
 
 
 def check(config: Config, sources: Sources) -> None:
@@ -30,7 +26,7 @@ def check(config: Config, sources: Sources) -> None:
         if family.cfg_arguments is None:
             raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
         cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", model.path)  # a snapshot in the cache of the hub
-        if ("/".join(cached.groups()) if cached else model.path) in DISTILLED.get(model.family, {}):
+        if ("/".join(cached.groups()) if cached else model.path) in DISTILLED:
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
         if cfg.negative_prompt and "negative_prompt" not in family.cfg_arguments(cfg):
             raise UserError(
@@ -59,43 +55,6 @@ def check_checkpoint(config: Config, sources: Sources) -> None:
                     f"{_negative(model, key, sources)}; it must be shorter, because {cut.tokenizer} of {model.path} "
                     f"keeps {cut.limit} tokens."
                 )
-
-
-def notes(config: Config, sources: Sources) -> list[str]:
-    """What a checkpoint that takes `cfg` leaves open or has besides: a sentence each. Reads its JSON files."""
-    from solrl_ray import models
-
-    found = []
-    for section, model in _models(config):
-        family = models.family(model)
-        if model.cfg.is_on and (why := _doubt(model, family.settings(model)[0], family.is_distilled(model))):
-            key = f"{'model' if config.evaluation.cfg is None else section}.cfg.scale"
-            found.append(f"{key} is {model.cfg.scale:g} ({sources.of(key)}): {why}")
-    return list(dict.fromkeys(found))
-
-
-def _doubt(model: Model, transformer: Mapping[str, Any], distilled: bool | None) -> str:
-    if transformer.get("guidance_embeds"):
-        return f"{model.path} was distilled to take {model.guidance:g}, its guidance, as an input; this comes on top"
-    if distilled is False or shipped(model):
-        return ""
-    scheduler = _scheduler(model.path)
-    for known, values in DISTILLED.get(model.family, {}).items():
-        if values and values.items() <= scheduler.items():
-            return (
-                f"{model.path} has the scheduler of {known}, which is distilled; guidance spoils pictures of such a one"
-            )
-    return (
-        f"the files of {model.path} do not tell whether it is distilled; guidance spoils pictures of such a checkpoint"
-    )
-
-
-def _scheduler(path: str) -> dict[str, Any]:
-    """The scheduler's settings; empty if the checkpoint comes without."""
-    try:
-        return paths.read_json(paths.checkpoint(path, "model.path"), "scheduler/scheduler_config.json", "model.path")
-    except UserError:
-        return {}
 
 
 def _models(config: Config) -> Iterator[tuple[str, Model]]:

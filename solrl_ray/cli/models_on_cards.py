@@ -1,4 +1,4 @@
-"""Which of the shipped models train on one card."""
+"""Which of the shipped models train on one card: for `solrl doctor`, and for a plan that does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sizes of a model from its shapes, without PyTorch, the network or a checkpoint."""
+"""Sizes of a model for a plan, and the tier of its previews, from its shapes: without PyTorch, the network or a
+checkpoint.
+"""
 
 from __future__ import annotations
 

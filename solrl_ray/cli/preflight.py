@@ -1,4 +1,5 @@
-"""What a run needs: one list of checks, fast ones first.
+"""All checks before a run starts, in one list, fast ones first: keys, cluster, prompts, folder, own functions,
+checkpoint, rewards, first policy.
 
 They create nothing, load no weights and touch no device. Each imports what takes seconds itself, so that the checks
 before it are done at once.
@@ -7,15 +8,17 @@ before it are done at once.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from solrl_ray.cli import cluster_access, guidance, model_facts, outline
-from solrl_ray.common import progress_note
+from solrl_ray.cli import guidance, model_facts, outline
+from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
@@ -115,9 +118,9 @@ def family(run: Run) -> None:
 def cluster(run: Run) -> None:
     """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
     if run.address:
-        return cluster_access.cluster_at(run.address)
+        return ray_auth.cluster_at(run.address)
     ray, config = sys.modules.get("ray"), run.config
-    if cluster_access.has_gpus() or (ray is not None and ray.is_initialized()):
+    if _has_gpus() or (ray is not None and ray.is_initialized()):
         return None
     workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
@@ -127,6 +130,13 @@ def cluster(run: Run) -> None:
             "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
             "clusters part; `solrl plan` needs no GPU)."
         )
+
+
+def _has_gpus() -> bool:
+    """Whether this machine has a GPU that this process may use; asks no driver."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return False
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()
 
 
 def trackers(run: Run) -> None:
@@ -271,7 +281,6 @@ def model(run: Run) -> None:
         import_large("solrl_ray.storage.warm_start")
         run.facts = model_facts.model_facts(config, run.sources, elsewhere=run.elsewhere)
         guidance.check_checkpoint(config, run.sources)
-        run.notes += guidance.notes(config, run.sources)
         run.notes += model_facts.truncation(config, run.train + run.heldout) if run.train else ()
     if note := outline.without_gpus(config, run.facts):
         run.notes.append(note)

@@ -1,4 +1,4 @@
-"""What ``solrl submit`` needs of the Job server and of the folder that it uploads."""
+"""Whether the Job server answers ``solrl submit``, and whether the folder that it uploads has what a run reads."""
 
 from __future__ import annotations
 

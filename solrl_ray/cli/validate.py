@@ -85,8 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
     # Fails at once for a missing checkpoint or sizes that do not fit it.
     models.family(config.model).settings(config.model, loaded.sources.named)
     guidance.check_checkpoint(config, loaded.sources)
-    for note in guidance.notes(config, loaded.sources):
-        print(f"note: {note}", flush=True)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
     planned, outcomes = _steps(session), list[steps.Outcome]()

@@ -1,4 +1,4 @@
-"""What each command does. Slow imports are made where they are needed."""
+"""What each command of `solrl` does. Slow imports are made where they are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import solrl_ray
-from solrl_ray.cli import cluster_access, preflight, submission
+from solrl_ray.cli import preflight, submission
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
@@ -60,7 +60,7 @@ def plan(arguments: argparse.Namespace) -> int:
     loaded = fresh(arguments)
     preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
-        cluster_access.cluster_at(arguments.address)
+        ray_auth.cluster_at(arguments.address)
     card = foretold[1].card if foretold else None
     if foretold:
         check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
@@ -339,12 +339,12 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     from solrl_ray.storage.run_folder import RunFolder
 
     if address := _address(arguments):
-        cluster_access.cluster_at(address)
+        ray_auth.cluster_at(address)
         return [address]
     found, silent = [], None
     for each in ray_auth.clusters_here():
         try:
-            cluster_access.cluster_at(each)
+            ray_auth.cluster_at(each)
             found.append(each)
         except RunError as error:  # it is ending, or very busy
             silent = error

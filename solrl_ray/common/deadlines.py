@@ -1,4 +1,4 @@
-"""Work that may hang, with a deadline."""
+"""Work that may hang, such as reading a network disk, is done in a thread with a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow imports."""
+"""Imports of model libraries, which take seconds, without garbage collection."""
 
 from __future__ import annotations
 

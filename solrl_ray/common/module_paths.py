@@ -1,4 +1,4 @@
-"""Which modules of a network a list of names means."""
+"""Whether a module is one of LoRA's targets, by PEFT's rule for names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Authenticates this process to a Ray cluster, always with an explicit mode.
+"""Authenticates this process to a Ray cluster, always with an explicit mode; finds this user's clusters on this
+machine.
 
 Ray reads ``RAY_AUTH_MODE`` when it is first imported. Without it, its commands disagree: a local start uses tokens, a
 job submission does not. So the mode is set before. The token stays where Ray looks for it (``RAY_AUTH_TOKEN``, the file
@@ -16,6 +17,8 @@ import psutil
 
 from solrl_ray.errors import RunError, UserError
 
+CONNECT_SECONDS, ANSWER_SECONDS = 1.5, 10.0
+"""For `cluster_at`: a busy head may answer late."""
 MODE = "RAY_AUTH_MODE"
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """The first request of Ray's own clients."""
@@ -63,6 +66,14 @@ def check_access(address: str, *, seconds: float, answer_seconds: float | None =
     socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     if problem := _problem(f"{host}:{port}", seconds if answer_seconds is None else answer_seconds):
         raise RunError(f"the Ray cluster at {address} could not be joined: {problem}")
+
+
+def cluster_at(address: str) -> None:
+    """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
+    try:
+        check_access(address, seconds=CONNECT_SECONDS, answer_seconds=ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
 
 
 def clusters_here() -> list[str]:

@@ -56,8 +56,7 @@ def _better_unit(config: Config, idle: int) -> int | None:
         return None
     size, found = config.rollout.explore.micro_batch, {}
     for unit in range(size, pool_sampling(config).unit, size):
-        preview = config.rollout.preview.model_copy(update={"unit": unit})
-        changed = config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+        changed = config.changed({"rollout.preview.unit": unit})
         if not any(units_and_pruning(changed)):
             found[unit] = _idle(changed)
     best = min(found, key=lambda unit: (found[unit], -unit), default=None)

@@ -1,4 +1,5 @@
-"""Relations between keys, which the schema cannot express. Pure; runs before anything starts.
+"""Keys that contradict each other are refused: relations that the schema cannot express. Pure; runs before anything
+starts.
 
 Checks of files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """

@@ -1,4 +1,4 @@
-"""A configuration as YAML to start from: every key with its meaning, defaults as comments."""
+"""``solrl config``: a configuration as YAML to start from: every key with its meaning, defaults as comments."""
 
 from __future__ import annotations
 

@@ -37,21 +37,20 @@ def is_open(config: Config) -> bool:
 
 def keeping(config: Config, share: float, micro_batch: int | None = None) -> Config:
     """The configuration with this `learner.activation_memory` and, if given, this `learner.micro_batch`."""
-    kept = {"activation_memory": share, "micro_batch": micro_batch or config.learner.micro_batch}
-    return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
+    batch = micro_batch or config.learner.micro_batch
+    return config.changed({"learner.activation_memory": share, "learner.micro_batch": batch})
 
 
 def resolve_auto(config: Config) -> Config:
     """The configuration with actual values for what no card decides."""
-    config = config.model_copy(update={"compile": config.compile.model_copy(update={"learner": is_compiled(config)})})
+    config = config.changed({"compile.learner": is_compiled(config)})
     return config if is_open(config) else keeping(config, activation_memory(config))
 
 
 def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the values that the run `was` fixed, where `given` has null."""
     if given.compile.learner is None:
-        compiling = given.compile.model_copy(update={"learner": was.compile.learner})
-        given = given.model_copy(update={"compile": compiling})
+        given = given.changed({"compile.learner": was.compile.learner})
     if given.learner.activation_memory is None and was.learner.activation_memory is not None:
         given = keeping(given, was.learner.activation_memory, min(given.learner.micro_batch, was.learner.micro_batch))
     return given

@@ -1,4 +1,4 @@
-"""What the configuration of a resumed run may change: workers, length, and what is kept and measured."""
+"""What the configuration of a resumed run may change, and the number of a run folder's format."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ _SPLITS_SUMS = ("fleet.explorers.threads", "fleet.regenerators.threads", "fleet.
 def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the values that the run wrote when it began."""
     given = own_functions.inherit_from(compiled_learner.inherit_from(given, was), was)
-    if given.run.init_digest:
-        return given
-    return given.model_copy(update={"run": given.run.model_copy(update={"init_digest": was.run.init_digest})})
+    return given.changed({"run.init_digest": given.run.init_digest or was.run.init_digest})
 
 
 def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> None:

@@ -1,4 +1,4 @@
-"""What encoding prompts takes, for plans: seconds, memory of a device, and disk."""
+"""What encoding prompts takes, for plans: seconds, number of encoders, memory of a device, and disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether a run fits a card: what the card decides, what is changed if it does not, and how a plan says so."""
+"""Whether a run fits a card: which activations the learner keeps, whether weights are offloaded, and which settings a
+plan proposes if it does not.
+"""
 
 from __future__ import annotations
 
@@ -201,16 +203,8 @@ def _least(arithmetic: Arithmetic) -> str:
 
 
 def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
-    config = arithmetic.config
-    for key, value in changes.items():
-        config = _with(config, key.split("."), value)
     numbers = {"train_prompts": arithmetic.train_prompts, "heldout_prompts": arithmetic.heldout_prompts}
-    return describe(config, arithmetic.facts, **numbers)
-
-
-def _with(section: Any, key: list[str], value: Any) -> Any:
-    first, *rest = key
-    return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
+    return describe(arithmetic.config.changed(changes), arithmetic.facts, **numbers)
 
 
 # What a plan prints

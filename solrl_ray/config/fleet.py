@@ -1,4 +1,6 @@
-"""The section `fleet`: the workers, and how long the run waits for them."""
+"""The section `fleet`: number, resources and labels of the workers, late units (`hedge`), strikes, replacements,
+placement.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From YAML files and ``--set`` to one validated `Config`.
+"""From YAML files and ``--set`` to one validated `Config`, with the source of each value.
 
     files, in order ──► includes first ──► deep merge (lists replace) ──► options, --set ──► schema ──► Config
 
-Every value keeps its source, so that an error can name the file.
+So an error can name the file.
 """
 
 from __future__ import annotations

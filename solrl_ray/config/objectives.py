@@ -1,4 +1,4 @@
-"""The section `objective`: one class a kind, so that each kind has only its own keys."""
+"""The section `objective`: keys of DiffusionNFT, AWM, Flow-GRPO and DanceGRPO, and what each needs of a run."""
 
 from __future__ import annotations
 

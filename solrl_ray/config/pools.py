@@ -1,4 +1,6 @@
-"""The pools of a fleet by name: ``explorers``, ``explorers_NAME`` for each other kind, ``regenerators``."""
+"""The pools of a fleet: their names, which workers are roles of a learner's card, which prompts each kind of explorers
+gets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a schema error into one sentence: the key, its file, its value, and what would be right."""
+"""Turns a schema error into one sentence: the key, its file, its value, and what was probably meant."""
 
 from __future__ import annotations
 

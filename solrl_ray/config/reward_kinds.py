@@ -1,4 +1,6 @@
-"""The kinds of rewards: what an entry of each may say. Imports none of them."""
+"""The registered rewards: class, keys, memory and time of each kind, and what an entry of it may say. Imports none of
+them.
+"""
 
 from __future__ import annotations
 

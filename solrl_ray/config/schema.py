@@ -1,4 +1,5 @@
-"""The one typed schema of a run. YAML parts merge into it; unknown keys are refused (see `config.loading`).
+"""The one typed schema of a run: every section and key with its type, bounds and default. YAML parts merge into it;
+unknown keys are refused (see `config.loading`).
 
 A field's docstring states its unit and the source of its default.
 """

@@ -1,8 +1,9 @@
-"""The base of all sections of the configuration."""
+"""The base of all sections of the configuration, and their types of numbers with bounds."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,3 +22,12 @@ class Section(BaseModel):
     """A section of the configuration: immutable, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values by dotted key, such as ``learner.micro_batch``; they are not validated."""
+        section = self
+        for key, value in values.items():
+            name, _, rest = key.partition(".")
+            value = getattr(section, name).changed({rest: value}) if rest else value
+            section = section.model_copy(update={name: value})
+        return section

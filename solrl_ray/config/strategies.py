@@ -1,4 +1,5 @@
-"""The rollout strategies: how a prompt's pool is sampled, and whether its own samples are learned from.
+"""The rollout strategies: how a pool is sampled, on each level of the fallback ladder, and whether its samples are
+learned from; warnings about a run.
 
 ::
 
@@ -174,10 +175,9 @@ def _unless_empty(prune: Prune | None) -> Prune | None:
 def at_fallback_level(config: Config, fallback_level: int) -> Config:
     """The configuration for explorers of that fallback level."""
     rollout, drawn = config.rollout, previews(config)[fallback_level]
-    explore = rollout.explore.model_copy(update={"steps": drawn.steps, "precision": drawn.tier})
     unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level no longer prunes
-    preview = PreviewConfig(unit=unit, prune=drawn.prune)
-    return config.model_copy(update={"rollout": rollout.model_copy(update={"explore": explore, "preview": preview})})
+    explore = {"rollout.explore.steps": drawn.steps, "rollout.explore.precision": drawn.tier}
+    return config.changed({**explore, "rollout.preview": PreviewConfig(unit=unit, prune=drawn.prune)})
 
 
 def reward_weights(config: Config) -> tuple[float, ...]:

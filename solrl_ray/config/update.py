@@ -1,4 +1,4 @@
-"""The parts of a learner's update, from the configuration: passes, policies and their memory."""
+"""What a learner's update consists of, by the configuration: its passes, policies, rounds and memory."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What an evaluation samples and measures, and what is concluded from it."""

@@ -1,4 +1,4 @@
-"""How much two evaluations of the same held-out prompts differ."""
+"""How much two evaluations of the same held-out prompts differ: the mean gain and its standard error."""
 
 from __future__ import annotations
 

@@ -38,10 +38,8 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
             columns.append(reward)
     evaluation = config.evaluation
     if all_prompts and loaded.sources.of("evaluation.prompts") != "--set":
-        count = len(read_prompts(config.prompts.heldout, "--prompts"))
-        evaluation = evaluation.model_copy(update={"prompts": count})
-    pictures = min(evaluation.pictures, evaluation.prompts)
-    evaluation = evaluation.model_copy(update={"pictures": pictures, "reference": ""})
+        evaluation = evaluation.changed({"prompts": len(read_prompts(config.prompts.heldout, "--prompts"))})
+    evaluation = evaluation.changed({"pictures": min(evaluation.pictures, evaluation.prompts), "reference": ""})
     config = config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
     return LoadedConfig(config, sources)
 

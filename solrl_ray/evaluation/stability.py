@@ -1,4 +1,4 @@
-"""Whether a run runs away, judged by its records alone, so that a resumed run judges the same.
+"""Whether a run collapses or runs away, judged by its records alone, so that a resumed run judges the same.
 
 * A *fall* of held-out reward is a collapse: the trained policy is worse than the best evaluated one, by more than the
   error of the difference allows. The difference is paired over prompts at the same addresses.

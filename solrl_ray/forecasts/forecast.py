@@ -164,24 +164,23 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
     """The same run with a node more of each kind."""
     fleet, learner = config.fleet, config.learner
     sizes = {"explorers": fleet.explorers.count + node, "regenerators": fleet.regenerators.count + node}
-    ranks = {"learner": learner.model_copy(update={"world_size": learner.world_size + node})}
+    ranks = {"learner.world_size": learner.world_size + node}
     if is_colocated(config.fleet):
-        everywhere = config.model_copy(update={"fleet": resized(fleet, sizes), **ranks})
-        return [(everywhere, f"{node} more GPUs with one of each")]
+        return [(config.changed({"fleet": resized(fleet, sizes)} | ranks), f"{node} more GPUs with one of each")]
     if is_one_stage(config):
         del sizes["regenerators"]
     return [
         *(
-            (config.model_copy(update={"fleet": resized(fleet, {name: size})}), f"{node} more {name}")
+            (config.changed({"fleet": resized(fleet, {name: size})}), f"{node} more {name}")
             for name, size in sizes.items()
         ),
-        (config.model_copy(update=ranks), f"{node} more learner ranks"),
+        (config.changed(ranks), f"{node} more learner ranks"),
     ]
 
 
 def _ahead(config: Config) -> list[tuple[Config, str]]:
     """The same GPUs with `rollout.max_staleness` 1, if that is a different and allowed run."""
-    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
+    ahead = config.changed({"rollout.max_staleness": 1})
     if config.rollout.max_staleness or any(staleness_problems(ahead)):
         return []
     return [(ahead, "exploring one iteration ahead (rollout.max_staleness 1)")]

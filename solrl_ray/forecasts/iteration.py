@@ -1,4 +1,4 @@
-"""What an iteration takes: a sum, because equal units are shared by equal workers.
+"""How long an iteration takes: a sum of its stages, because equal units are shared by equal workers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Every metric that a live run exports, in one table, as in `docs/reference/metrics.md`.
+"""Every metric that a live run exports to Prometheus, in one table, as in `docs/reference/metrics.md`.
 
 Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter:
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every

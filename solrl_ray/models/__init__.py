@@ -1,9 +1,9 @@
-"""Diffusion models behind one small interface; each family is one file, and one line here."""
+"""Diffusion models behind one small interface; each family is one file, and one line in `__init__.py` (`FAMILIES`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,15 +129,14 @@ FAMILIES = {
     "z_image": Family("z_image:ZImage", sizes.Z_IMAGE, lambda _: {"guidance_scale": 0.0}, cfg_arguments=_of_z_image),
 }
 """By ``model.family``."""
-DISTILLED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "flux": {"black-forest-labs/FLUX.1-schnell": {"shift": 1.0, "use_dynamic_shifting": False}},
-    "flux2_klein": {"black-forest-labs/FLUX.2-klein-4B": {}, "black-forest-labs/FLUX.2-klein-9B": {}},
-    "sd3": {"stabilityai/stable-diffusion-3.5-large-turbo": {}},
-    "z_image": {"Tongyi-MAI/Z-Image-Turbo": {"shift": 3.0}},
+DISTILLED = {
+    "black-forest-labs/FLUX.1-schnell",
+    "black-forest-labs/FLUX.2-klein-4B",
+    "black-forest-labs/FLUX.2-klein-9B",
+    "stabilityai/stable-diffusion-3.5-large-turbo",
+    "Tongyi-MAI/Z-Image-Turbo",
 }
-"""Family → id of a checkpoint with built-in guidance → what in its scheduler the undistilled ones do not have. Other
-files do not tell, except FLUX.2's index.
-"""
+"""Ids of checkpoints with built-in guidance. Other files do not tell, except FLUX.2's index."""
 
 
 def scored(config: Config) -> tuple[SampleShape, ...]:

@@ -1,4 +1,4 @@
-"""Which kernels scaled dot-product attention may use."""
+"""Which kernels of scaled dot-product attention a model may use."""
 
 from __future__ import annotations
 

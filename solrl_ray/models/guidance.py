@@ -1,4 +1,4 @@
-"""Classifier-free guidance (arXiv 2207.12598): two velocities become one."""
+"""Classifier-free guidance (arXiv 2207.12598): the velocities of a prompt and of a negative prompt become one."""
 
 from __future__ import annotations
 

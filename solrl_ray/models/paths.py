@@ -1,4 +1,6 @@
-"""Places of checkpoints and prompt files: local folders, Hugging Face ids and files of the package."""
+"""Places of checkpoints and prompt files (local folders, Hugging Face ids, files of the package), and how weights are
+read.
+"""
 
 from __future__ import annotations
 

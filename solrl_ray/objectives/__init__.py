@@ -1,4 +1,4 @@
-"""Objectives: each is a section of `config.objectives`, which names its class here."""
+"""Objectives: losses and advantages; each is a section of `config.objectives`, which names its class here."""
 
 from __future__ import annotations
 

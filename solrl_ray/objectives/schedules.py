@@ -1,4 +1,6 @@
-"""The learning rate, and how other policies follow the trained one, by number of optimiser steps, from 1 on."""
+"""The learning rate, and how closely `old`, an anchor and the EMA follow the trained policy, by number of optimiser
+steps.
+"""
 
 from __future__ import annotations
 

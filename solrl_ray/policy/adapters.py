@@ -1,4 +1,4 @@
-"""LoRA adapters of the policy, as PEFT layers in the transformer.
+"""LoRA adapters `default`, `old` and `anchor`, as PEFT layers in the transformer: attached, switched, and followed.
 
 ======== ====================================== ===========
 name     what it is                             trained

@@ -1,4 +1,4 @@
-"""Reads LoRA files, ours and those of other trainers.
+"""Reads LoRA files, ours and those of other trainers: their names and their strength (alpha).
 
 | written by | keys | alpha |
 |---|---|---|

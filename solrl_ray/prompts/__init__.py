@@ -1,0 +1,1 @@
+"""Prompts: read, imported, chosen, encoded, with their reference pictures."""

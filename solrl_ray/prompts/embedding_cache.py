@@ -1,4 +1,4 @@
-"""The cache of prompt embeddings on disk."""
+"""The cache of prompt embeddings on disk: which prompts lack one, reading and writing, damaged files."""
 
 from __future__ import annotations
 

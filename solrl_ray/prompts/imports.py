@@ -1,4 +1,5 @@
-"""Converts prompt sets to the two files that a run reads: ``train.jsonl`` and ``heldout.jsonl``.
+"""``solrl prompts import``: converts prompt sets to the two files that a run reads, ``train.jsonl`` and
+``heldout.jsonl``.
 
 text, CSV, TSV, JSON, JSONL, parquet, a folder of two of them, a folder of pictures, a data set's id
     ──► strip ──► one of each id ──► train without what is held out ──► files, and counts of all lines

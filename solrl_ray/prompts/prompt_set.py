@@ -1,4 +1,4 @@
-"""Prompt sets, and the choice of an iteration's prompts."""
+"""Reads a run's prompt files, gives prompts their ids, and chooses those of an iteration."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""NVFP4 and FP8: number formats, which layers are quantised, and the attestation of what a worker computes with."""

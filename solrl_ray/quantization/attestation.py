@@ -1,4 +1,6 @@
-"""What a worker really computes with, established by tests at its start (design law 5)."""
+"""What a worker really computes with, established by tests at its start (design law 5), and its digest, the score
+class.
+"""
 
 from __future__ import annotations
 

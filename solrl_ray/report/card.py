@@ -1,4 +1,4 @@
-"""The model card of a finished run, and the folder to publish: LoRA, card and pictures.
+"""``solrl push``: the model card of a finished run, and the folder to publish: LoRA, card and pictures.
 
 It tells nothing about the machine: local paths are reduced to their last name.
 """

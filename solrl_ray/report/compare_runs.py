@@ -1,4 +1,4 @@
-"""Compares runs: which held-out reward each reached when, as a table and as a page."""
+"""``solrl report`` of several runs: which held-out reward each reached when, as a table and as a page."""
 
 from __future__ import annotations
 

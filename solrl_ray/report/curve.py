@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from solrl_ray.config.pools import reserved
-from solrl_ray.config.schema import Config
 from solrl_ray.report.data import RunData
 from solrl_ray.report.rendering import clock
 
@@ -43,7 +42,7 @@ class Curve:
             for updates, e in sorted(evaluated.items())
             if updates < len(seconds)
         ]
-        return cls(tuple(points), gpus(run.config))
+        return cls(tuple(points), reserved(run.config, "num_gpus"))
 
     @property
     def gain(self) -> float:
@@ -68,8 +67,3 @@ class Curve:
                     math.nan,
                 )
         return None
-
-
-def gpus(config: Config) -> float:
-    """The fleet's GPUs, shares added up."""
-    return reserved(config, "num_gpus")

@@ -1,4 +1,4 @@
-"""A report's input: a run folder read back into records."""
+"""A run folder read back into records: for reports, `solrl status` of a run that is not live, and `solrl push`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The report: one self-contained HTML page, made only from the files of a run folder."""
+"""``report.html``: one self-contained HTML page, made only from the files of a run folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from solrl_ray.config.problems import counted
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.evaluation import stability
@@ -13,7 +14,7 @@ from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report import plots, tables
-from solrl_ray.report.curve import SHARES, Curve, gpus
+from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
@@ -42,8 +43,8 @@ def _values(data: RunData) -> dict[str, Any]:
     base, final, real = (data.shown.get(name) for name in ("base", "final", "real"))
     gain = data.gain
     closed = base and final and real and gap_closed(base.reward_mean, final.reward_mean, real.reward_mean)
-    curve, devices, cards = Curve.of(data), sorted({one.device for one in data.attestations}), gpus(config)
-    devices += [f"{cards:g} GPU{'s' if cards != 1 else ''}"] if devices and cards else []
+    curve, devices = Curve.of(data), sorted({one.device for one in data.attestations})
+    devices += [counted(curve.gpus, "GPU")] if devices and curve.gpus else []
     versions = data.summary.versions if data.summary else {}
     return {
         "run": data,

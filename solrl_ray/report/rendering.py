@@ -1,4 +1,4 @@
-"""Pages from the templates in `templates`: values are escaped, and a missing one is an error."""
+"""Pages from the templates in `templates`, and how numbers and times are written in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a finished run: `summary.json`."""
+"""The numbers of a finished run, and digests of its files: `summary.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spans of a run, and their timeline for Perfetto and chrome://tracing.
+"""``solrl trace``: the spans of a run, and their timeline for Perfetto and chrome://tracing.
 
 ``spans.jsonl`` in the run folder has one object a line. A worker measures a unit's span, the controller a stage's;
 clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it. When

@@ -1,4 +1,4 @@
-"""W&B and trackio, which get the same data and names as TensorBoard (`solrl_ray.metrics.scalars`).
+"""W&B and trackio get the same data and names as TensorBoard (`solrl_ray.metrics.scalars`).
 
 A run has one id for all trackers, kept in its folder. A resumed run continues the same tracked run; a new run in a
 folder of the same name does not. Data that an interrupted process sent stays there, beside the repeated iterations.
@@ -32,7 +32,7 @@ _NAMING = threading.Lock()
 
 
 class TrackerWriter:
-    """`actors.world.MetricsWriter` for a service."""
+    """`actors.world.MetricsWriter` for a service, or for TensorBoard."""
 
     def __init__(
         self, log: Callable[[dict[str, Any], int], Any], image: Callable[[Image.Image], Any], finish: Callable[[], Any]
@@ -48,6 +48,7 @@ class TrackerWriter:
         self._log(iteration_scalars(record), record.iteration)
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
+        """Its scalars and, as one image, its pictures: float32 [3, H, W], a row a prompt."""
         values: dict[str, Any] = evaluation_scalars(record)
         if pictures:
             values[pictures_name(record)] = self._image(contact_sheet(pictures))

@@ -44,13 +44,20 @@ class Aesthetic(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        _, clip = _folders(config, keys)
+        _, clip = cls.folders(config, keys)
         preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
         check_sizes(preprocessing, clip, keys("base"), shapes)
 
     @classmethod
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Folders of the head and of the CLIP model."""
+        needed = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS, checkpoints.IMAGE_PROCESSOR]
+        clip = clip_folder(config.base, needed, keys("base"), config.kind)
+        return checkpoints.folder(config.path, [(FILE,)], keys("path"), source=SOURCE), clip
+
+    @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:
-        folder, clip = _folders(config, keys)
+        folder, clip = cls.folders(config, keys)
         preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
         model = paths.load_weights(CLIPVisionModelWithProjection, clip, keys("base"), dtype=torch.float32)
         head = ScoreHead(model.config.projection_dim)
@@ -61,10 +68,3 @@ class Aesthetic(CheckpointReward):
         pixels = self._preprocessing(images.to(self._device, torch.float32))
         scores: Tensor = self._head(F.normalize(self._clip(pixel_values=pixels).image_embeds, dim=-1))
         return scores
-
-
-def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-    """Folders of the head and of the CLIP model."""
-    needed = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS, checkpoints.IMAGE_PROCESSOR]
-    clip = clip_folder(config.base, needed, keys("base"), config.kind)
-    return checkpoints.folder(config.path, [(FILE,)], keys("path"), source=SOURCE), clip

@@ -1,4 +1,4 @@
-"""The interface of a reward: images or videos and their prompts in, one finite number for each out.
+"""The interface of a reward: images or videos and their prompts in, one finite number for each out; both are checked.
 
 A reward that also wants the prompt's reference pictures has a parameter of that name.
 """
@@ -120,9 +120,13 @@ class CheckpointReward(Reward):
     """A reward that a configuration names."""
 
     @classmethod
-    @abstractmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         """Raise `UserError` if it cannot be loaded or cannot take images of these shapes. Loads no weights."""
+        cls.folders(config, keys)
+
+    @classmethod
+    def folders(cls, config: RewardConfig, keys: Keys) -> Any:
+        """Where its checkpoints are; None if it needs none. Raises `UserError` naming the field of a missing one."""
 
     @classmethod
     @abstractmethod

@@ -1,4 +1,6 @@
-"""The user's own functions, named in the configuration as ``module:function`` or ``file.py:function``."""
+"""The user's own functions as rewards or as painters of real pictures: imported by name, errors with their place,
+settings of the process put back.
+"""
 
 from __future__ import annotations
 

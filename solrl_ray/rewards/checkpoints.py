@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{key} is {str(folder)!r}, but its file {name} holds a {type(content).__name__}, not a dict.")
     return content
+
+
+def under(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The weights whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: str, key: str) -> None:

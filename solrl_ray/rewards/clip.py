@@ -1,4 +1,4 @@
-"""Rewards that are cosines between a CLIP model's features of an image and of its prompt.
+"""CLIPScore, PickScore and CLIP for edits: cosines between a CLIP model's features of an image and of its prompt.
 
 CLIPScore (Hessel et al. 2021), and PickScore (Kirstain et al. 2023, arXiv 2305.01569): a CLIP-H fine-tuned on which of
 two images people picked.
@@ -50,12 +50,23 @@ class CLIPReward(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        folder, processor = _folders(config, keys)
+        folder, processor = cls.folders(config, keys)
         check_sizes(cls._read_preprocessing(config, folder, processor, keys), folder, keys("path"), shapes)
 
     @classmethod
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Folders of the model, and of its tokenizer and image processor."""
+        model = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS]
+        processor = [checkpoints.CLIP_TOKENIZER, checkpoints.IMAGE_PROCESSOR]
+        if not config.base:
+            both = clip_folder(config.path, [*model, *processor], keys("path"), config.kind)
+            return both, both
+        folder = clip_folder(config.path, model, keys("path"), config.kind)
+        return folder, checkpoints.folder(config.base, processor, keys("base"))
+
+    @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
-        folder, processor = _folders(config, keys)
+        folder, processor = cls.folders(config, keys)
         preprocessing = cls._read_preprocessing(config, folder, processor, keys)
         model = paths.load_weights(CLIPModel, folder, keys("path"), dtype=torch.float32)
         tokenizer = paths.load_tokenizer(CLIPTokenizer, processor, keys("base" if config.base else "path"))
@@ -160,19 +171,15 @@ def check_sizes(preprocessing: Preprocessing, folder: Path, key: str, shapes: Se
     """Raise `UserError` naming `key` if preprocessed images of one of these shapes do not fit the vision tower."""
     side = image_size(folder, key)
     for shape in shapes:
-        _check_size(preprocessing, side, key, shape)
-
-
-def _check_size(preprocessing: Preprocessing, side: int, key: str, shape: SampleShape) -> None:
-    try:
-        made = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
-    except ValueError as error:
-        raise UserError(f"{key} is a reward that cannot take the model's images: {error}.") from error
-    if made != (side, side):
-        raise UserError(
-            f"{key} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
-            f"{shape.height} x {shape.width}, but its network takes {side} x {side}."
-        )
+        try:
+            made = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
+        except ValueError as error:
+            raise UserError(f"{key} is a reward that cannot take the model's images: {error}.") from error
+        if made != (side, side):
+            raise UserError(
+                f"{key} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
+                f"{shape.height} x {shape.width}, but its network takes {side} x {side}."
+            )
 
 
 def image_size(folder: Path, key: str) -> int:
@@ -192,14 +199,3 @@ def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str
         if found != "clip":
             raise UserError(f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} needs a 'clip' one.")
     return checkpoints.folder(path, files, key)
-
-
-def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-    """Folders of the model, and of its tokenizer and image processor."""
-    model = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS]
-    processor = [checkpoints.CLIP_TOKENIZER, checkpoints.IMAGE_PROCESSOR]
-    if not config.base:
-        both = clip_folder(config.path, [*model, *processor], keys("path"), config.kind)
-        return both, both
-    folder = clip_folder(config.path, model, keys("path"), config.kind)
-    return folder, checkpoints.folder(config.base, processor, keys("base"))

@@ -1,4 +1,6 @@
-"""Requests to a scoring server over HTTP: attempts, deadlines and costs. For `remote` and `judge`."""
+"""Requests to a scoring server over HTTP, for `remote` and `judge`: attempts when it is busy, deadlines and costs. For
+`remote` and `judge`.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models.checkpoint import freeze
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import LongestSide
@@ -41,12 +40,8 @@ class HPSv2(CheckpointReward):
         self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        cls._folder(config, keys)
-
-    @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv2:
-        folder = cls._folder(config, keys)
+        folder = cls.folders(config, keys)
         weights = checkpoints.read_torch(folder, cls.file, keys("path")).get("state_dict")
         if not isinstance(weights, dict):
             raise UserError(f"{keys('path')} is {config.path!r}, but {cls.file} there has no 'state_dict'.")
@@ -55,7 +50,7 @@ class HPSv2(CheckpointReward):
         return cls(name, model, device)
 
     @classmethod
-    def _folder(cls, config: RewardConfig, keys: Keys) -> Path:
+    def folders(cls, config: RewardConfig, keys: Keys) -> Path:
         return checkpoints.folder(config.path, [(cls.file,)], keys("path"))
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -10,7 +10,6 @@ the head below. Two of its properties, without which scores are others (MizzenAI
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
@@ -54,18 +52,20 @@ class HPSv3(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        _folders(config, keys)
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Of the checkpoint and of Qwen2-VL."""
+        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
+        return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv3:
-        folder, base = _folders(config, keys)
+        folder, base = cls.folders(config, keys)
         processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
         processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
         sizes = Qwen2VLConfig.from_pretrained(str(base))
         weights = _read(folder, keys("path"))
         head = score_head(sizes.text_config.hidden_size)
-        checkpoints.fill(head, _under(weights, "rm_head."), folder, FILE, keys("path"))
+        checkpoints.fill(head, checkpoints.under(weights, "rm_head."), folder, FILE, keys("path"))
         sizes.text_config.vocab_size = len(processor.tokenizer)
         named = {key: tensor for key, tensor in weights.items() if not key.startswith("rm_head.")}
         model = qwen_vl.network(sizes, named, folder, FILE, keys("path"))
@@ -74,10 +74,8 @@ class HPSv3(qwen_vl.QwenVLReward):
     def answer(self, images: Tensor, prompt: str) -> Tensor:
         asked = self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt))
         given = self.inputs(images, asked)
-        tokens = given["input_ids"]
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
-        hidden = self._model(**given, position_ids=positions, use_cache=False).last_hidden_state
-        scores: Tensor = self._head(hidden[tokens == self._token].float())
+        hidden = qwen_vl.hidden_states(self._model, given)
+        scores: Tensor = self._head(hidden[given["input_ids"] == self._token].float())
         return scores[:, 0]
 
 
@@ -94,18 +92,8 @@ def score_head(features: int) -> nn.Sequential:
     )
 
 
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
-
-
 def _read(folder: Path, key: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(folder / FILE)
     except (OSError, SafetensorError) as error:
         raise UserError(paths.unreadable(folder, FILE, key, error)) from error
-
-
-def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-    """Folders of the checkpoint and of Qwen2-VL."""
-    folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
-    return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")

@@ -19,7 +19,6 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.heads import ScoreHead
@@ -74,21 +73,24 @@ class ImageReward(CheckpointReward):
         self._tokens = Texts(name, self._tokenize, self._count_tokens, MAX_TOKENS)
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        _folders(config, keys)
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Of the checkpoint and of the tokenizer."""
+        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
+        return folder, checkpoints.folder(config.base, [checkpoints.BERT_TOKENIZER], keys("base"))
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> ImageReward:
-        folder, base = _folders(config, keys)
+        folder, base = cls.folders(config, keys)
         weights = checkpoints.read_torch(folder, FILE, keys("path"))
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(_UNUSED)}
         try:
             vision, text, head = build(weights)
         except (KeyError, ValueError, ZeroDivisionError) as error:
             missing = f"{FILE} is not ImageReward's: {type(error).__name__} {error}"
             raise UserError(f"{keys('path')} is {config.path!r}, but {missing}.") from error
         checkpoints.fill(vision, vision_weights(weights), folder, FILE, keys("path"))
-        checkpoints.fill(text, _under(weights, "blip.text_encoder."), folder, FILE, keys("path"))
-        checkpoints.fill(head, _under(weights, "mlp."), folder, FILE, keys("path"))
+        checkpoints.fill(text, checkpoints.under(weights, "blip.text_encoder."), folder, FILE, keys("path"))
+        checkpoints.fill(head, checkpoints.under(weights, "mlp."), folder, FILE, keys("path"))
         return cls(name, vision, text, head, load_tokenizer(base, keys("base")), device)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -130,10 +132,9 @@ def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel
     Raises KeyError or ValueError for a checkpoint that is not ImageReward's.
     """
     unknown = [name for name in weights if not name.startswith(("blip.visual_encoder.", "blip.text_encoder.", "mlp."))]
-    unknown = [name for name in unknown if not name.startswith(_UNUSED)]
     if unknown:
         raise ValueError(f"it has the unknown weight {unknown[0]!r}")
-    vision = _under(weights, "blip.visual_encoder.")
+    vision = checkpoints.under(weights, "blip.visual_encoder.")
     patch = vision["patch_embed.proj.weight"].shape
     tokens = vision["pos_embed"].shape[1] - 1
     vision_config = BlipVisionConfig(
@@ -145,7 +146,7 @@ def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel
         patch_size=patch[-1],
         layer_norm_eps=1e-6,
     )
-    text = _under(weights, "blip.text_encoder.")
+    text = checkpoints.under(weights, "blip.text_encoder.")
     words = text["embeddings.word_embeddings.weight"].shape
     text_config = BlipTextConfig(
         vocab_size=words[0],
@@ -163,7 +164,7 @@ def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel
 def vision_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The image tower's weights under transformers' names."""
     renamed = {}
-    for name, tensor in _under(weights, "blip.visual_encoder.").items():
+    for name, tensor in checkpoints.under(weights, "blip.visual_encoder.").items():
         new = name
         for pattern, replacement in _VISION:
             new = re.sub(pattern, replacement, new)
@@ -171,19 +172,5 @@ def vision_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in weights.items()
-        if name.startswith(prefix) and not name.startswith(_UNUSED)
-    }
-
-
 def _layers(weights: Mapping[str, Tensor], pattern: str) -> int:
     return 1 + max(int(match.group(1)) for name in weights if (match := re.match(pattern, name)))
-
-
-def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-    """Folders of the checkpoint and of the tokenizer."""
-    folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
-    return folder, checkpoints.folder(config.base, [checkpoints.BERT_TOKENIZER], keys("base"))

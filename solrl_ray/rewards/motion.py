@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 
 SIDE = 32
@@ -30,10 +29,6 @@ class Motion(CheckpointReward):
     def __init__(self, name: str, enough: float) -> None:
         super().__init__(name)
         self._enough = enough
-
-    @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        """Nothing can be missing."""
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Motion:

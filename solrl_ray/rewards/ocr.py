@@ -14,7 +14,6 @@ from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
 
@@ -32,10 +31,6 @@ class Ocr(CheckpointReward):
     def __init__(self, name: str, engine: RapidOCR) -> None:
         super().__init__(name)
         self._engine = engine
-
-    @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        pass  # it needs only its library, which was imported
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Ocr:

@@ -1,4 +1,4 @@
-"""Image preprocessing of the published rewards, on tensors and on their device."""
+"""Image preprocessing of the published rewards (CLIP's, HPSv2's), on tensors and on their device."""
 
 from __future__ import annotations
 

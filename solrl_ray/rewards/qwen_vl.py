@@ -109,6 +109,14 @@ def base_folder(config: RewardConfig, keys: Keys, right: str) -> Path:
     return base
 
 
+def hidden_states(model: Any, given: Mapping[str, Tensor]) -> Tensor:
+    """[B, tokens, width] of `network`, whose tokens of pictures have the plain positions 0, 1, 2, … of a text."""
+    tokens = given["input_ids"]
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
+    hidden: Tensor = model(**given, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden
+
+
 def network(sizes: Qwen2VLConfig, weights: Mapping[str, Tensor], folder: Path, file: str, key: str) -> Qwen2VLModel:
     """Qwen2-VL without its language head, of the weights of `file` under any version's names.
 

@@ -8,7 +8,6 @@ authors, which is never run. `examples/pairwise` compares pictures with each oth
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
@@ -54,12 +52,21 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        _folder(config, keys)
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, str]:
+        """The checkpoint's folder and ``model_type``."""
+        files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
+        folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
+        found = paths.read_json(folder, "config.json", keys("path")).get("model_type")
+        if found not in CLASSES:
+            raise UserError(
+                f"{keys('path')} is {config.path!r}, a checkpoint of type {found!r}, but {config.kind} takes "
+                f"{listed(list(CLASSES))} ones, such as CodeGoat24/UnifiedReward-2.0-qwen-7b."
+            )
+        return folder, found
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> UnifiedReward:
-        folder, model_type = _folder(config, keys)
+        folder, model_type = cls.folders(config, keys)
         model_class, processor_class = CLASSES[model_type]
         model = paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE)
         return cls(name, model, qwen_vl.load_processor(processor_class, folder, keys("path")), device)
@@ -81,16 +88,3 @@ class UnifiedReward(qwen_vl.QwenVLReward):
                 f"another reward and this run's policy (run.init)."
             )
         return (sum(marks.values()) / len(MARKS) - LOW) / (HIGH - LOW)
-
-
-def _folder(config: RewardConfig, keys: Keys) -> tuple[Path, str]:
-    """The checkpoint's folder and ``model_type``."""
-    files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
-    folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
-    found = paths.read_json(folder, "config.json", keys("path")).get("model_type")
-    if found not in CLASSES:
-        raise UserError(
-            f"{keys('path')} is {config.path!r}, a checkpoint of type {found!r}, but {config.kind} takes "
-            f"{listed(list(CLASSES))} ones, such as CodeGoat24/UnifiedReward-2.0-qwen-7b."
-        )
-    return folder, found

@@ -12,7 +12,7 @@ own network and the head below. What scores depend on:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
-from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints, pillow, qwen_vl
 from solrl_ray.rewards.base import VIDEOS, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
@@ -76,12 +75,21 @@ class VideoReward(qwen_vl.QwenVLReward):
         self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
-    def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        _folders(config, keys)
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
+        """The checkpoint's folder, its newest file of weights, and the folder of Qwen2-VL."""
+        folder = checkpoints.folder(config.path, [(SETTINGS,)], keys("path"), whole=True)
+        found = {_step(file): file for file in folder.glob(f"checkpoint-*/{WEIGHTS}") if _step(file).isdecimal()}
+        if not found:
+            lacking = f"{keys('path')} is {config.path!r}, but no checkpoint-NUMBER/{WEIGHTS} is in {folder};"
+            if isinstance(paths.checkpoint(config.path, keys("path")), Path):
+                raise UserError(f"{lacking} copy it there.")
+            raise MissingCheckpoint(f"{lacking} run `hf download {config.path}` on every machine that scores.")
+        newest = found[max(found, key=int)]
+        return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> VideoReward:
-        folder, weights_file, base = _folders(config, keys)
+        folder, weights_file, base = cls.folders(config, keys)
         settings = _settings(folder, keys("path"))
         processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
         processor.tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
@@ -105,9 +113,7 @@ class VideoReward(qwen_vl.QwenVLReward):
     def answer(self, images: Tensor, prompt: str) -> Tensor:
         shown = images[:, :, evenly_spaced(images.shape[2], self._frames)]
         given = self._inputs(shown, self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt)))
-        tokens = given["input_ids"]
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
-        hidden = self._model(**given, position_ids=positions, use_cache=False).last_hidden_state
+        hidden, tokens = qwen_vl.hidden_states(self._model, given), given["input_ids"]
         asked = torch.stack([hidden[tokens == token] for token in self._tokens], dim=1).float()
         return ((torch.einsum("bqw,qw->bq", asked, self._head) - self._mean) / self._std).sum(dim=1)
 
@@ -163,19 +169,6 @@ def _settings(folder: Path, key: str) -> dict[str, Any]:
             if not isinstance(values, dict) or not isinstance(values.get(name), int | float):
                 raise UserError(paths.unreadable(folder, SETTINGS, key, ValueError(f"it has no {section}.{name}")))
     return settings
-
-
-def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
-    """The checkpoint's folder, its newest file of weights, and the folder of Qwen2-VL."""
-    folder = checkpoints.folder(config.path, [(SETTINGS,)], keys("path"), whole=True)
-    found = {_step(file): file for file in folder.glob(f"checkpoint-*/{WEIGHTS}") if _step(file).isdecimal()}
-    if not found:
-        lacking = f"{keys('path')} is {config.path!r}, but no checkpoint-NUMBER/{WEIGHTS} is in {folder};"
-        if isinstance(paths.checkpoint(config.path, keys("path")), Path):
-            raise UserError(f"{lacking} copy it there.")
-        raise MissingCheckpoint(f"{lacking} run `hf download {config.path}` on every machine that scores.")
-    newest = found[max(found, key=int)]
-    return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
 
 
 def _step(weights: Path) -> str:

@@ -1,0 +1,1 @@
+"""Sampling a unit, pruning, selection, rank fidelity, audit, fallback."""

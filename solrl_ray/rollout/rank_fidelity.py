@@ -1,4 +1,6 @@
-"""How well the low-precision proxy ranks: its rewards against full-precision ones of the same seeds."""
+"""How well the low-precision proxy ranks: Spearman, Kendall and sides, against full-precision rewards of the same
+seeds.
+"""
 
 from __future__ import annotations
 

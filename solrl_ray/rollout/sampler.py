@@ -1,4 +1,4 @@
-"""From a work unit to scored images: shared by explorers and regenerators, without Ray.
+"""From a work unit to scored images: noise, solver, decoder, reward; shared by explorers and regenerators, without Ray.
 
 A unit's indices give addressed noise; solver, decoder and reward follow. The forward's shape is always `micro_batch`: a
 short last one repeats its last member, and the surplus results are discarded. So a score is a function of its unit

@@ -1,0 +1,1 @@
+"""From noise to a latent: addressed random numbers, noise levels, solvers."""

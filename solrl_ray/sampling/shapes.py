@@ -1,4 +1,4 @@
-"""Which of several shapes the samples of a prompt have."""
+"""Which of several shapes the samples of a prompt have: an addressed draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Deterministic ODE solvers for rectified flow: x_sigma = (1 - sigma) x0 + sigma noise, v = noise - x0."""
+"""Deterministic ODE solvers (Euler, DPM-Solver++) for rectified flow: x_sigma = (1 - sigma) x0 + sigma noise, v = noise
+- x0.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Which worker does what, and what counts; pure, without clocks or Ray."""

@@ -1,0 +1,1 @@
+"""The run folder: journal, checkpoints, resume, warm start."""

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and their copies elsewhere.
+"""Which checkpoints are kept, which is the newest that verifies, and their copies elsewhere (`checkpoints.upload`).
 
     checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune there
 

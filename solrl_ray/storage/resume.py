@@ -1,4 +1,5 @@
-"""Finds where a run continues: the newest valid checkpoint, and the measurements up to it.
+"""Finds where a run continues (the newest valid checkpoint, the measurements up to it), and refuses other prompts than
+it began with.
 
 What its configuration may change is decided by `solrl_ray.config.continuation`.
 """

@@ -1,4 +1,4 @@
-"""The folder of a run: its paths, and what a resumed run finds there."""
+"""The folder of a run: paths and formats of its files, how it is begun, pruned, and cut back for a resumed run."""
 
 from __future__ import annotations
 

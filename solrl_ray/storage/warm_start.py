@@ -67,7 +67,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     digest = lora_digest(state.default)
     if config.run.init_digest not in ("", digest):
         raise UserError(f"{named}, whose digest is {digest}, but run.init_digest is {config.run.init_digest}.")
-    return config.model_copy(update={"run": config.run.model_copy(update={"init_digest": digest})}), state
+    return config.changed({"run.init_digest": digest}), state
 
 
 def network_of(model: Model, key: str = "model.path") -> Network:

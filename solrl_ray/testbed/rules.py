@@ -1,4 +1,4 @@
-"""Does a picture show what its caption says? A reward without a network, to check a trained one.
+"""Whether a picture shows what its caption says: a reward without a network, to check a trained one.
 
 A policy can raise a learned reward in unwanted ways. Here a picture is compared with drawings: of the caption's scene,
 and of that scene with one word exchanged for another of its kind, each drawn where it fits the picture best. The best

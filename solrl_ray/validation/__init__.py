@@ -1,1 +1,1 @@
-"""The steps of `solrl validate`: one model on one device, from loading to an update, each part checked and reported."""
+"""``solrl validate``: one model on one device, from loading to an update, each part checked and reported."""

@@ -31,10 +31,8 @@ def climb(session: Session) -> list[Measure]:
     Not compiled, because batches have other shapes than a run's.
     """
     session.release()
-    config = session.config
-    eager = config.compile.model_copy(update={"enabled": False, "learner": False})
-    batches = config.learner.model_copy(update={"micro_batch": len(SEEDS)})
-    settings = config.model_copy(update={"compile": eager, "learner": batches})
+    eager = {"compile.enabled": False, "compile.learner": False, "learner.micro_batch": len(SEEDS)}
+    settings = session.config.changed(eager)
     steps, record = settings.rollout.regenerate.steps, settings.objective.needs_trajectory
     with alone(session, settings, "transformer", "vae") as (model, learner):
         reward, size = Brightness("brightness"), len(SEEDS)

@@ -111,8 +111,7 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
 def alone(session: Session, config: Config, *components: str) -> Iterator[tuple[DiffusionModel, Learner]]:
     """A loaded model and its learner, in a group of one."""
     # One optimiser step, because the configured ones may need more than two prompts.
-    single = config.learner.model_copy(update={"world_size": 1, "updates": 1})
-    config = config.model_copy(update={"learner": single})
+    config = config.changed({"learner.world_size": 1, "learner.updates": 1})
     where, seconds, network = session.device, config.fleet.deadlines.collective, config.fleet.network
     process_group(0, 1, "127.0.0.1", free_port(), device=where, timeout=seconds, one_host=True, network=network)
     try:

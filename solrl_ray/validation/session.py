@@ -77,8 +77,7 @@ class Session:
         found = Drawing.of(self.config, self.steps)
         if not found.differs:
             return found
-        cfg = found.model.cfg.model_copy(update={"interval": (0.0, 1.0)})
-        return replace(found, model=found.model.model_copy(update={"cfg": cfg}))
+        return replace(found, model=found.model.changed({"cfg.interval": (0.0, 1.0)}))
 
     @property
     def references(self) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What part of a revision each receiver gets."""
+"""What part of a revision each receiver gets: factors, or packed weights."""
 
 from __future__ import annotations
 

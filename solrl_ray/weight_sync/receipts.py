@@ -1,4 +1,4 @@
-"""Checks whether receivers hold what was published (design law 4)."""
+"""Compares workers' receipts with what was published, and ends the run if they differ (design law 4)."""
 
 from __future__ import annotations
 

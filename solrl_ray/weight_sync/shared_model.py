@@ -1,4 +1,4 @@
-"""One copy of a model for all roles of a process.
+"""One copy of a model for all roles of a card: merged, quantised, offloaded and restored before each call.
 
 ::
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from solrl_ray.cli import cluster_access, preflight, submission
+from solrl_ray.cli import preflight, submission
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
@@ -273,7 +273,7 @@ def test_the_address_of_another_server_is_told(url: str, monkeypatch: pytest.Mon
     address = url.removeprefix("http://")  # such as the dashboard's
     began = time.monotonic()
     with pytest.raises(RunError, match=f"^the Ray cluster at {address} could not be joined: .* no Ray head"):
-        cluster_access.cluster_at(address)
+        ray_auth.cluster_at(address)
     assert time.monotonic() - began < patience(5.0)
     monkeypatch.setenv("RAY_USE_TLS", "1")
     ray_auth.check_access(address, seconds=5.0)  # only Ray could tell

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 import solrl_ray
-from solrl_ray.cli import guidance as guidance_checks
 from solrl_ray.cli import verbs
-from solrl_ray.config.guidance import Cfg
-from solrl_ray.config.loading import Sources
-from tests.support import learning
 from tests.support.command_line import begin, refusal, solrl
 from tests.support.processes import python
 from tests.support.sentences import names
@@ -127,11 +123,6 @@ def test_a_resolution_to_validate_at_is_one_number_or_two(
     assert names(said, "Argument --resolution:", f"{given!r} 512x768")
 
 
-def scheduler(pipeline: Path, **values: object) -> None:
-    file = pipeline / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 def test_a_distilled_checkpoint_in_the_hubs_cache_is_known_by_its_id(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,40 +131,6 @@ def test_a_distilled_checkpoint_in_the_hubs_cache_is_known_by_its_id(
     capsys.readouterr()
     said = refusal(capsys, "plan", config_file, f"--set=model.path={snapshot}", "--set=evaluation.cfg.scale=4")
     assert names(said, "evaluation.cfg.scale", f"4 --set 1 {snapshot}")
-
-
-def test_what_the_files_of_a_guided_checkpoint_tell_about_its_guidance_is_noted(tmp_path: Path) -> None:
-    flux, embedded = build_pipeline(tmp_path / "flux"), build_pipeline(tmp_path / "embedded", guidance_embeds=True)
-    schnell, klein = build_pipeline(tmp_path / "schnell"), build_flux2_klein(tmp_path / "klein")
-    scheduler(flux, shift=3.0, use_dynamic_shifting=True)
-    scheduler(schnell, shift=1.0, use_dynamic_shifting=False)
-    index = klein / "model_index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": False}))
-
-    def noted(path: Path, family: str = "flux", **guidance: object) -> list[str]:
-        config = learning.config(path)
-        model = config.model.model_copy(update={"family": family})
-        evaluation = config.evaluation.model_copy(update={"cfg": Cfg(scale=4.5), **guidance})
-        return guidance_checks.notes(config.model_copy(update={"model": model, "evaluation": evaluation}), Sources())
-
-    (unknown,), (like_schnell,), (on_top,) = noted(flux), noted(schnell), noted(embedded, guidance=3.5)
-    assert names(unknown, "evaluation.cfg.scale", f"4.5 {flux} distilled")
-    assert names(like_schnell, "evaluation.cfg.scale", f"4.5 {schnell} black-forest-labs/FLUX.1-schnell")
-    assert names(on_top, "evaluation.cfg.scale", f"4.5 {embedded} 3.5")
-    assert "schnell" not in unknown
-    assert noted(klein, "flux2_klein") == []
-    assert noted(flux, cfg=None) == []
-
-    guided = learning.config(embedded)
-    guided = guided.model_copy(
-        update={
-            "model": guided.model.model_copy(update={"guidance": 3.5, "cfg": Cfg(scale=2)}),
-            "evaluation": guided.evaluation.model_copy(update={"guidance": 5.0}),
-        }
-    )
-    trained, evaluated = guidance_checks.notes(guided, Sources())
-    assert names(trained, "model.cfg.scale", f"2 {embedded} 3.5")
-    assert names(evaluated, "model.cfg.scale", f"2 {embedded} 5")
 
 
 @pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])
