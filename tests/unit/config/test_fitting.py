@@ -277,3 +277,10 @@ def test_the_largest_card_of_a_split_fleet_is_shown_with_each_of_its_processes()
     assert list(rows) == ["GPU memory", "GPU peak", "store"]
     assert "10.2 GB (explorer: load 4.25 GB, " in rows["GPU peak"]
     assert "; regenerator: load 4.95 GB, regenerate 5.46 GB, " in rows["GPU peak"]
+
+
+def test_a_changed_run_keeps_its_numbers_of_prompts() -> None:
+    arithmetic = made_up(LEAST)
+    counted = describe(arithmetic.config, arithmetic.facts, train_prompts=480, heldout_prompts=64)
+    made = fitting.check(counted, card(6.6))
+    assert (made.train_prompts, made.heldout_prompts) == (480, 64)

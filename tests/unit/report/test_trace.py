@@ -57,6 +57,8 @@ def test_each_worker_and_each_stage_has_a_track_that_counts_from_the_first_span(
         "explorer-1": [(0.5, 3.0)],
         "regenerator-0": [(3.0, 2.5), (12.0, 1.0)],
     }
+    kinds = {event["cat"] for event in timeline(SPANS)["traceEvents"] if event["ph"] == "X"}
+    assert kinds == {"explore", "regenerate", "learn", "evaluate"}
 
 
 def test_what_a_worker_does_before_its_units_is_on_its_track_and_in_no_stage() -> None:
