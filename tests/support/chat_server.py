@@ -86,18 +86,14 @@ def serving(model: Model) -> Iterator[ChatServer]:
 
     class Handler(Quiet):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked = Asked(body, dict(self.headers))
+            asked = Asked(json.loads(self.read()), dict(self.headers))
             found.enter(asked)
             try:
                 answer = model(asked) if self.path == "/v1/chat/completions" else (404, b"no such path")
             finally:
                 found.leave()
             status, content = answer if isinstance(answer, tuple) else (200, completion(answer))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.answer(content, status)
 
     with listening(Handler) as url:
         found.url = f"{url}/v1"

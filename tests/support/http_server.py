@@ -13,6 +13,18 @@ class Quiet(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None: ...
 
+    def read(self) -> bytes:
+        """The body of the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
 
 @contextmanager
 def listening(handler: type[Quiet]) -> Iterator[str]:

@@ -125,7 +125,7 @@ def serving() -> Iterator[Hub]:
 
     class Handler(Quiet):
         def _any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.read()
             shown = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
             try:
                 # The address of a large file is a secret itself; the others are public, and asked by the hub's library.
@@ -133,23 +133,15 @@ def serving() -> Iterator[Hub]:
                     hub.tokens.add(shown)
                     if shown != TOKEN:
                         raise Refusal(401, "Invalid credentials in Authorization header")
-                self._send(200, answer(hub, self.command, self.path.partition("?")[0], body))
+                status, values, headers = 200, answer(hub, self.command, self.path.partition("?")[0], body), {}
             except Refusal as refusal:
-                self._send(refusal.status, refusal.values, refusal.code)
+                status, values = refusal.status, refusal.values
+                headers = {"X_Error_Message": values["error"]}
+                if refusal.code:
+                    headers["X_Error_Code"] = refusal.code
+            self.answer(json.dumps(values).encode(), status, Content_Type="application/json", **headers)
 
         do_GET = do_POST = do_PUT = _any
-
-        def _send(self, status: int, values: dict[str, Any], code: str = "") -> None:
-            content = json.dumps(values).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            if code:
-                self.send_header("X-Error-Code", code)
-            if status >= 400:
-                self.send_header("X-Error-Message", values["error"])
-            self.end_headers()
-            self.wfile.write(content)
 
     with listening(Handler) as url:
         hub.url = url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ def parts(tmp_path: Path) -> list[Path]:
     model.write_text(MODEL)
     rest.write_text(REST)
     return [model, rest]
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    """Puts back the number of threads that a test sets."""
+    import torch  # takes seconds
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,51 +12,43 @@ from ray.job_submission import JobSubmissionClient
 
 from actors.client import submit
 from solrl_ray.errors import UserError
+from tests.support.http_server import Quiet, listening
 
 JOB = {"type": "SUBMISSION", "submission_id": "small-1", "status": "FAILED", "entrypoint": "python", "message": "gone"}
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = ""
         self.answers = {"/api/version": [{"ray_version": ray.__version__}] * 2, "/api/jobs/small-1": [JOB]}
         """What is answered, once each; then the connection ends without an answer."""
         self.refusals: list[str] = []
         """Why jobs are not taken, once each."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        left = self.server.answers.get(self.path)
-        if not left:
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(left.pop()).encode())
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        refusal = self.server.refusals.pop(0) if self.server.refusals else ""
-        self.send_response(500 if refusal else 200)
-        self.end_headers()
-        self.wfile.write(refusal.encode() or json.dumps({"job_id": None, "submission_id": "small-1"}).encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    made = Server()
+
+    class Handler(Quiet):
+        def do_GET(self) -> None:
+            if left := made.answers.get(self.path):
+                self.answer(json.dumps(left.pop()).encode())
+
+        def do_POST(self) -> None:
+            self.read()
+            if made.refusals:
+                self.answer(made.refusals.pop(0).encode(), 500)
+            else:
+                self.answer(json.dumps({"job_id": None, "submission_id": "small-1"}).encode())
+
+    with listening(Handler) as made.url:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture
 def client(server: Server) -> JobSubmissionClient:
-    return JobSubmissionClient(f"http://127.0.0.1:{server.server_port}")
+    return JobSubmissionClient(server.url)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def config_of(path: Path, *overrides: str) -> Config:
     return config.model_copy(update={"model": tiny.model_config(path)})
 
 
-def test_it_encodes_the_files_that_it_is_sent_and_needs_no_others(tmp_path: Path) -> None:
+def test_it_encodes_the_files_that_it_is_sent_and_needs_no_others(tmp_path: Path, own_threads: None) -> None:
     checkpoint = tiny.build_kontext(tmp_path / "pipeline")
     fields = {"family": "flux_kontext", "references": 1}
     config = load([ROOT / "configs" / "demo.yaml"]).model_copy(
@@ -46,12 +46,8 @@ def test_it_encodes_the_files_that_it_is_sent_and_needs_no_others(tmp_path: Path
     expected, files = encode_prompts(model, prompts), [contents(prompt) for prompt in prompts]
     for prompt in prompts:
         Path(prompt.references[0].path).unlink()
-    threads = torch.get_num_threads()
-    try:
-        encoder.start()
-        made = encoder.embed(prompts, files)
-    finally:
-        torch.set_num_threads(threads)
+    encoder.start()
+    made = encoder.embed(prompts, files)
     assert [each.digest for each in made] == [embedding_digest(tensors) for tensors in expected]
     assert made[0].references is not None
     assert made[0].references.shape == (1, 3, tiny.RESOLUTION, tiny.RESOLUTION)
@@ -77,16 +73,12 @@ class Noting(TextEncoder):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_it_answers_what_its_model_encodes_in_micro_batches(tiny_pipeline: Path, size: int) -> None:
+def test_it_answers_what_its_model_encodes_in_micro_batches(tiny_pipeline: Path, size: int, own_threads: None) -> None:
     config = config_of(tiny_pipeline, f"fleet.encoders.micro_batch={size}")
     encoder, model = TextEncoder(config), models.load(config.model, "cpu", components={"text"})
-    threads = torch.get_num_threads()
-    try:
-        assert encoder.start() == model.text_identity(size)
-        answers = encoder.embed(PROMPTS)
-        expected = model.encode([prompt.text for prompt in PROMPTS], size)
-    finally:
-        torch.set_num_threads(threads)
+    assert encoder.start() == model.text_identity(size)
+    answers = encoder.embed(PROMPTS)
+    expected = model.encode([prompt.text for prompt in PROMPTS], size)
     assert [each.prompt_id for each in answers] == ["1", "2", "3"]
     assert [each.digest for each in answers] == [embedding_digest(tensors) for tensors in expected]
     assert all(embedding_digest(each.tensors) == each.digest for each in answers)

@@ -24,9 +24,8 @@ class Computes:
         return torch.get_num_threads()
 
 
-def test_each_actor_computes_with_its_own_threads(tmp_path: Path) -> None:
+def test_each_actor_computes_with_its_own_threads(tmp_path: Path, own_threads: None) -> None:
     """On which the last bits of a result depend."""
-    before = torch.get_num_threads()
     world = one_process.OneProcessWorld(small_config(tmp_path, "threads"), tmp_path)
 
     async def asked() -> list[int]:
@@ -35,7 +34,4 @@ def test_each_actor_computes_with_its_own_threads(tmp_path: Path) -> None:
             await world.answer(world.send(actor, "start"), what="start", seconds=1.0)
         return [await world.answer(world.send(each, "threads"), what="threads", seconds=1.0) for each in actors]
 
-    try:
-        assert asyncio.run(asked()) == [1, 2, 1]
-    finally:
-        torch.set_num_threads(before)
+    assert asyncio.run(asked()) == [1, 2, 1]

@@ -12,7 +12,7 @@ from solrl_ray.cli import model_facts, outline, preflight
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.errors import UserError
 from solrl_ray.models import shapes
-from tests.support.command_line import refusal, solrl
+from tests.support.command_line import refusal
 from tests.support.processes import python
 from tests.support.small import CONFIGS
 
@@ -100,15 +100,3 @@ def test_a_plan_of_a_model_that_nobody_here_knows_is_refused_without_asking_the_
     said = refusal(capsys, "plan", config_file, "--set", "model.path=nobody/knows")
     assert said.startswith("model.path (--set) is 'nobody/knows', which is neither on this machine nor a model whose")
     assert "`hf download nobody/knows --include '*.json'`" in said
-
-
-def test_a_plan_of_a_model_of_ones_own_notes_missing_prompts_and_executes_nobodys_function(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine = tmp_path / "mine.py"
-    mine.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef draw(prompt, address): ...\n")
-    changes = ("prompts.train=none.txt", f"evaluation.reference='{mine}:draw'")
-    assert solrl("plan", config_file, *(part for change in changes for part in ("--set", change))) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "before the run starts: prompts.train (--set) is 'none.txt', which is not on this machine" in said
-    assert not (tmp_path / "executed").exists()

@@ -95,8 +95,6 @@ def test_a_number_of_references_that_a_family_does_not_take_is_refused_before_it
     [
         ("[18, 32]", "(--set) [18, 32] 4 16 20"),
         ("[[16, 16], [32, 3]]", "[[16, 16], [32, 3]] 4"),
-        ("[[16, 16], [16, 16]]", "--set [16, 16] twice"),
-        ("[]", "--set [height, width]"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused_with_what_would_be_right(

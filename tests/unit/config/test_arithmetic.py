@@ -222,12 +222,6 @@ def test_previews_stand_with_the_share_of_weights_that_is_quantised(  # type: ig
     assert words in " ".join(describe(configure(*settings), facts).table().split())
 
 
-def test_no_share_is_said_if_it_is_unknown_or_nothing_is_quantised(configure) -> None:  # type: ignore[no-untyped-def]
-    config = configure("rollout.explore.precision=bf16")
-    for facts in (FLUX, None):
-        assert "quantised" not in dict(describe(config, facts).rows())["explore"]
-
-
 def test_where_factors_alone_are_published_no_packed_weights_are_counted(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(configure("publish.mode=lora"), FLUX)
     assert numbers.revision_bytes == 149_422_080

@@ -46,13 +46,6 @@ def test_weights_leave_a_card_that_is_too_small_or_close_to_it() -> None:
     assert offloads(learns - 0.01) is None
 
 
-def test_what_is_given_is_kept() -> None:
-    kept = peak(LEAST)
-    assert offloads(kept + 0.01, LEAST, "fleet.offload=false") is False
-    assert offloads(kept - 0.01, LEAST, "fleet.offload=false") is None
-    assert offloads(2 * kept, LEAST, "fleet.offload=true") is True
-
-
 @pytest.mark.parametrize(
     "settings",
     [

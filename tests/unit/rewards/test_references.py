@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import threading
 from collections.abc import Callable
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from solrl_ray.rewards.clip import CLIPEdit
 from solrl_ray.rollout.sampler import references_for
 from tests.support.chat_server import Asked, serving
 from tests.support.editing import picture
-from tests.support.http_server import Quiet
+from tests.support.http_server import Quiet, listening
 
 PROMPTS = ["a red square", "two blue circles"]
 OWN = """
@@ -198,23 +196,14 @@ def test_a_server_gets_them_only_if_it_is_to(tmp_path: Path) -> None:
 
     class Handler(Quiet):
         def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            answer = b'{"scores": [1, 2]}'
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            bodies.append(json.loads(self.read()))
+            self.answer(b'{"scores": [1, 2]}')
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     seen = pictures(1)[:1].expand(2, 1, 3, 8, 8)  # one prompt for all
-    try:
+    with listening(Handler) as url:
         for wants in (True, False):
-            remote = Remote(url=f"http://127.0.0.1:{server.server_port}/score", references=wants)
+            remote = Remote(url=f"{url}/score", references=wants)
             rewards.load([RewardConfig(kind="remote", remote=remote)], "cpu").score(images(), PROMPTS, seen)
-    finally:
-        server.shutdown()
-        server.server_close()
     with_them, without = bodies
     assert "references" not in without
     assert [len(row) for row in with_them["references"]] == [1, 1]

@@ -10,10 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any
 
@@ -27,6 +26,7 @@ from solrl_ray.config.rewards import Remote, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import endpoint
+from tests.support.http_server import Quiet, listening
 
 PROMPTS = ["a red square", "two blue circles"]
 Answer = tuple[int, bytes]
@@ -70,15 +70,15 @@ def slowly(seen: Seen, file: BufferedIOBase, content: bytes) -> None:
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
     monkeypatch.setattr(endpoint, "PAUSE", 0.01)
-    monkeypatch.setattr(BaseHTTPRequestHandler, "protocol_version", "HTTP/1.1")  # which keeps connections
-    servers: list[tuple[ThreadingHTTPServer, Seen]] = []
+    monkeypatch.setattr(Quiet, "protocol_version", "HTTP/1.1")  # which keeps connections
+    servers, made = ExitStack(), list[Seen]()
 
     def start(*answers: Answer, hang: bool = False, drip: bool = False, headers: bool = False) -> Seen:
         seen = Seen(list(answers))
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.read())
                 status, answer = seen.answers[min(len(seen.requests), len(seen.answers) - 1)]
                 seen.requests.append((body, dict(self.headers)))
                 seen.times.append(time.monotonic())
@@ -88,30 +88,20 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
                     return
                 if headers:
                     slowly(seen, self.wfile, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 3)
-                self.send_response(status)
-                for item in seen.headers.items():
-                    self.send_header(*item)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
                 if drip:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer))
                     slowly(seen, self.wfile, answer)
                 else:
-                    self.wfile.write(answer)
+                    self.answer(answer, status, **seen.headers)
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        seen.url = f"http://127.0.0.1:{server.server_port}/score"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append((server, seen))
+        seen.url = f"{servers.enter_context(listening(Handler))}/score"
+        made.append(seen)
         return seen
 
-    yield start
-    for server, seen in servers:
-        seen.release.set()
-        server.shutdown()
-        server.server_close()
+    with servers:
+        yield start
+        for seen in made:
+            seen.release.set()
 
 
 GOOD = (200, b'{"scores": [0.25, -1]}')

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from actors.workers.selector import Ack, Selector
-from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
@@ -69,17 +68,6 @@ def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -
     assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
     assert group.worker == "explorer-1, explorer-2"
     assert state.record_group(group) is Outcome.ACCEPTED
-
-
-def test_an_iteration_is_complete_when_the_groups_of_all_prompts_are_put_together() -> None:
-    state = explored()
-    assert state.all_wanted() == (chosen(state, "beef"), chosen(state, "cafe"))
-    assert not state.complete
-    for prompt_id in PLAN.prompt_ids:
-        parts = [sampled(source) for source in PLAN.pool_units_of(prompt_id)]
-        state.record_group(assemble(chosen(state, prompt_id), parts))
-    assert state.all_wanted() == ()
-    assert [s.prompt_id for s in state.close().selections] == ["beef", "cafe"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -170,14 +158,6 @@ def test_a_resumed_iteration_wants_the_group_of_what_was_chosen_but_not_yet_stor
     assert [e["kind"] for e in entries].count("sample") == 6
 
 
-def test_samples_that_are_made_again_with_other_bytes_are_told(tmp_path: Path) -> None:
-    first = Selector(tmp_path)
-    unit, *_ = first.open(PLAN).units
-    first.accept([result(unit)])
-    (ack,) = first.accept([result(unit, shift=1.0)])
-    assert ack.differs == f"explorer-0 brought other bytes for {unit.describe()} than explorer-0"
-
-
 def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
     explore(selector, selector.open(PLAN).units)
@@ -191,12 +171,6 @@ def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_pa
     assert nothing == ()
     assert again is not None
     assert again.latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
-
-
-def test_a_journal_of_the_other_kind_of_strategy_is_refused(tmp_path: Path) -> None:
-    Selector(tmp_path).open(PLAN)
-    with pytest.raises(RunError, match="was begun with another plan"):
-        Selector(tmp_path).open(replace(PLAN, one_stage=False))
 
 
 ONCE = replace(PLAN, reproducible=False)
@@ -234,15 +208,3 @@ def test_a_group_of_scores_that_may_differ_is_read_again_by_its_samples(tmp_path
     opened = Selector(tmp_path).open(ONCE)
     assert [group.prompt_id for group in opened.groups] == ["beef", "cafe"]
     assert opened.units == ()
-
-
-def recorded(group: SampleGroup, first_step: int) -> SampleGroup:
-    """With trajectories of two steps from `first_step` on."""
-    states = torch.arange(len(group.indices) * 6, dtype=torch.float32).reshape(len(group.indices), 3, 2)
-    return replace(group, trajectory=Trajectory(states=states, first_step=first_step))
-
-
-def test_the_step_at_which_trajectories_begin_is_part_of_a_groups_bytes() -> None:
-    group = sampled(PLAN.pool_units()[0])
-    digests = {group_digest(each) for each in (group, recorded(group, 0), recorded(group, 1), recorded(group, 2))}
-    assert len(digests) == 4

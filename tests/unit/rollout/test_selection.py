@@ -27,23 +27,6 @@ def choose(rewards: list[float], keep: int, order: list[int] | None = None) -> t
     return [candidate.index for candidate in best], [candidate.index for candidate in worst]
 
 
-def test_the_best_fall_and_the_worst_rise() -> None:
-    assert choose([0.1, 0.9, 0.5, 0.7, 0.3, 0.2], keep=4) == ([1, 3], [0, 5])
-
-
-def test_of_equal_rewards_the_smaller_index_is_the_better_one() -> None:
-    assert choose([5.0, 5.0, 5.0, 5.0, 5.0, 5.0], keep=4) == ([0, 1], [5, 4])
-    assert choose([1.0, 2.0, 2.0, 1.0], keep=2) == ([1], [3])
-
-
-def test_an_odd_k_gives_one_more_worst_than_best() -> None:
-    assert choose([3.0, 1.0, 2.0, 4.0], keep=3) == ([3], [1, 2])
-
-
-def test_k_equal_to_n_takes_every_seed_once() -> None:
-    assert choose([1.0, 1.0, 1.0, 0.0], keep=4) == ([0, 1], [3, 2])
-
-
 few_values = st.sampled_from([-1.0, -0.0, 0.0, 0.25, 1.0])
 rewards_of_a_pool = st.lists(st.one_of(few_values, st.floats(-4, 4, width=32)), min_size=2, max_size=40)
 

@@ -36,7 +36,3 @@ def test_a_prompts_own_shape_is_taken_and_must_be_one_of_the_runs() -> None:
     assert all(shape_of(prompt("a cat", shape), SHAPES, 42) == shape for shape in SHAPES)
     with pytest.raises(ValueError, match="256 x 512 px"):
         shape_of(prompt("a cat", SampleShape(256, 512)), SHAPES, 42)
-
-
-def test_one_shape_needs_no_draw() -> None:
-    assert shape_of(prompt("a cat"), SHAPES[:1], 42) == SHAPES[0]

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from solrl_ray.errors import RunError
-from solrl_ray.records import Pruning, SampleGroup, SampleShape, Selection, UnitResult, WorkUnit
+from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.rollout.pruning import dropped
 from solrl_ray.rollout.selection import SelectionRule
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import plan_entry
 
@@ -363,11 +363,3 @@ def test_the_journal_tells_levels_with_the_same_steps_apart_and_steps_of_a_level
         plan_entry(replace(PLAN, fallback_level=level, steps=steps)) for level, steps in ((1, 9), (2, 9), (1, 8))
     ]
     assert all(one != other for one, other in itertools.combinations(entries, 2))
-
-
-def test_a_group_of_another_shape_has_another_digest() -> None:
-    """Latents of 2 by 8 and of 4 by 4 may be the same bytes."""
-    made = group(Selection(iteration=0, revision=0, prompt_id="beef", best=(), worst=()))
-    wide, tall = (SampleShape(height, width) for height, width in ((256, 512), (512, 256)))
-    digests = {group_digest(replace(made, shape=shape)) for shape in (None, wide, tall)}
-    assert len(digests) == 3

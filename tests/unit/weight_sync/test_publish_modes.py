@@ -27,17 +27,13 @@ def merging(tier: str = "nvfp4-emulated") -> tuple[nn.Module, Receiver]:
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_explorers_that_merge_themselves_end_in_the_packed_bytes(tier: str, threads: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        net, receiver = merging(tier)
-        held = addresses(net)
-        for number in (1, 2):  # the second one is merged into the base, not into the first
-            revision = publisher(tier=tier, mode="lora").build(number, factors(seed=number))
-            bound, digest = receiver.apply(sent(revision, EXPLORER, "lora"))
-    finally:
-        torch.set_num_threads(before)
+def test_explorers_that_merge_themselves_end_in_the_packed_bytes(tier: str, threads: int, own_threads: None) -> None:
+    torch.set_num_threads(threads)
+    net, receiver = merging(tier)
+    held = addresses(net)
+    for number in (1, 2):  # the second one is merged into the base, not into the first
+        revision = publisher(tier=tier, mode="lora").build(number, factors(seed=number))
+        bound, digest = receiver.apply(sent(revision, EXPLORER, "lora"))
     packed = explorer(tier)
     assert (bound, digest) == Receiver(packed).apply(sent(revision, EXPLORER, "packed"))
     assert Expected(modules=bound, digest=digest) == revision.manifest.expected["explorer"]
