@@ -42,6 +42,7 @@ from typing import Any
 import many_gpus
 import torch
 from common import MODELS, gpus, make, options, parsed, write
+from phases import first_exploring
 
 from solrl_ray.report.trace import Span, read_spans
 
@@ -54,7 +55,7 @@ SMALL = (
     "rollout.regenerate.micro_batch=8",
     "learner.micro_batch=4",
 )
-"""The testbed has its own."""
+"""As in `rehearsal.py`; the testbed has its own."""
 ITERATIONS = 3
 SHARE = 0.3
 """Of an update, after which a card is killed in the next one."""
@@ -165,13 +166,6 @@ def figures(folder: Path, began: float) -> dict[str, Any]:
         "packed": [bool(record["publication"]["packed"]) for record in records[1:]],
         "iterations": [{stage: round(taken, 2) for stage, taken in record["seconds"].items()} for record in records],
     }
-
-
-def first_exploring(spans: Sequence[Span], began: float) -> float:
-    """Seconds from the command to the first preview, without evaluations before it."""
-    first = min(span.started for span in spans if span.worker and span.stage == "explore")
-    before = (span for span in spans if not span.worker and span.stage == "evaluate" and span.ended <= first)
-    return round(first - began - sum(span.seconds for span in before), 3)
 
 
 def waits(spans: Sequence[Span], revision: int) -> dict[str, float]:

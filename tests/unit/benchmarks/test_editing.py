@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rehearsal
 import torch
 from rank_fidelity import Bench
 from rollout import World
@@ -57,3 +58,9 @@ def test_prompts_without_references_are_refused_in_a_sentence(make: Make) -> Non
         World(config, torch.device("cpu"))
     with pytest.raises(UserError, match=r"^prompts\.heldout: .* model\.references is 1"):
         Bench(config, 1, 2, Path("unused"), "cpu")
+
+
+def test_a_rehearsal_refuses_references_before_its_first_part(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^model\.references is 1 "):
+        rehearsal.main(["flux", "--tiny", "--work", str(tmp_path), "--set", "model.references=1"])
+    assert not list(tmp_path.iterdir())

@@ -123,14 +123,5 @@ def test_a_kill_outside_of_the_update_gives_no_figures() -> None:
         two_cards.loss(SPANS, killer, "")
 
 
-def test_the_first_preview_counts_from_the_command_without_the_evaluation_before_it() -> None:
-    evaluations = [
-        span("stage", "evaluation", "evaluate", 95.0, 3.5),
-        span("unit", "0-0", "evaluate", 95.0, 3.5, "regenerator-0"),
-        span("stage", "evaluation", "evaluate", 160.0, 4.0),
-    ]
-    assert two_cards.first_exploring([*evaluations, *SPANS], 90.0) == 10.5 - 3.5
-
-
 def test_an_explorer_waits_from_the_end_of_the_update_to_its_first_preview() -> None:
     assert two_cards.waits(SPANS, 1) == {"explorer-0": 0.5, "explorer-1": 3.25}

@@ -1,0 +1,90 @@
+"""What a command's time went to: each moment belongs to one phase, by the spans of its run. For `rehearsal.py`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from solrl_ray.report.trace import Span
+
+NOTES = {
+    "compiling": "compiling",
+    "warming": "compiling",
+    "loading": "reading files",
+    "moving": "moving",
+    "quantising": "quantising",
+    "making": "quantising",
+    "building": "building",
+    "testing": "self-tests",
+    "taking": "digest of text encoders",
+    "encoding": "encoding",
+}
+"""First word of what a worker says that it does → phase."""
+UNITS = {"evaluate": "evaluation", "explore": "exploring", "sample": "exploring", "regenerate": "regenerating"}
+UNITS |= {"audit": "audit"}
+STAGES = {
+    "encode": "encoding",
+    "learn": "learning",
+    "publish": "publishing",
+    "checkpoint": "checkpoint",
+    "evaluate": "evaluation",
+    "report": "report",
+    "start": "starting workers",
+}
+BEFORE, AFTER, REST = "starting the command", "ending the command", "rest"
+ORDER = tuple(dict.fromkeys((BEFORE, AFTER, *NOTES.values(), *UNITS.values(), *STAGES.values())))
+"""Of several phases at a moment the first one counts."""
+
+
+def phases(spans: Sequence[Span], began: float, ended: float) -> dict[str, float]:
+    """Seconds of the command by phase, in `ORDER`; they add up to `ended` - `began` (both since 1970)."""
+    seconds = defaultdict[str, float](float)
+    for phase, start, end in owned(spans, began, ended):
+        seconds[phase] += end - start
+    return {phase: round(seconds[phase], 3) for phase in (*ORDER, REST) if phase in seconds}
+
+
+def owned(spans: Sequence[Span], began: float, ended: float) -> list[tuple[str, float, float]]:
+    """The command's time cut into pieces (phase, start, end), in order."""
+    claims = [(phase, span.started, span.ended) for span in spans if (phase := phase_of(span))]
+    first = min((span.started for span in spans), default=ended)
+    last = max((span.ended for span in spans), default=ended)
+    claims += [(BEFORE, began, first), (AFTER, last, ended)]
+    clipped = [(phase, max(start, began), min(end, ended)) for phase, start, end in claims]
+    edges = sorted({began, ended, *(edge for _, *both in clipped for edge in both if began < edge < ended)})
+    pieces: list[tuple[str, float, float]] = []
+    for start, end in pairwise(edges):
+        active = {phase for phase, from_, to in clipped if from_ <= start and end <= to}
+        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, end))
+    return pieces
+
+
+def phase_of(span: Span) -> str:
+    """Empty for the controller's ``rollout``, whose units have phases."""
+    if span.worker and span.stage == "start":  # what a worker does before its first unit
+        return NOTES.get(span.name.split(" ")[0], STAGES["start"])
+    return UNITS.get(span.stage, "") if span.worker else STAGES.get(span.stage, "")
+
+
+def first_exploring(spans: Sequence[Span], began: float) -> float | None:
+    """Seconds from the command to the first preview, without evaluations before; None without a preview."""
+    starts = [span.started for span in spans if span.worker and phase_of(span) == "exploring"]
+    if not starts:
+        return None
+    first = min(starts)
+    evaluated = sum(
+        span.seconds for span in spans if not span.worker and span.stage == "evaluate" and span.ended <= first
+    )
+    return round(first - began - evaluated, 3)
+
+
+def peaks(seen: Iterable[tuple[float, float]], pieces: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """GB by phase, from samples (time since 1970, GB); a phase without a sample has none."""
+    samples = list(seen)
+    most: dict[str, float] = {}
+    for phase, start, end in pieces:
+        for at, gb in samples:
+            if start <= at < end:
+                most[phase] = max(gb, most.get(phase, 0.0))
+    return most

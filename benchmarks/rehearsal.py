@@ -1,0 +1,394 @@
+"""A real run's way, from the command to the LoRA in a stock pipeline, with the seconds and the memory of each phase.
+
+    python benchmarks/rehearsal.py flux [--only PART] [--seconds 580] [--work FOLDER] [--out FOLDER] [--set a.b=c]
+    python benchmarks/rehearsal.py flux --tiny --work /tmp/rehearsal --out /tmp    # on a CPU: proves the script alone
+
+The checkpoint and the reward network have their published sizes and random weights (`full_size.py`). The run has the
+shipped configuration, such as configs/runs/flux1_dev_80gb.yaml, but 2 prompts an iteration, 8 of 48 seeds with pruned
+previews, and the testbed's prompts. Parts, each a process of at most `--seconds`:
+
+    make     writes the checkpoints that are not there
+    encode   text encoders from the files to the card; 48 prompts, then 2,048
+    cold     a run of one iteration with an empty compile cache
+    warm     a run of `--iterations` with the cache that `cold` left, and 64 held-out prompts before and after
+    draw     the LoRA of `warm` in the stock diffusers pipeline, and one picture
+
+Writes rehearsal_MODEL.json after each part; what other parts measured before stays. `phases` has seconds by name. Those
+of `warm` add up to the seconds of its command: each moment belongs to one phase, and what belongs to none is `rest`. In
+a rollout that is a moment without a unit under way. Where several workers are at work, the phase is the first of
+`phases.ORDER`. Workers' loading and compiling is told to 0.5 s. `first_exploring_cold` and `_warm`: seconds from the
+command until the first preview begins, without evaluations before it. Files are in the page cache, where the part
+`make` leaves them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second); `pinned_gb` is said in
+`pinned`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import full_size
+import torch
+import transformers
+from common import CONFIGS, PROMPTS, STOP_SECONDS, gpus, options, parsed, run_until, write
+from phases import first_exploring, owned, peaks, phases
+from watches import PinnedWatch, Watch
+
+from solrl_ray import models
+from solrl_ray.config.loading import load
+from solrl_ray.config.pools import encoding_batch
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.models.stock_call import Drawing
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.report.trace import Span, read_spans
+
+RUNS = {
+    "flux": "flux1_dev_80gb.yaml",
+    "sd3": "sd35_large_80gb.yaml",
+    "sd3_medium": "sd35_medium_80gb.yaml",
+    "sana": "sana_1600m_80gb.yaml",
+    "qwen_image": "qwen_image_141gb.yaml",
+    "z_image": "z_image_80gb.yaml",
+}
+REWARD = "pickscore"
+"""Of these configurations."""
+PARTS = ("make", "encode", "cold", "warm", "draw")
+COUNTS = (48, 2048)
+"""Prompts encoded: a published iteration's, and a published evaluation's."""
+TOGETHER = 64
+"""Prompts in a call to the text encoders."""
+HELD_OUT = 64
+
+
+# The result
+
+
+def merged(parts: dict[str, Any]) -> dict[str, Any]:
+    """What the parts measured, as one table: `warm`'s phases under their names, other parts' under longer ones."""
+    found: dict[str, float] = {}
+    for part in ("make", "encode"):
+        found |= parts.get(part, {}).get("phases", {})
+    found |= {f"{name}, cold": seconds for name, seconds in parts.get("cold", {}).get("phases", {}).items()}
+    found |= parts.get("warm", {}).get("phases", {})
+    found |= parts.get("draw", {}).get("phases", {})
+    keys = {"encode_48": ("encode", "48"), "encode_2048": ("encode", "2048")}
+    keys |= {f"first_exploring_{run}": (run, "first_exploring") for run in ("cold", "warm")}
+    table: dict[str, Any] = {"phases": found}
+    table |= {key: parts.get(part, {}).get(field) for key, (part, field) in keys.items()}
+    runs = [parts[run] for run in ("cold", "warm") if run in parts]
+    table["peak_gb"] = max((run["peak_gb"] for run in runs), default=None)
+    table["pinned_gb"] = max((run["pinned_gb"] for run in runs), default=None)
+    return table
+
+
+class Stopwatch:
+    """Seconds and the card's peak of what this process does, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._memory: dict[str, float] = {}
+
+    def __call__(self, phase: str, work: Callable[[], Any]) -> Any:
+        if gpus():
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        result = work()
+        if gpus():
+            torch.cuda.synchronize()
+            self._memory[phase] = round(torch.cuda.max_memory_reserved() / 1e9, 1)
+        self.seconds[phase] = round(time.perf_counter() - began, 3)
+        return result
+
+    def measured(self) -> dict[str, Any]:
+        return {"phases": self.seconds, "memory_gb": self._memory}
+
+
+# The parts
+
+
+def make(arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"phases": {}, "gb": {}}
+    size = full_size.Size(layers=arguments.layers, text_layers=arguments.layers, tiny=arguments.tiny)
+    for name in (arguments.model, REWARD):
+        folder, began = arguments.work / name, time.perf_counter()
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            if name == REWARD:
+                written = full_size.write_reward(name, folder, size)
+            else:
+                written = full_size.write_pipeline(full_size.PIPELINES[name](size), folder)
+            (folder / "made").touch()
+            found["gb"][name] = round(written / 1e9, 1)
+            found["phases"][f"making {name}"] = round(time.perf_counter() - began, 3)
+    return found
+
+
+def encode(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The text encoders alone on the card; a worker does the same in the stage before exploring."""
+    config = configuration(arguments, "encode")
+    texts = [prompt.text for prompt in read_prompts(config.prompts.train)]
+    watch, device = Stopwatch(), "cuda" if gpus() else "cpu"
+    batch = encoding_batch(config.fleet)
+    model = watch("text encoders to the card", lambda: models.load(config.model, device, components={"text"}))
+    watch("digest of text encoders", lambda: model.text_identity(batch))
+    ends = time.perf_counter() + 0.8 * arguments.seconds
+    found: dict[str, Any] = {}
+    for count in COUNTS[:1] if arguments.tiny else COUNTS:
+        done = watch(f"encoding {count:,} prompts", partial(encoded, model, texts[:count], batch, ends))
+        if done < count:
+            seconds = watch.seconds.pop(f"encoding {count:,} prompts")
+            found["stopped"] = f"{done} of {count} prompts in {seconds} s"
+        else:
+            found[str(count)] = watch.seconds[f"encoding {count:,} prompts"]
+    return found | watch.measured() | {"batch": batch}
+
+
+def encoded(model: models.DiffusionModel, texts: Sequence[str], batch: int, ends: float) -> int:
+    """How many were encoded until then."""
+    for first in range(0, len(texts), TOGETHER):
+        if time.perf_counter() > ends:
+            return first
+        model.encode(texts[first : first + TOGETHER], batch)
+    return len(texts)
+
+
+def cold(arguments: argparse.Namespace) -> dict[str, Any]:
+    shutil.rmtree(arguments.work / "compiled", ignore_errors=True)
+    return run(arguments, "cold")
+
+
+def warm(arguments: argparse.Namespace) -> dict[str, Any]:
+    return run(arguments, "warm")
+
+
+def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """`solrl train` as a user starts it, until it ends or `--seconds` have passed."""
+    folder = run_folder(arguments, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live"]
+    command.append(CONFIGS / "runs" / RUNS[arguments.model])
+    for setting in settings(arguments, name):
+        command += ["--set", setting]
+    watch, pinned = Watch(), PinnedWatch()
+    watch.start()
+    pinned.start()
+    began = time.time()
+    status = run_until(command, arguments.seconds)
+    ended = time.time()
+    watch.stop()
+    spans = spans_of(folder)
+    samples = [(at, memory) for at, _, _, memory in watch.seen]
+    found: dict[str, Any] = {
+        "seconds": round(ended - began, 3),
+        "status": "stopped at --seconds" if status is None else status,
+        "phases": phases(spans, began, ended),
+        "memory_gb": {phase: round(gb, 1) for phase, gb in peaks(samples, owned(spans, began, ended)).items()},
+        "first_exploring": first_exploring(spans, began),
+        "peak_gb": max(watch.peaks(), default=0.0),
+        "pinned_gb": pinned.stop(),
+        "iterations": iterations(folder),
+    }
+    if found["iterations"]:  # of the last one
+        began = [span.started for span in spans if span.stage == "rollout"][-1]
+        found["busy"] = watch.busy(began, began + found["iterations"][-1]["total"])
+    return found
+
+
+def spans_of(folder: Path) -> list[Span]:
+    try:
+        return read_spans(folder)
+    except UserError:  # it ended before its first
+        return []
+
+
+def iterations(folder: Path) -> list[dict[str, float]]:
+    """Seconds of each iteration by stage; `fixed` is what neither rollout nor update took."""
+    file = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    rollouts = {span.iteration: span.seconds for span in spans_of(folder) if span.stage == "rollout"}
+    found = []
+    for record in records:
+        if record["event"] == "iteration":
+            seconds, update = record["seconds"], record["busy_seconds"]["learn"]
+            rollout = rollouts.get(record["iteration"], 0.0)
+            fixed = seconds["total"] - rollout - update
+            kept = {"rollout": rollout, "update": update, "fixed": fixed, **seconds}
+            found.append({stage: round(value, 2) for stage, value in kept.items()})
+    return found
+
+
+def draw(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The stock pipeline draws a picture with the run's LoRA, beside one without: on the run's noise levels,
+    with Euler steps.
+    """
+    config = configuration(arguments, "draw")
+    drawing = Drawing.of(config)
+    watch, kind = Stopwatch(), models.family(config.model).PIPELINE
+    stock = watch(
+        "stock pipeline: files",
+        lambda: kind.from_pretrained(arguments.work / arguments.model, torch_dtype=torch.bfloat16),
+    )
+    watch("stock pipeline: moving", lambda: stock.to("cuda" if gpus() else "cpu"))
+    stock.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**drawing.scheduler)
+    prompt = read_prompts(config.prompts.heldout)[0].text
+    call = drawing.call | {"output_type": "pt"}
+
+    def picture() -> Any:
+        return stock(prompt, generator=torch.Generator().manual_seed(0), **call).images[0].float()
+
+    plain = watch("stock pipeline: a picture without LoRA", picture)
+    watch("stock pipeline: load_lora_weights", lambda: stock.load_lora_weights(run_folder(arguments, "warm") / "lora"))
+    tuned = watch("stock pipeline: a picture with LoRA", picture)
+    return watch.measured() | {"largest_change_of_a_pixel": round(float((plain - tuned).abs().max()), 6)}
+
+
+# Settings
+
+
+def run_folder(arguments: argparse.Namespace, name: str) -> Path:
+    folder: Path = arguments.work / "runs" / f"{arguments.model}_{name}"
+    return folder
+
+
+def settings(arguments: argparse.Namespace, name: str) -> list[str]:
+    """What is not shipped: where things are, fewer prompts and seeds, and how long the run is."""
+    full = name == "warm"
+    held_out = (8 if arguments.tiny else HELD_OUT) if full else 1
+    steps = [] if full and not arguments.tiny else ["evaluation.steps=2"]
+    return [
+        f"model.path='{arguments.work / arguments.model}'",
+        f"rewards=[{{kind: {REWARD}, path: '{arguments.work / REWARD}'}}]",
+        PROMPTS,
+        f"run={{name: {arguments.model}_{name}, root: '{arguments.work / 'runs'}'}}",
+        f"run.iterations={arguments.iterations if full else 1}",
+        "rollout={prompts: 2, pool: 48, keep: 8}",
+        "rollout.preview={prune: {after: 2, keep: 24}}",
+        "rollout.regenerate.micro_batch=8",
+        f"learner={{micro_batch: {arguments.micro_batch}, updates: 1}}",
+        f"evaluation={{every: 0, prompts: {held_out}, samples: 1, pictures: {min(held_out, 8)}}}",
+        *steps,
+        f"compile.cache='{arguments.work / 'compiled'}'",
+        *(tiny_settings() if arguments.tiny else ()),
+        *arguments.set,
+    ]
+
+
+def tiny_settings() -> list[str]:
+    """For small widths, small pictures, a machine without a GPU, and a LoRA that three updates make visible."""
+    roles = ("explorers", "regenerators", "learners")
+    return [
+        *(f"fleet.{role}.{key}=0" for role in roles for key in ("num_gpus", "num_cpus")),
+        "model.resolution=64",
+        "model.quantization.min_features=8",
+        "rollout.explore.precision=nvfp4-emulated",
+        "learner.optimizer.lr=0.03",
+    ]
+
+
+def configuration(arguments: argparse.Namespace, name: str) -> Config:
+    config = load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
+    if config.model.references:
+        raise SystemExit(
+            f"model.references is {config.model.references} (--set), but the rehearsal encodes and draws texts alone; "
+            "leave it out."
+        )
+    return config
+
+
+# The command
+
+
+def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name() if gpus() else "CPU",
+        "cores": os.cpu_count(),
+        "versions": {
+            "python": platform.python_version(),
+            **{library.__name__: library.__version__ for library in (torch, diffusers, transformers)},
+        },
+        "configuration": RUNS[arguments.model],
+        "set": settings(arguments, "warm"),
+        "tiny": arguments.tiny,
+        "pinned": "growth of shared mappings of memory in processes with a GPU, seen every 2 s",
+    }
+
+
+def add(arguments: argparse.Namespace, part: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Put a part's result into the file; returns all of it."""
+    file: Path = arguments.out / f"rehearsal_{arguments.model}.json"
+    parts = json.loads(file.read_text())["parts"] if file.exists() else {}
+    if parts.get("tiny") != arguments.tiny:  # of other networks
+        parts = {}
+    parts |= {"tiny": arguments.tiny, part: found}
+    content = {"model": arguments.model, **merged(parts), "conditions": conditions(arguments), "parts": parts}
+    write(file, content)
+    return content
+
+
+def table(found: dict[str, Any]) -> str:
+    """Phases with their seconds and the peak of the card in them."""
+    parts = found["parts"]
+    memory = {f"{phase}, cold": gb for phase, gb in parts.get("cold", {}).get("memory_gb", {}).items()}
+    for part in ("encode", "warm", "draw"):
+        memory |= parts.get(part, {}).get("memory_gb", {})
+    lines = [f"{'phase':<42}{'seconds':>9}{'card, GB':>10}"]
+    for phase, seconds in found["phases"].items():
+        lines.append(f"{phase:<42}{seconds:9.2f}{memory.get(phase, ''):>10}")
+    for number, stages in enumerate(parts.get("warm", {}).get("iterations", ())):
+        lines.append(f"iteration {number}: " + "  ".join(f"{stage} {value:.2f}" for stage, value in stages.items()))
+    keys = ("encode_48", "encode_2048", "first_exploring_cold", "first_exploring_warm", "peak_gb", "pinned_gb")
+    return "\n".join([*lines, *(f"{key}: {found[key]}" for key in keys)])
+
+
+def one_part(arguments: argparse.Namespace, part: str) -> None:
+    found = {"make": make, "encode": encode, "cold": cold, "warm": warm, "draw": draw}[part](arguments)
+    print(table(add(arguments, part, found)), flush=True)
+    if found.get("status"):
+        raise SystemExit(f"the {part} run of {arguments.model} ended with: {found['status']}")
+
+
+def each_part(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Every part; on a GPU in a process of its own, so that none leaves memory there for the next."""
+    for part in PARTS:
+        if not gpus():
+            one_part(arguments, part)
+            continue
+        command = [sys.executable, __file__, *argv, "--only", part]
+        try:
+            subprocess.run(command, check=True, timeout=arguments.seconds + 2 * STOP_SECONDS)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise SystemExit(f"part {part} of {arguments.model} failed: {error}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=RUNS)
+    parser.add_argument("--only", choices=PARTS, help="one part; default: each, one after another")
+    parser.add_argument("--seconds", type=float, default=580.0, help="that a part may take; a run is stopped then")
+    parser.add_argument("--iterations", type=int, default=3, help="of the warm run")
+    parser.add_argument("--micro-batch", type=int, default=4, help="of the learner; 16 samples an update")
+    parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
+    options(parser)
+    arguments = parsed(parser, given)
+    configuration(arguments, "warm")  # refuses what no part can do
+    if arguments.only:
+        one_part(arguments, arguments.only)
+    else:
+        each_part(arguments, given)
+
+
+if __name__ == "__main__":
+    main()
