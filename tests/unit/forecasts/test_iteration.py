@@ -251,6 +251,7 @@ def test_rollout_and_update_are_planned_within_8_percent_of_what_was_measured(
     shape = {name: row[name] for name in ("model", "gpus", "placement", "staleness", "prompts", "layers")}
     arguments = argparse.Namespace(**shape, iterations=3, part=None, work=Path("work"), set=[])
     given = [setting for setting in many_gpus.settings(arguments) if not setting.startswith("model.path")]
+    given += [setting for setting in row["set"] if setting.startswith("learner.")]
     kept = f"learner.activation_memory={row['activation_memory']}"
     config = compiled_learner.resolve_auto(load(many_gpus.files(arguments), [*given, kept]))
     parts = planned(config, row["gpus"]).parts
