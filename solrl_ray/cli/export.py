@@ -1,4 +1,4 @@
-"""``solrl export``: a run's policy as a LoRA file of another tool."""
+"""``solrl export``: a run's policy as a LoRA file of another tool, or merged into its checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from solrl_ray.config.schema import Model
 
-FORMATS = ("diffusers", *get_args(Tool))
+FORMATS = ("diffusers", *get_args(Tool), "checkpoint")
 POLICIES = ("ema", "default")
 
 
@@ -37,9 +37,16 @@ def export(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out or run / "export" / arguments.format
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
-    # Not `run.name`, which in somebody else's configuration may be any path.
-    file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
-    print(f"written: {file}: {arguments.policy} after update {state.updates}, {_ranks(file)}")
+    what = f"{arguments.policy} after update {state.updates}"
+    if arguments.format == "checkpoint":
+        from solrl_ray.policy.fusing import fuse
+
+        size = fuse(_base(model, key), folder, factors, model.lora)
+        print(f"written: {folder}: {what}, merged into {model.path}, {size / 1e9:.1f} GB")
+    else:
+        # Not `run.name`, which in somebody else's configuration may be any path.
+        file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
+        print(f"written: {file}: {what}, {_ranks(file)}")
     return 0
 
 
@@ -77,3 +84,17 @@ def _ranks(file: Path) -> str:
         names = [key for key in content.keys() if key.endswith(("lora_A.weight", "lora_down.weight"))]  # noqa: SIM118
         counts = Counter(content.get_slice(key).get_shape()[0] for key in names)
     return ", ".join(f"rank {rank} of {counted(count, 'linear')}" for rank, count in sorted(counts.items()))
+
+
+def _base(model: Model, key: str) -> Path:
+    """The run's checkpoint on this disk; fetched if it is on the hub and not in its cache."""
+    from solrl_ray import models
+    from solrl_ray.models import paths
+
+    source = paths.checkpoint(model.path, key)
+    if isinstance(source, Path):
+        return source
+    try:
+        return Path(models.family(model).PIPELINE.download(source, use_safetensors=True))
+    except (OSError, ValueError) as error:
+        raise UserError(paths.unreadable(source, "the pipeline", key, error)) from error

@@ -132,9 +132,11 @@ def _stored(commands: Any) -> None:
     trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
     report.add_argument("--out", type=_path, metavar="FILE", help="for several runs; default: runs.html")
-    words = "write a run's policy as other tools read it"
+    words = "write a run's policy as other tools read it, or merged into its checkpoint"
     action = _add(commands, "export", export.export, words, RUN)
-    words = "a LoRA file for diffusers, comfyui or kohya's scripts"
+    words = (
+        "a LoRA file for diffusers, comfyui or kohya's scripts, or a whole diffusers checkpoint with the policy in it"
+    )
     action.add_argument("--format", required=True, choices=export.FORMATS, help=words)
     words = "the policy: ema (its moving average, as in the run's folder lora; default) or default (as trained)"
     action.add_argument("--policy", choices=export.POLICIES, default="ema", help=words)

@@ -29,7 +29,8 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
     names = TOOL_NAMES.get(network.name)
     if names is None:
         raise UserError(
-            f"--format is {tool}, which has no {network.name}; diffusers has, so the format must be diffusers."
+            f"--format is {tool}, which has no {network.name}; diffusers has, so the format must be diffusers or "
+            "checkpoint."
         )
     style = names.styles[tool]
     trained = sorted({name.rpartition(".")[0] for name in factors})
@@ -37,7 +38,7 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
     if unknown := set(trained).difference(*places.values()):
         raise UserError(
             f"--format is {tool}, which knows no LoRA of {min(unknown)}, one of the linears that model.lora.targets "
-            "names; the format must be diffusers."
+            "names; the format must be diffusers or checkpoint."
         )
     if not style.published:
         places = {path: (path,) for path in trained}

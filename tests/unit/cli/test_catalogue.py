@@ -138,8 +138,8 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
         "wan22_5b_i2v": "1",
     }
     assert "      references: 1 to 3" in lines
-    assert "      export: diffusers, comfyui, kohya" in lines
-    assert facts["sana_1600m"]["export"] == "diffusers"
+    assert "      export: diffusers, comfyui, kohya, checkpoint" in lines
+    assert facts["sana_1600m"]["export"] == "diffusers, checkpoint"
     classes = {name: models.family(Model.model_construct(family=name)) for name in models.FAMILIES}
     tools = {name: found.TRANSFORMER.__name__ in TOOL_NAMES for name, found in classes.items()}
     assert tools == {name: family.tools for name, family in models.FAMILIES.items()}

@@ -51,18 +51,19 @@ def test_the_command_says_what_it_wrote_and_which_rank_it_has(
     assert sorted(ranks) == [16, 48, *[64] * 5]
 
 
+@pytest.mark.parametrize("kind", ["kohya", "checkpoint"])
 def test_a_run_from_a_machine_with_another_place_for_its_base_is_exported_with_the_one_here(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, base = RunFolder.of(config).path, tmp_path / "base"
     base.symlink_to(paths.resolve(config.model.path))
     moved = config.model_copy(update={"model": config.model.model_copy(update={"path": "/not/here"})})
     (run / "config.yaml").write_text(to_yaml(moved))
     for given, key in (((), "model.path"), (("--base", "/nor/here"), "--base")):
-        said = refusal(capsys, "export", run, "--format", "kohya", *given)
+        said = refusal(capsys, "export", run, "--format", kind, *given)
         assert names(said, key, given[-1] if given else "/not/here --base")
-    assert solrl("export", run, "--format", "kohya", "--base", base) == 0
-    assert list((run / "export" / "kohya").iterdir())
+    assert solrl("export", run, "--format", kind, "--base", base) == 0
+    assert list((run / "export" / kind).iterdir())
 
 
 def test_what_cannot_be_exported_is_one_sentence(
@@ -74,6 +75,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert "--updates is 7" in refusal(capsys, "export", run, "--format", "kohya", "--updates", "7")
     assert "it must be a folder" in refusal(capsys, "export", run, "--format", "kohya", "--out", tmp_path / "file")
     assert "is not a run folder" in refusal(capsys, "export", tmp_path, "--format", "kohya")
+    assert "is there already" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
 
 
 def test_the_best_evaluated_policy_is_exported_from_a_run_that_ended_with_another(

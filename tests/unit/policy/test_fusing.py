@@ -1,19 +1,23 @@
-"""A whole checkpoint that diffusers makes of a saved LoRA, as the guide says: for every family the merged weights."""
+"""A checkpoint with a policy merged into it: for every family, what diffusers merges, and nothing else changes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from solrl_ray import models
 from solrl_ray.config.schema import Lora
+from solrl_ray.errors import UserError
+from solrl_ray.policy.fusing import fuse
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import save_lora
-from tests.support import families
+from tests.support import families, tiny
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv_inverted", "conv_point", "to_qkv_mlp_proj"]
 LORA = Lora(rank=4, alpha=10.0, targets=TARGETS)
@@ -28,25 +32,124 @@ def random_factors(transformer: nn.Module) -> dict[str, Tensor]:
     return factors
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("name", families.BUILDERS)
-def test_a_pipeline_with_the_lora_fused_is_saved_with_the_merged_weights(name: str, tmp_path: Path) -> None:
-    base = families.BUILDERS[name](tmp_path / "base")
+def test_the_weights_are_those_that_diffusers_fuses_and_other_parts_stay(name: str, tmp_path: Path) -> None:
+    base, out = families.BUILDERS[name](tmp_path / "base"), tmp_path / "made" / "fused"
     config = families.model_config(name, base)
     factors = random_factors(models.family(config).skeleton(config))
-    save_lora(tmp_path / "lora", factors, LORA, models.FAMILIES[name].convolutions)
-    pipe = DiffusionPipeline.from_pretrained(base)
-    before = {key: weight.clone() for key, weight in pipe.transformer.state_dict().items()}
-    pipe.load_lora_weights(tmp_path / "lora")
-    pipe.fuse_lora()
-    pipe.unload_lora_weights()
-    pipe.save_pretrained(tmp_path / "whole")
-    found = DiffusionPipeline.from_pretrained(tmp_path / "whole").transformer.state_dict()
-    assert found.keys() == before.keys()
-    for key, weight in before.items():
-        linear = key.removesuffix(".weight")
-        if f"{linear}.lora_A" in factors:
-            a, b = factors[f"{linear}.lora_A"], factors[f"{linear}.lora_B"]
-            merged = merged_weight(weight.flatten(1), a, b, 2.5).view(weight.shape)
-            torch.testing.assert_close(found[key], merged, rtol=1e-5, atol=1e-4)
-        else:
-            assert torch.equal(found[key], weight)
+    (base / "flux1-dev.safetensors").write_bytes(b"the whole model once more")
+    (base / "LICENSE.md").write_text("mine")
+    assert fuse(base, out, factors, LORA) == sum(map(len, files(out).values()))
+
+    stock = DiffusionPipeline.from_pretrained(base)
+    before = {key: weight.clone() for key, weight in stock.transformer.state_dict().items()}
+    save_lora(tmp_path, factors, LORA, models.FAMILIES[name].convolutions)
+    stock.load_lora_weights(tmp_path)
+    stock.fuse_lora()
+    stock.unload_lora_weights()
+    expected, found = stock.transformer.state_dict(), DiffusionPipeline.from_pretrained(out).transformer.state_dict()
+    assert found.keys() == expected.keys()
+    changed = {key for key in found if not torch.equal(found[key], before[key])}
+    assert changed == {f"{key.removesuffix('.lora_A')}.weight" for key in factors if key.endswith(".lora_A")}
+    for key, weight in expected.items():
+        torch.testing.assert_close(found[key], weight, rtol=1e-5, atol=1e-4)
+    left = {key: content for key, content in files(base).items() if key != "flux1-dev.safetensors"}
+    weights = "transformer/diffusion_pytorch_model.safetensors"
+    assert {key: content for key, content in files(out).items() if key != weights} == {
+        key: content for key, content in left.items() if key != weights
+    }
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["fused"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_several_files_keep_their_names_and_every_weight_its_dtype(
+    dtype: torch.dtype, tiny_pipeline: Path, tmp_path: Path
+) -> None:
+    base, out = tiny_copy(tiny_pipeline, tmp_path), tmp_path / "fused"
+    transformer = FluxTransformer2DModel.from_pretrained(base / "transformer").to(dtype)
+    for file in (base / "transformer").iterdir():
+        file.unlink()
+    transformer.save_pretrained(base / "transformer", max_shard_size="40KB")
+    factors = random_factors(transformer)
+    fuse(base, out, factors, LORA)
+    names = {path.name for path in (base / "transformer").iterdir()}
+    assert len(names) > 4
+    assert {path.name for path in (out / "transformer").iterdir()} == names
+    found = DiffusionPipeline.from_pretrained(out, dtype=dtype).transformer
+    for path, module in transformer.named_modules():
+        if f"{path}.lora_A" in factors:
+            weight = found.get_submodule(path).weight
+            exact = (
+                module.weight.double() + 2.5 * factors[f"{path}.lora_B"].double() @ factors[f"{path}.lora_A"].double()
+            )
+            assert weight.dtype == dtype
+            torch.testing.assert_close(
+                weight, exact.to(dtype), rtol=2**-7 if dtype == torch.bfloat16 else 2**-10, atol=0
+            )
+            if dtype == torch.bfloat16:  # what regenerators have
+                a, b = factors[f"{path}.lora_A"], factors[f"{path}.lora_B"]
+                assert torch.equal(weight, merged_weight(module.weight.detach(), a, b, 2.5))
+
+
+def tiny_copy(pipeline: Path, folder: Path) -> Path:
+    for name, content in files(pipeline).items():
+        (folder / "base" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "base" / name).write_bytes(content)
+    return folder / "base"
+
+
+INDEX = "diffusion_pytorch_model.safetensors.index.json"
+
+
+def one_of_many(base: Path, name: str) -> None:
+    (base / "transformer" / INDEX).write_text(json.dumps({"weight_map": {"x_embedder.weight": name}}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda base: (base / "transformer" / "diffusion_pytorch_model.safetensors").unlink(), "transformer has no"),
+        (lambda base: one_of_many(base, "../vae/diffusion_pytorch_model.safetensors"), "transformer has no"),
+        (lambda base: one_of_many(base, "missing.safetensors"), "transformer has no"),
+        (lambda base: (base / "transformer" / INDEX).write_text("[" * 100_000), f"{INDEX} is not JSON"),
+        (lambda base: (base / "model_index.json").write_text("{"), "model_index.json is not JSON"),
+        (
+            lambda base: (base / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 99),
+            "model.safetensors cannot be read",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_told_and_nothing_is_left(
+    damage: Callable[[Path], object], problem: str, tiny_pipeline: Path, tmp_path: Path
+) -> None:
+    base = tiny_copy(tiny_pipeline, tmp_path)
+    factors = random_factors(tiny.flux_transformer())
+    damage(base)
+    with pytest.raises(UserError, match=problem):
+        fuse(base, tmp_path / "out", factors, LORA)
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_another_checkpoint_and_a_folder_that_is_there_are_refused(tiny_pipeline: Path, tmp_path: Path) -> None:
+    factors = random_factors(tiny.flux_transformer())
+    with pytest.raises(UserError, match=rf"^{tmp_path} is there already"):
+        fuse(tiny_pipeline, tmp_path, factors, LORA)
+    for key, name in (("transformer_blocks.7.attn.to_q", "not at all"), ("x_embedder", r"\[32, 16\]")):
+        other = {f"{key}.lora_A": torch.zeros(4, 9), f"{key}.lora_B": torch.zeros(5, 4)}
+        with pytest.raises(UserError, match=rf"{key}\.weight {name}, but the policy is for \[5, 9\]"):
+            fuse(tiny_pipeline, tmp_path / "out", factors | other, LORA)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_outside_the_checkpoint_is_copied(tiny_pipeline: Path, tmp_path: Path) -> None:
+    base = tiny_copy(tiny_pipeline, tmp_path / "inner")
+    (tmp_path / "inner" / "secret.txt").write_text("mine")
+    index = json.loads((base / "model_index.json").read_text())
+    index |= {name: ["diffusers", "AutoencoderKL"] for name in ("..", "../..", str(tmp_path), ".")}
+    (base / "model_index.json").write_text(json.dumps(index))
+    fuse(base, tmp_path / "out" / "fused", random_factors(tiny.flux_transformer()), LORA)
+    assert files(tmp_path / "out").keys() == {f"fused/{name}" for name in files(base)}
