@@ -1,6 +1,4 @@
-"""Prepares an actor's process: device, threads, kept memory, deterministic kernels, and the tier that ``auto`` is
-there.
-"""
+"""Prepares an actor's process: device, threads, kept memory, deterministic kernels."""
 
 from __future__ import annotations
 

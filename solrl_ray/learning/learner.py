@@ -1,4 +1,4 @@
-"""One iteration's update of the policy, on one rank of the learner group.
+"""One iteration's update of the policy, on one rank: each pass as soon as its samples are there.
 
     groups, in prompt order ─► check ─► in each of `learner.epochs`, for each of `learner.updates` parts of the prompts:
                                         │

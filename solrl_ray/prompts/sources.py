@@ -1,4 +1,4 @@
-"""Where imported prompts come from: text files, tables, folders of them or of pictures, and data sets of the hub."""
+"""Where imported prompts come from, and in which columns: text files, tables, folders, and data sets of the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``solrl report`` of several runs: which held-out reward each reached when, as a table and as a page."""
+"""``solrl report`` of several runs: which reached a held-out reward when, and in how many times fewer GPU-hours."""
 
 from __future__ import annotations
 
