@@ -24,6 +24,9 @@ T = TypeVar("T")
 GRACE = 30.0
 """Seconds after a failed call of a group in which another may turn out to be lost: peers may notice that earlier."""
 
+NOTICED = 5.0
+"""Seconds in which Ray notices the death of a process, which its peers may notice earlier."""
+
 
 def _is_set() -> asyncio.Event:
     event = asyncio.Event()
@@ -258,6 +261,8 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             errors = [error for each in done if (error := each.exception()) is not None]
             if lost := [error for error in errors if isinstance(error, WorkerGone | PeerGone)]:
+                if pending and not any(isinstance(error, WorkerGone) for error in lost):
+                    await asyncio.wait(pending, timeout=NOTICED)  # until Ray says why the other one is gone
                 await _mark_lost(calls, waits)
                 gone = (found for found in [*lost, *map(_error, waits)] if isinstance(found, WorkerGone))
                 raise next(gone, WorkerGone(what, str(lost[0])))

@@ -1,6 +1,4 @@
-"""Waits for actors' answers with a deadline, a name and a diagnosis (design law 8), and turns Ray's errors into ours.
-Every wait has a deadline, a name and a diagnosis (design law 8).
-"""
+"""Waits for actors' answers with a deadline, a name and a diagnosis (design law 8); turns Ray's errors into ours."""
 
 from __future__ import annotations
 

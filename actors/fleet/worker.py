@@ -250,6 +250,7 @@ class Worker:
         while not self.process.learner_is_idle.is_set():
             self._now("waiting for the learner of its card")
             await self.process.learner_is_idle.wait()
+            self._now("")
 
     async def _next_step(self) -> None:
         weights = self._weights()

@@ -117,8 +117,10 @@ class LearnerRank(Callee):
 
     @noted
     def load(self, state: LearnerState) -> None:
-        with progress_note(f"loading the state after {state.updates} updates"):
-            self._joined.load(state)
+        learner = self._joined
+        assert self._watch is not None
+        with progress_note(f"loading the state after {state.updates} updates"), self._watch.watched():
+            learner.load(state)
         self._storing = None  # what it holds is no state of its last update any more
 
     @noted

@@ -40,10 +40,11 @@ ON_ITS_CARD, TOUCHED = 0.65, 1.79e9
 and weights that LoRA touches: of FLUX.1-dev and of SD3.5-Large, on an H100 (``rehearsal_*.json``).
 """
 
-LAUNCH_MS = 1.25
-"""Milliseconds in which a CPU starts the kernels of a block's forward in a compiled learner, for each of its streams;
-three times as many with the backward pass. A micro-batch that computes for less waits for it. A pass with gradient and
-two without took 6.1 ms a stream with two samples of SANA on an H200, and 6.5 with one of Qwen-Image-Edit on an H100.
+LAUNCH_MS = 1.2
+"""Milliseconds in which a CPU starts the kernels of a block's forward in a compiled learner, for each of its streams. A
+backward pass has twice as many, and forwards that are computed again. A micro-batch that computes for less waits for
+them. A pass with gradient and two without took 6.1 ms a stream with two samples of SANA on an H200, all activations
+kept, and 6.5 with one of Qwen-Image-Edit on an H100, half of them kept.
 """
 
 P = TypeVar("P", bound=Section)
@@ -163,7 +164,8 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     drawn = math.ceil(rollout.keep / rollout.regenerate.micro_batch) * rollout.regenerate.micro_batch
     launched = LAUNCH_MS * arithmetic.facts.streams
     forwards = arithmetic.forwards_without_gradient * max(learner.micro_batch * forward.ms, launched)
-    passes = forwards + arithmetic.backwards * max(learner.micro_batch * backward.ms, 3 * launched)
+    started = 4 - activation_memory(config)  # forwards, as many kernels as two in the backward pass
+    passes = forwards + arithmetic.backwards * max(learner.micro_batch * backward.ms, started * launched)
     # Of the first optimiser step: what comes after depends on its result (docs/decisions/learning-early.md).
     early = forwards / learner.optimizer_steps
     figures = {

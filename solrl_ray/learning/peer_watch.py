@@ -129,7 +129,8 @@ def _accepted(listener: socket.socket, count: int, key: bytes, seconds: float) -
         ready.register(listener, EVENT_READ, listener)
         try:
             while len(found) < count:
-                if not (events := ready.select(max(0.0, ends - time.monotonic()))):
+                left = ends - time.monotonic()
+                if left <= 0 or not (events := ready.select(left)):
                     raise RunError(f"{count - len(found)} ranks did not connect to learner rank 0 within {seconds:g} s")
                 for event in events:
                     _take(event[0].data, listener, key, ready, found, sent)

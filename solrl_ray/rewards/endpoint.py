@@ -1,6 +1,4 @@
-"""Requests to a scoring server over HTTP, for `remote` and `judge`: attempts when it is busy, deadlines and costs. For
-`remote` and `judge`.
-"""
+"""Requests to a scoring server over HTTP, for `remote` and `judge`: attempts when it is busy, deadlines and costs."""
 
 from __future__ import annotations
 

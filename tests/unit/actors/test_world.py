@@ -9,7 +9,7 @@ import pytest
 
 from actors import world
 from actors.world import Process, Sent, Tasks, all_answers
-from solrl_ray.errors import RunError, UserError, WorkerGone
+from solrl_ray.errors import PeerGone, RunError, UserError, WorkerGone
 
 
 async def fails(error: Exception) -> None:
@@ -106,6 +106,20 @@ def test_a_loss_is_raised_rather_than_what_the_others_made_of_it() -> None:
     made_of_it, loss = RunError("rank 0: the connection was closed"), WorkerGone("update", "rank 1 is gone")
     with pytest.raises(WorkerGone, match="rank 1 is gone"):
         asyncio.run(answered((0.0, made_of_it), (0.05, loss), (3600.0, "never")))
+
+
+CUT = PeerGone("learning on rank 0", "the connection to another rank of its group is closed")
+
+
+def test_ranks_that_lost_each_other_are_a_loss_and_what_ray_says_of_it_later_is_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(world, "NOTICED", 0.3)
+    with pytest.raises(WorkerGone, match="rank 1 is gone"):
+        asyncio.run(answered((0.0, CUT), (0.05, WorkerGone("update", "rank 1 is gone"))))
+    for other in ((0.0, CUT), (3600.0, "never")):
+        with pytest.raises(WorkerGone, match=r"^update failed: learning on rank 0 failed: the connection to another"):
+            asyncio.run(answered((0.0, CUT), other))
 
 
 def test_an_error_is_raised_when_no_loss_has_explained_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

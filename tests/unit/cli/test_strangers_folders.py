@@ -57,6 +57,7 @@ def hostile(tmp_path: Path, visits: tuple[str, list[object]]) -> Iterator[tuple[
     (tmp_path / "mine.py").write_text(CODE.format(str(marker)))
     own = f"{tmp_path / 'mine.py'}:score"
     values = made_runs.config().model_dump(mode="json") | {"rewards": [{"kind": own}]}
+    values["evaluation"] |= {"reference": own}
     config = type(made_runs.config()).model_validate(values)
     (folder / "config.yaml").write_text(to_yaml(config))
     (folder / own_functions.FOLDER).mkdir()

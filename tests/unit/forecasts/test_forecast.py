@@ -103,13 +103,14 @@ def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_es
 
 
 def test_a_small_micro_batch_takes_as_long_as_the_cpu_that_starts_its_kernels() -> None:
-    def update(micro_batch: int, streams: int) -> float:
-        one = f"learner={{world_size: 8, activation_memory: 1, micro_batch: {micro_batch}}}"
+    def update(micro_batch: int, streams: int, kept: float = 1) -> float:
+        one = f"learner={{world_size: 8, activation_memory: {kept}, micro_batch: {micro_batch}}}"
         return stages_of(configure(one, "compile.learner=true"), "h200", replace(SD35, streams=streams)).stages.update
 
     traffic = 1152 * 16 * 128 * 128 * 4 / 2e9
-    # 144 micro-batches a rank, each at 6 timesteps: two passes of 1.25 ms a stream, and one of three times that
-    assert update(1, 76) == pytest.approx(144 * 6 * 76 * 5 * 0.00125 + traffic)
+    # 144 micro-batches a rank, each at 6 timesteps: two of 1.2 ms a stream, and one with a backward pass of two
+    assert update(1, 76) == pytest.approx(144 * 6 * 76 * 5 * 0.0012 + traffic)
+    assert update(1, 76, kept=0) == pytest.approx(144 * 6 * 76 * 6 * 0.0012 + traffic)  # one more is computed again
     assert update(4, 76) == update(4, 0)
 
 
