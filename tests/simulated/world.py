@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from actors.world import Process, Sent
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
+from solrl_ray.errors import InputGone, Late, PeerGone, RunError, UserError, WorkerGone
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from tests.simulated.deadlines import check_named, deadline
@@ -366,10 +366,7 @@ class SimulatedWorld:
         lost.
         """
         try:
-            if fault == "cannot start":
-                raise RunError(f"{actor.name} cannot start")
-            if fault == "loses its input":
-                raise InputGone("an input", "an object it needs is lost")
+            self._prevent(actor, call, fault)
             arguments = [each.value if isinstance(each, Ref) else each for each in call.arguments]
             value: Any = actor.host.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
         except Exception as raised:
@@ -392,6 +389,20 @@ class SimulatedWorld:
                 actor.made.append(call.sent.large)
         self._note(f"{actor.name} answers {call.method}")
         self._answer(actor, call, value)
+
+    def _prevent(self, actor: SimulatedActor, call: Call, fault: str) -> None:
+        """Raise what keeps a player from doing a call."""
+        if fault == "cannot start":
+            raise RunError(f"{actor.name} cannot start")
+        if fault == "loses its input":
+            raise InputGone("an input", "an object it needs is lost")
+        if call.method == "update" and self._has_lost_a_peer(actor):
+            raise PeerGone(actor.name, "the connection to another rank of its group is closed")
+
+    def _has_lost_a_peer(self, rank: SimulatedActor) -> bool:
+        group = rank.name.partition(".")[2]
+        ranks = [actor for actor in self.actors if actor.role == "learner" and actor.name.partition(".")[2] == group]
+        return not all(actor.alive for actor in ranks)
 
     def _answer(self, actor: SimulatedActor, call: Call, value: Any) -> None:
         with suppress(ValueError):  # it died meanwhile, and no task waits
