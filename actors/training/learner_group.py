@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -302,6 +303,7 @@ class LearnerGroup:
         """
         try:
             while True:
+                await self._find_lost()
                 self._count(error)
                 self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
                 self._renew()
@@ -317,6 +319,13 @@ class LearnerGroup:
                     self._let_others_work(only_lost=True)
         finally:
             self._let_others_work()
+
+    async def _find_lost(self) -> None:
+        """If none is known to be lost, find out: a rank may die after its answer, and only its peers have noticed."""
+        processes = [process for process in map(self._world.process, self._ranks) if process.name]
+        if processes and not any(process.lost for process in processes):
+            with suppress(WorkerGone):
+                await self._ask("node", seconds=self._config.fleet.deadlines.start)
 
     def _let_others_work(self, *, only_lost: bool = False) -> None:
         """Let other roles of the ranks' cards start and compile."""
