@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections import defaultdict
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -118,8 +119,7 @@ class LearnerRank(Callee):
     @noted
     def load(self, state: LearnerState) -> None:
         learner = self._joined
-        assert self._watch is not None
-        with progress_note(f"loading the state after {state.updates} updates"), self._watch.watched():
+        with progress_note(f"loading the state after {state.updates} updates"), self._watched():
             learner.load(state)
         self._storing = None  # what it holds is no state of its last update any more
 
@@ -176,8 +176,7 @@ class LearnerRank(Callee):
         state after it into the object store.
         """
         learner = self._awake
-        assert self._watch is not None
-        with self._watch.watched():
+        with self._watched():
             metrics = learner.finish(iteration)
             state = learner.state(self._buffers)
         if self._rank == 0:
@@ -215,6 +214,11 @@ class LearnerRank(Callee):
     def factors(self, policy: Policy) -> PolicyFactors | None:
         """Those of the present policy, from rank 0."""
         return None if self._rank else PolicyFactors(self._joined.factors(policy))
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """A block with collectives of a rank that has joined its group (`PeerWatch.watched`)."""
+        assert self._watch is not None
+        return self._watch.watched()
 
     def _enter(self) -> None:
         """Begin to compute: on a card, other roles may have done so before."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from selectors import EVENT_READ, DefaultSelector
+from selectors import EVENT_READ, BaseSelector, DefaultSelector
 
 import torch
 import torch.distributed
 
+from solrl_ray.config.problems import counted
 from solrl_ray.errors import PeerGone, RunError
 
 LOOK_SECONDS = 0.2
@@ -131,9 +131,10 @@ def _accepted(listener: socket.socket, count: int, key: bytes, seconds: float) -
             while len(found) < count:
                 left = ends - time.monotonic()
                 if left <= 0 or not (events := ready.select(left)):
-                    raise RunError(f"{count - len(found)} ranks did not connect to learner rank 0 within {seconds:g} s")
+                    missing = counted(count - len(found), "rank")
+                    raise RunError(f"{missing} did not connect to learner rank 0 within {seconds:g} s")
                 for event in events:
-                    _take(event[0].data, listener, key, ready, found, sent)
+                    _on_ready(event[0].data, listener, key, ready, found, sent)
         except BaseException:
             for peer in found:
                 peer.close()
@@ -144,11 +145,11 @@ def _accepted(listener: socket.socket, count: int, key: bytes, seconds: float) -
     return found
 
 
-def _take(
+def _on_ready(
     source: socket.socket,
     listener: socket.socket,
     key: bytes,
-    ready: selectors.BaseSelector,
+    ready: BaseSelector,
     found: list[socket.socket],
     sent: dict[socket.socket, bytes],
 ) -> None:

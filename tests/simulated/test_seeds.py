@@ -17,7 +17,7 @@ import pytest
 
 from tests.simulated.faults import Fault
 from tests.simulated.plans import ENDS, KINDS, SHAPES, Plan, Shape
-from tests.simulated.runs import judge, run, undisturbed
+from tests.simulated.runs import judge, run, undisturbed, violation
 from tests.simulated.world import SimulatedWorld
 
 SEEDS = 2000
@@ -274,6 +274,11 @@ def test_a_rebuilt_group_learns_before_other_roles_of_a_new_card_start() -> None
     sent = [line.partition(" ")[2] for line in ended.trace if " is sent " in line]
     learned = sent.index("learner-0.1 is sent update")
     assert learned < min(sent.index(f"{role}-0.1 is sent start") for role in ("explorer", "regenerator"))
+
+
+@pytest.mark.parametrize("seed", [2106534, 2110452])
+def test_a_card_that_dies_after_its_answer_while_others_still_learn_costs_one_replacement(seed: int) -> None:
+    assert not violation(Plan.of(seed))
 
 
 def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_ends() -> None:
