@@ -58,7 +58,7 @@ def test_strangers_do_not_hold_up_the_ranks() -> None:
         (found,) = _accepted(listener, 1, key, patience(20.0))
         assert found.getpeername() == rank.getsockname()
         began = time.monotonic()
-        with pytest.raises(RunError, match="^1 rank did not connect"):
+        with pytest.raises(RunError, match="1 rank did not connect"):
             _accepted(listener, 1, key, 0.3)
         assert time.monotonic() - began > 0.29
         for each in (silent, wrong, rank, found):
