@@ -10,9 +10,10 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
 
-FORWARD, PASSES = 11.0, 22.0
-"""Seconds with an empty `compile.cache`, of a worker's forward and of a kind of learner passes: the middle of 8 to 14
-and of 10 to 35, which were seen on an H200.
+FORWARD, DECODER, PASSES = 11.0, 70.0, 22.0
+"""Seconds with an empty `compile.cache`, of a worker's forward, of a decoder, and of a kind of learner passes: of 6 to
+29, of 40 to 95 and of 5 to 52 that were seen on H100s and an H200. A decoder's is what the first forward of explorers
+of FLUX.1-dev took beyond that.
 """
 
 
@@ -21,6 +22,8 @@ class Compiling:
     shapes: int
     forwards: int
     """Of an explorer and of a regenerator, which also has those of evaluations."""
+    decoders: int
+    """Of explorers and of regenerators; a card has one for both."""
     kinds: int
     """Of learner passes."""
     seconds: float
@@ -34,9 +37,20 @@ class Compiling:
         explorer = (shapes + probe) * (wanted and previews and fleet.explorers.num_gpus > 0)
         regenerator = (2 * shapes + probe) * (wanted and fleet.regenerators.num_gpus > 0)
         kinds = shapes * len(passes(config)) * compiled_learner.is_compiled(config)
-        together = sum if is_colocated(fleet) else max
-        seconds = together((explorer * FORWARD, regenerator * FORWARD, kinds * PASSES))
-        return cls(shapes=shapes, forwards=explorer + regenerator, kinds=kinds, seconds=seconds)
+        colocated, decoded = is_colocated(fleet), shapes * (wanted and config.compile.decoder)
+        decoders = (
+            decoded * (fleet.explorers.num_gpus > 0),
+            decoded * (fleet.regenerators.num_gpus > 0 and not colocated),
+        )
+        forwards = explorer * FORWARD, regenerator * FORWARD
+        sampling = [one + other * DECODER for one, other in zip(forwards, decoders, strict=True)]
+        return cls(
+            shapes=shapes,
+            forwards=explorer + regenerator,
+            decoders=sum(decoders),
+            kinds=kinds,
+            seconds=(sum if colocated else max)([*sampling, kinds * PASSES]),
+        )
 
     @property
     def words(self) -> str:
@@ -44,7 +58,8 @@ class Compiling:
         if not self.forwards + self.kinds:
             return ""
         each = f", for {self.shapes} shapes" if self.shapes > 1 else ""
+        forwards = f"{self.forwards} forwards of workers" + (f", {self.decoders} decoders" if self.decoders else "")
         return (
-            f"{self.forwards} forwards of workers and {self.kinds} kinds of learner passes{each}, once: about "
+            f"{forwards} and {self.kinds} kinds of learner passes{each}, once: about "
             f"{self.seconds:,.0f} s with an empty compile.cache (estimated), a tenth of it with a filled one"
         )

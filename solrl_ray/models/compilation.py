@@ -5,8 +5,9 @@ Weights are inputs of compiled code, so a revision written in place takes effect
 compiled as a whole: its blocks differ in size.
 
 The attention kernel is chosen at compile time, but PyTorch's cache keys do not contain the switches: a process with
-cuDNN's attention off would run it in another's compiled code. So our cache folder and keys contain the choice, which
-must be made (`models.attention`) before anything is compiled.
+cuDNN's attention off would run it in another's compiled code. So we add the choice to the keys: it must be made
+(`models.attention`) before anything is compiled, and `prepare` called again when it changes. The folder is one for all:
+a process has one, and which of a card's roles compiles first is not always the same.
 """
 
 from __future__ import annotations
@@ -135,25 +136,22 @@ def _not_enabled(settings: Compile) -> str:
 
 def prepare(settings: Compile) -> str | None:
     """Set the compiler up for the attention kernels that are in use; returns the mode as `torch.compile` takes it."""
-    _use_cache(settings.cache, f"{attention.kernels()}-attention")
+    _use_cache(settings.cache)
+    own = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    torch.compiler.config.cache_key_tag = f"{own}{attention.kernels()}-attention"
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = VARIANTS
     return None if settings.mode == "default" else settings.mode
 
 
-def _use_cache(configured: str, identity: str) -> None:
-    """`identity`: what compiled code depends on, besides PyTorch's own cache keys."""
+def _use_cache(configured: str) -> None:
     folder = cache_folder(configured)
     try:
-        (folder / identity).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"compile.cache: the folder {folder} cannot be made: {error.strerror}") from error
-    folder /= identity
     for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
         if _is_pytorchs_own(os.environ.get(variable, "")):
             os.environ[variable] = str(folder / name)
-    # The tag also works if the user has set these variables: it is part of each cache key.
-    own = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
-    torch.compiler.config.cache_key_tag = f"{own}{identity}"
 
 
 def _is_pytorchs_own(folder: str) -> bool:

@@ -283,10 +283,13 @@ def test_a_plan_counts_what_is_compiled_for_each_shape() -> None:
     two = "model.resolution=[[1024, 1024], [768, 1344]]"
     gpus = "fleet={explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}"
     # An explorer's forward; a regenerator's for samples and for evaluations; passes of v_reference, v_old and v_theta.
-    assert Compiling.of(configure(gpus)) == Compiling(shapes=1, forwards=3, kinds=3, seconds=66.0)
-    assert Compiling.of(configure(gpus, two)) == Compiling(shapes=2, forwards=6, kinds=6, seconds=132.0)
-    assert Compiling.of(configure(colocated(1), two)).seconds == 6 * 11 + 6 * 22
-    assert "6 forwards" in dict(told(configure(gpus, two), "h200").rows())["compiling"]
+    assert Compiling.of(configure(gpus)) == Compiling(shapes=1, forwards=3, decoders=2, kinds=3, seconds=22 + 70)
+    eager = "compile.decoder=false"
+    assert Compiling.of(configure(gpus, eager)) == Compiling(shapes=1, forwards=3, decoders=0, kinds=3, seconds=66)
+    assert Compiling.of(configure(gpus, two)) == Compiling(shapes=2, forwards=6, decoders=4, kinds=6, seconds=184)
+    # Roles of a card have one decoder.
+    assert Compiling.of(configure(colocated(1), two)).seconds == 6 * 11 + 2 * 70 + 6 * 22
+    assert "6 forwards of workers, 4 decoders and" in dict(told(configure(gpus, two), "h200").rows())["compiling"]
     assert Compiling.of(configure(two)).words == ""  # CPUs compile nothing
 
 
