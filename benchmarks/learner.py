@@ -113,8 +113,9 @@ class Side:
         for factor in self._factors.values():
             factor.grad = None
         self.run("default")
-        grads = [factor.grad.flatten() for factor in self._factors.values() if factor.grad is not None]
-        return torch.cat(grads).cpu()
+        # A factor that nothing depends on has no gradient, or zeros if blocks are compiled.
+        grads = [torch.zeros_like(f) if f.grad is None else f.grad for f in self._factors.values()]
+        return torch.cat([grad.flatten() for grad in grads]).cpu()
 
     def _velocity(self) -> Tensor:
         return self.passes.velocity(self._x_t, self._t, self._batch)

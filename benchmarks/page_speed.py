@@ -98,7 +98,7 @@ def gpus(results: Path) -> str:
             f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "",
             f"{max(planned['peak_gb']):.0f}" if planned else "–",
         ]
-        cells.append(" / ".join(f"{share:.0%}" for share in row["busy"]))
+        cells.append(" / ".join(f"{share:.0%}" for share in row["busy"] or ()))
         rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
@@ -120,7 +120,7 @@ def placed(row: dict[str, Any]) -> str:
     other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row.get('zero')}"] * (
         row.get("zero", 1) > 1
     )
-    return ", ".join([row["placement"], *other])
+    return ", ".join([row["placement"], *other, *(f"`{each}`" for each in row["set"] if each.startswith("learner."))])
 
 
 def hosts(results: Path) -> str:

@@ -35,6 +35,10 @@ SAME_SHARE = 0.02
 """Shares of quantised weights that differ by at most this count as the same."""
 SCALABLE = 8.0
 """Largest factor of work for scaling a figure to another model."""
+LONGER = 3.0
+"""Largest factor of a video's tokens for the same. Attention grows with their square and is not counted apart: by Wan
+2.2's 5B, an iteration of Wan 2.1's 1.3B, with four times the tokens, was planned at less than half of what it took.
+"""
 ON_ITS_CARD, TOUCHED = 0.65, 1.79e9
 """Seconds beside rollout and update, without the controller's, in which a card that learns makes a revision its own,
 and weights that LoRA touches: of FLUX.1-dev and of SD3.5-Large, on an H100 (``rehearsal_*.json``).
@@ -267,20 +271,23 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
     for weights, tokens, listed in ratios:
         if 1 / SAME <= weights <= SAME and 1 / SAME <= tokens <= SAME:
             return listed
-    work = {weights * tokens: listed for weights, tokens, listed in ratios}
-    nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
-    if not 1 / SCALABLE <= nearest <= SCALABLE:
+    within = [each for each in ratios if not each[2].frames or 1 / LONGER <= each[1] <= LONGER]
+    nearest = min(within, key=lambda each: abs(math.log(each[0] * each[1])), default=None)
+    if nearest is None or not 1 / SCALABLE <= nearest[0] * nearest[1] <= SCALABLE:
         listed_names = ", ".join(f"{m.family} at {m.shape}" for m in prices.models) or "no models"
         raise UserError(
             f"The price list of {prices.gpu} has nothing like {model.path} at {model.shapes} (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
             "with --gpu FILE."
         )
-    listed = work[nearest]
-    weights = facts.parameters / listed.parameters
+    weights, tokens, listed = nearest
 
     def scaled(name: str, figure: Figure) -> Figure:
-        factor, ratio = (weights, "parameters") if name in ONCE else (nearest, "parameters x image tokens")
+        factor, ratio = weights * tokens, "parameters x image tokens"
+        if name in ONCE:
+            factor, ratio = weights, "parameters"
+        elif name == "decode_and_reward":
+            factor, ratio = model.shapes.volume / listed.shape.volume, "pixels"
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
     return listed.each(scaled).model_copy(update={"parameters": facts.parameters})

@@ -9,6 +9,7 @@ import pytest
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
+from solrl_ray.errors import UserError
 from solrl_ray.forecasts.prices import Cluster, Priced, price_list, priced
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -68,11 +69,14 @@ def test_a_preview_of_a_video_pays_for_the_frames_that_it_decodes(tmp_path: Path
 
 
 def test_an_unlisted_video_model_is_scaled_by_its_tokens_not_by_its_pixels(tmp_path: Path) -> None:
-    # Wan 2.2's autoencoder makes a quarter of the tokens of as many pixels; with four times the parameters it is 1.
-    larger = replace(WAN, parameters=5_600_000_000, tokens=5_070)
-    figure = video_stages(tmp_path, model="wan22_5b", facts=larger).figures["regeneration step (bf16)"]
-    assert figure.ms == pytest.approx(300 * 4 / 4)
-    assert not figure.measured
+    # Of as many pixels another autoencoder makes half of the tokens. With twice the parameters it is 1.
+    larger = replace(WAN, parameters=2_800_000_000, tokens=10_140)
+    figures = video_stages(tmp_path, model="wan22_5b", facts=larger).figures
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(300 * 2 / 2)
+    assert not figures["regeneration step (bf16)"].measured
+    assert figures["decode and reward"].ms == pytest.approx(2000)
+    with pytest.raises(UserError, match="has nothing like"):
+        video_stages(tmp_path, model="wan22_5b", facts=replace(larger, tokens=5_070))
 
 
 def test_several_shapes_are_priced_by_the_mean_of_their_tokens(tmp_path: Path) -> None:
