@@ -274,11 +274,11 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
     within = [each for each in ratios if not each[2].frames or 1 / LONGER <= each[1] <= LONGER]
     nearest = min(within, key=lambda each: abs(math.log(each[0] * each[1])), default=None)
     if nearest is None or not 1 / SCALABLE <= nearest[0] * nearest[1] <= SCALABLE:
-        listed_names = ", ".join(f"{m.family} at {m.shape}" for m in prices.models) or "no models"
+        shown = [each[2] for each in ratios] or prices.models
+        listed_names = ", ".join(f"{m.family} at {m.shape} ({_size(m)})" for m in shown) or "no models"
         raise UserError(
             f"The price list of {prices.gpu} has nothing like {model.path} at {model.shapes} (family "
-            f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
-            "with --gpu FILE."
+            f"{model.family}, {_size(facts)}); it has {listed_names}. Name a list of your own with --gpu FILE."
         )
     weights, tokens, listed = nearest
 
@@ -291,6 +291,11 @@ def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList
         return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
 
     return listed.each(scaled).model_copy(update={"parameters": facts.parameters})
+
+
+def _size(of: ModelFacts | ModelCosts) -> str:
+    """What must be alike."""
+    return f"{of.parameters / 1e9:.2g} B parameters" + (f", {of.tokens:,} tokens" if of.tokens else "")
 
 
 def _longer(config: Config, facts: ModelFacts, listed: ModelCosts) -> float:
