@@ -146,8 +146,12 @@ def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None
     assert {file.stem for file in RUNS} == wanted | {f"{model}_published" for model in PUBLISHED}
 
 
-def test_a_whole_run_of_videos_scores_chosen_frames_and_pads_no_preview() -> None:
-    config = load([CONFIGS / "runs" / "wan21_1_3b_80gb.yaml"])
+@pytest.mark.parametrize("model", ["wan21_1_3b", "wan22_5b"])
+def test_a_whole_run_of_videos_scores_chosen_frames_and_pads_no_preview(model: str) -> None:
+    config = load([CONFIGS / "runs" / f"{model}_80gb.yaml"])
+    given = ["prompts={train: a.txt, heldout: b.txt}", "rewards=[{kind: motion, enough: 0.02}]"]
+    alone = load([CONFIGS / "models" / f"{model}.yaml", CONFIGS / "methods" / "sol_rl.yaml"], given)
+    assert (config.run.name, config.model) == (model, alone.model)
     checks.check(config)
     pool = pool_sampling(config)
     assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (24, Pruning(after=3, keep=12), 2, 0)
