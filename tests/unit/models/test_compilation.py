@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 
 from actors.workers.explorer import Explorer
 from solrl_ray import models
 from solrl_ray.config.resolution import MOST
 from solrl_ray.config.schema import Compile, Config, QuantizationScope
 from solrl_ray.errors import UserError
+from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.blocks import blocks
-from solrl_ray.models.compilation import cache_folder, compile_, compile_decoder, compiles, what_compiles
+from solrl_ray.models.compilation import cache_folder, compile_, compile_decoder, compiles, prepare, what_compiles
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.records import Prompt, PromptEmbedding, Receipt, WorkUnit
@@ -87,6 +89,27 @@ def test_a_cache_folder_that_the_user_has_set_for_pytorch_stays_and_pytorchs_own
     for variable in CACHES:
         assert (os.environ[variable] == found) == kept
         assert os.environ[variable].startswith(str(tmp_path)) != kept
+
+
+def test_code_that_was_compiled_for_other_attention_kernels_is_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in CACHES:
+        monkeypatch.setenv(variable, "")
+    before, hits = attention.kernels(), []
+    try:
+        with torch.compiler.config.patch(cache_key_tag=""):  # type: ignore[attr-defined]
+            for kernels in ("cudnn", "flash", "cudnn"):
+                attention.use(kernels)
+                prepare(Compile(enabled=True, cache=str(tmp_path)))
+                torch._dynamo.reset()
+                counters.clear()
+                torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+                hits.append(counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"])
+    finally:
+        attention.use(before)
+        torch._dynamo.reset()
+    assert [hit > 0 for hit in hits] == [False, False, True]
 
 
 def test_five_revisions_are_taken_without_compiling_again() -> None:
