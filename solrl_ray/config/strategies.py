@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, replace
 
 from solrl_ray.config.pools import is_colocated, reserved
-from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.previews import Prune
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.records import Pruning
@@ -177,7 +177,7 @@ def at_fallback_level(config: Config, fallback_level: int) -> Config:
     rollout, drawn = config.rollout, previews(config)[fallback_level]
     unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level no longer prunes
     explore = {"rollout.explore.steps": drawn.steps, "rollout.explore.precision": drawn.tier}
-    return config.changed({**explore, "rollout.preview": PreviewConfig(unit=unit, prune=drawn.prune)})
+    return config.changed({**explore, "rollout.preview.unit": unit, "rollout.preview.prune": drawn.prune})
 
 
 def reward_weights(config: Config) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Rewards of a user's own: two that fail, for tests of how a run ends then, and one that does not."""
+"""Rewards of a user's own: two that fail, for tests of how a run ends then, and two that do not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ def nan(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
 
 def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     return images.mean(dim=(1, 2, 3))
+
+
+def frames(videos: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    return torch.full((len(prompts),), float(videos.shape[2]))
 
 
 def fails(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:

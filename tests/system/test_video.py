@@ -23,7 +23,8 @@ VIDEO = (
     "run.iterations=2",
     "rollout.preview={latent_frames: [0, 2], prune: {after: 2, keep: 4}, unit: 8}",
     "rewards=[{kind: motion, enough: 1}, "
-    "{kind: 'tests.system.rewards:brightness', frames: {count: 3, combine: worst}}]",
+    "{kind: 'tests.system.rewards:brightness', frames: {count: 3, combine: worst}}, "
+    "{kind: 'tests.system.rewards:frames', weight: 10}]",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 1, reference: ''}",
     "fidelity={audit_prompts: 1, audit_seeds: 2}",
 )
@@ -62,6 +63,8 @@ def test_a_run_of_videos_learns_and_reports_clips_whoever_explores(
     done = read_run(folder(one)).iterations
     assert [record.iteration for record in done] == [0, 1]
     assert all(record.gradient_norm > 0 and record.passes == record.expected_passes > 0 for record in done)
+    # Motion and brightness are within [0, 1]; two latent frames are five frames.
+    assert all(50 <= record.proxy_reward_mean <= 52 and 90 <= record.reward_mean <= 92 for record in done)
     shown = folder(one) / "evaluations" / "updates-000002-ema"
     (strips, clips) = (sorted(shown.glob(f"*.{kind}")) for kind in ("png", "webp"))
     assert [path.stem for path in strips] == [path.stem for path in clips]

@@ -216,6 +216,13 @@ def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[
         assert (pool.pruning, pool.micro_batch, pool.unit) == (None, 12, 96)
 
 
+def test_a_fallback_level_keeps_what_it_does_not_change(parts: list[Path]) -> None:
+    of_videos = "rollout.preview.latent_frames=[0, 2]"
+    given = load(parts, [PRUNED, "rollout.preview.unit=48", of_videos, ladder("{steps: 8}")])
+    assert at_fallback_level(given, 0) == given
+    assert at_fallback_level(given, 1) == given.changed({"rollout.explore.steps": 8})
+
+
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
     assert pool_unit_seconds(load(parts)) == 120.0
     assert pool_unit_seconds(load(parts, ["rollout.preview.unit=48"])) == 240.0
