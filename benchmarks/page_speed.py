@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from common import CONFIGS, MODELS, SOL_RL
 from iteration import by_schedule
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
+
+from solrl_ray.config.loading import load
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
@@ -91,7 +94,7 @@ def gpus(results: Path) -> str:
     for row in found:
         seconds, planned = row["seconds"], row["planned"]
         cells = [(TITLES | OTHERS)[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
-        cells += [placed(row), str(row["prompts"])]
+        cells += [placed(row), str(row["prompts"]), seeds(row)]
         cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
         cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"]) if planned else "–"]
         cells += [
@@ -102,7 +105,7 @@ def gpus(results: Path) -> str:
         rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
-    header = ["s", "GPU", "GPUs", "placement", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
+    header = ["s", "GPU", "GPUs", "placement", "prompts", "seeds", *stages, "planned", *memory, "busy", "48 prompts, computed"]
     shown = [table(header, rows)] if rows else []
     return "\n\n".join([*shown, *missing])
 
@@ -120,7 +123,15 @@ def placed(row: dict[str, Any]) -> str:
     other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row.get('zero')}"] * (
         row.get("zero", 1) > 1
     )
-    return ", ".join([row["placement"], *other, *(f"`{each}`" for each in row["set"] if each.startswith("learner."))])
+    said = [f"`{each}`" for each in row["set"] if each.startswith(("learner.", "model."))]
+    return ", ".join([row["placement"], *other, *said])
+
+
+def seeds(row: dict[str, Any]) -> str:
+    """How many of a prompt's seeds are kept, in words."""
+    needed = ["prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]"]
+    rollout = load([SOL_RL, CONFIGS / "models" / MODELS[row["model"]]], [*needed, *row["set"]]).rollout
+    return f"{rollout.keep} of {rollout.pool}"
 
 
 def hosts(results: Path) -> str:

@@ -4,7 +4,8 @@
     python benchmarks/rank_fidelity.py examples/emoji/emoji.yaml --prompts 48 --seeds 96 --work FOLDER --out OUT
 
 Samples whole pools of the testbed, or of the model of other configuration files, on the production path, without Ray:
-every preview against the full sample (10 steps, float32) of the same seeds, with the untrained policy. It is the table
+every preview against the full sample (10 steps, float32) of the same seeds, with the untrained policy. Of videos,
+previews decode the frames of `rollout.preview.latent_frames`, and full samples all. It is the table
 of Sol-RL's paper by tier and steps, with the 4, 8 and 12 best and worst of each pool. Given again with the same
 `--work` and the same settings of model, prompts, rewards, rollout and seed, it goes on where it was; a model that was
 made again at the same path needs another `--work`. Prompts beyond the held-out ones are the first of those that are
@@ -52,26 +53,27 @@ class Bench:
         self._reward = rewards.load(config.rewards, device)
         parts, seen = config.prompts, config.model.references
         files = {"prompts.heldout": parts.heldout, "prompts.train": parts.train}
+        self.some_frames = config.rollout.preview.latent_frames is not None
         known = [prompt for key, file in files.items() for prompt in read_prompts(file, key, seen=seen)]
         if len(known) < prompts:
             raise SystemExit(f"--prompts is {prompts}; it must be at most {len(known)}, the prompts that there are.")
         self._prompts = known[:prompts]
         self._embeddings = embeddings(config.model, self._prompts)
 
-    def pools(self, tier: str, steps: int) -> np.ndarray:
-        """Rewards [prompts, seeds]; as kept in a file, or sampled and kept."""
+    def pools(self, tier: str, steps: int, *, whole: bool = False) -> np.ndarray:
+        """Rewards [prompts, seeds]; as kept in a file, or sampled and kept. `whole`: of all frames of a video."""
         sampled = self._config.model_dump_json(include={"model", "prompts", "rewards", "rollout"})
         of = [sampled, self._config.run.seed, tier, steps, len(self._prompts), self._seeds]
-        of += [torch.__version__, self._device]
+        of += [torch.__version__, self._device] + ["whole"] * whole
         file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npy"
         if not file.exists():
-            pools = self._sample(tier, steps)
+            pools = self._sample(tier, steps, whole)
             self._work.mkdir(parents=True, exist_ok=True)
             np.save(file, pools)
         kept: np.ndarray = np.load(file)
         return kept
 
-    def _sample(self, tier: str, steps: int) -> np.ndarray:
+    def _sample(self, tier: str, steps: int, whole: bool) -> np.ndarray:
         section = self._config.model
         if tier in DTYPES:
             section = section.model_copy(update={"dtype": DTYPES[tier]})
@@ -81,11 +83,12 @@ class Bench:
             quantize_(model.transformer, tier, section.quantization, without_kernels=self._device == "cpu")
         config = self._config.model_copy(update={"model": section})
         sampler = Sampler(config, model, self._reward, steps=steps, micro_batch=self._seeds)
+        draw = sampler if whole else sampler.preview
         rows = []
         for prompt, embedding in zip(self._prompts, self._embeddings, strict=True):
             indices = tuple(range(self._seeds))
             unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
-            rows.append(sampler.preview(unit, prompt, embedding).rewards.tolist())
+            rows.append(draw(unit, prompt, embedding).rewards.tolist())
         return np.array(rows)
 
 
@@ -109,7 +112,7 @@ def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
     """By tier and steps; a seed chosen as one of the `k` best or worst should beat nearly all, or nearly none."""
-    full = bench.pools("float32", 10)
+    full = bench.pools("float32", 10, whole=bench.some_frames)
     print("| tier | steps | Kendall | Spearman | best beat / worst beat, of 4 | of 8 | of 12 |")
     print("|---|---|---|---|---|---|---|")
     rows: list[dict[str, Any]] = []

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 from common import CONFIGS
 
+from solrl_ray.cli.outline import facts_of
 from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.loading import load
+from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.forecasts.forecast import forecast
 from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
+from solrl_ray.models.shapes import shipped
 from solrl_ray.rollout.audit import CONFIDENCE
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
@@ -84,6 +88,16 @@ PLACES |= {f"{model}_b200": (model, "b200", 1) for model in MODELS}
 PLACES |= {"flux1_dev_eight": ("flux1_dev", "h200", 8)}
 """Name of a column → model, card whose prices are charged, and number of cards."""
 HEADLINE = "flux1_dev"
+VIDEO = "wan22_5b"
+"""What videos are charged as, on an H200: 49 frames of 480 x 832 pixels."""
+VIDEO_PREVIEWS = ("rollout.preview.latent_frames=[0, 12]",)
+"""The first and the last, as in the moving world."""
+
+
+def _facts(config: Config) -> ModelFacts:
+    shapes = shipped(config.model)
+    assert shapes is not None
+    return facts_of(config, Sources(), shapes, pool_sampling(config).tier)
 
 
 def _micro_batch(samples: int) -> int:
@@ -163,8 +177,8 @@ class Shape:
 
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
-        """Seconds of an iteration."""
-        model, gpu, count = PLACES[place]
+        """Seconds of an iteration; `place` is one of `PLACES`, or `VIDEO`."""
+        model, gpu, count = PLACES.get(place, (place, "h200", 1))
         share = math.ceil(self.prompts * self.chosen / count)  # of an optimiser step, for each rank
         workers = f"{{count: {count}, num_gpus: 1}}"
         files = (CONFIGS / "demo.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "methods/diffusion_nft.yaml")
@@ -175,8 +189,10 @@ class Shape:
             "compile={enabled: true, learner: true}",
             f"learner={{activation_memory: 0.5, world_size: {count}, micro_batch: {_micro_batch(share)}}}",
             *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
+            *(VIDEO_PREVIEWS if self.pool and place == VIDEO else ()),
         )
-        arithmetic = describe(load(files, settings), MODELS[model])
+        config = load(files, settings)
+        arithmetic = describe(config, MODELS.get(model) or _facts(config))
         return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False).seconds
 
 

@@ -8,9 +8,9 @@
 OUT/world is what `build_video_world.py` or `build_emoji.py` wrote when all was done; it may have been moved since.
 
 Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`: an iteration is charged as
-FLUX.1-dev's on an H200. Previews of videos also decode only the first and the last latent frame of three, which is not
-in the charge: no time of a video model has been measured. After `--seconds` what still trains is stopped; the same
-command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
+FLUX.1-dev's on an H200. Rewards of videos are also shown over what Wan 2.2 5B would be charged, whose decoding takes
+half of a rollout; previews decode the first and the last latent frame. After `--seconds` what still trains is stopped;
+the same command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
 
 Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
 brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
@@ -39,6 +39,7 @@ from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
 from common import told
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, Runs, show, summary
+from shape_results import VIDEO as WAN
 from shapes import Key
 
 from solrl_ray.config.rewards import RewardConfig
@@ -51,8 +52,8 @@ FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
 MICRO_BATCH = 96
 """Pictures of an evaluation that share a forward."""
-AFTER = (600.0, 1200.0, 2400.0)
-"""Charged seconds after which rewards are printed."""
+AFTER = {HEADLINE: (600.0, 1200.0, 2400.0), WAN: (3600.0, 7200.0, 14400.0)}
+"""What is charged → seconds after which rewards are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,10 @@ class Kind:
     builder: str
     configuration: Callable[[Path], dict[str, Any]]
     shapes: tuple[str, ...]
+    place: str
+    """What an iteration is charged as where rewards are printed."""
     limit: float
-    """Charged seconds of a run; the soonest of the testbed's map are at 90 % of the way after 1,600 and 2,600."""
+    """Charged seconds of a run, as FLUX.1-dev; the soonest of the testbed's map are at 90 % of the way after 1,600 and 2,600."""
 
 
 VIDEO = Kind(
@@ -71,6 +74,7 @@ VIDEO = Kind(
     builder="build_video_world.py",
     configuration=build_video_world.configuration,
     shapes=(*FRONT, *(name.partition("+")[0] for name in FRONT)),
+    place=WAN,
     limit=3000.0,
 )
 EMOJI = Kind(
@@ -78,6 +82,7 @@ EMOJI = Kind(
     builder="build_emoji.py",
     configuration=build_emoji.configuration,
     shapes=(*FRONT, "12x1_24of24+shared_noise_kl_0"),
+    place=HEADLINE,
     limit=2400.0,
 )
 
@@ -175,9 +180,9 @@ def opinions_of(folder: Path, judge: CLIPScore) -> dict[int, float]:
     return {int(update): opinion for update, opinion in known.items()}
 
 
-def after(run: dict[str, Any], shape: str, seconds: float, of: str) -> float:
+def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str = HEADLINE) -> float:
     """A run's reward, or the judge's, after so many charged seconds; nan if it has not trained so long."""
-    charged = np.array(run["iterations"]) * SHAPES[shape].charged(HEADLINE)
+    charged = np.array(run["iterations"]) * SHAPES[shape].charged(place)
     values = run.get(of, [])
     return (
         float(np.interp(seconds, charged, values))
@@ -205,15 +210,16 @@ def best_rate(runs: Runs, shape: str) -> float:
     return float(max(of_rate, key=area))
 
 
-def show_curves(results: dict[str, Any]) -> None:
+def show_curves(results: dict[str, Any], place: str) -> None:
     """Means over seeds of those that trained so long."""
-    print(f"| shape | rate | seeds | reward / judge after {' s | '.join(f'{each:,.0f}' for each in AFTER)} s |")
-    print("|---|---|---|" + "---|" * len(AFTER))
+    times = AFTER[place]
+    print(f"| shape | rate | seeds | reward / judge after {' s | '.join(f'{each:,.0f}' for each in times)} s as {place} |")
+    print("|---|---|---|" + "---|" * len(times))
     for shape, of_rate in results["runs"].items():
         for rate, of_seed in of_rate.items():
             cells = []
-            for seconds in AFTER:
-                found = [[after(run, shape, seconds, of) for run in of_seed.values()] for of in ("reward", "judge")]
+            for seconds in times:
+                found = [[after(run, shape, seconds, of, place) for run in of_seed.values()] for of in ("reward", "judge")]
                 known = [[value for value in values if not math.isnan(value)] for values in found]
                 cells.append(" / ".join(f"{np.mean(values):.3f}" if values else "–" for values in known))
             print(f"| {shape} | {rate} | {len(of_seed)} | {' | '.join(cells)} |")
@@ -278,7 +284,7 @@ def main() -> None:
     results |= summary(results)
     shapes.save(results, arguments.results)
     show(results)
-    show_curves(results)
+    show_curves(results, world.kind.place)
 
 
 if __name__ == "__main__":

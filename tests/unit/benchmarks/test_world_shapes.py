@@ -179,6 +179,18 @@ def test_rewards_after_charged_seconds_are_read_between_evaluations_and_not_beyo
     assert np.isnan(world_shapes.after(run(0.45, 0.65), name, 5 * charged, "judge"))
 
 
+def test_an_iteration_of_videos_is_charged_with_its_decoding() -> None:
+    # 16 samples of 10 steps, decoded whole, and 4 timesteps of each: a reference, and forward and backward (old is
+    # what is trained, in an iteration of one step). Prices of h200.yaml, in seconds; then the revision and Ray.
+    sampled, learned = 16 * (10 * 0.1087 + 1.21), 16 * 4 * (0.1138 + 0.361)
+    assert shape_results.SHAPES["2x1_8of8"].charged("wan22_5b") == pytest.approx(sampled + learned + 0.87, rel=0.01)
+    # 24 previews begin and 12 are finished, of which 5 of 49 frames are decoded: once early, once at the end.
+    previews = 3 * ((24 * 2 + 12 * 4) * 0.08863 + 36 * 1.21 * 5 / 49)
+    kept, learned = 3 * 4 * (10 * 0.1087 + 1.21), 12 * 4 * (0.1138 + 0.361) + 8 * 4 * 0.1138
+    expected = previews + kept + learned + 0.87
+    assert shape_results.SHAPES["1x3_4of24"].charged("wan22_5b") == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.parametrize(("given_", "count", "named"), [(None, 2, ["0", "1"]), ("3, 5,7", 2, ["3", "5"])])
 def test_runs_use_the_devices_that_the_script_may_use(
     given_: str | None, count: int, named: list[str], monkeypatch: pytest.MonkeyPatch

@@ -181,14 +181,13 @@ def test_workers_are_busy_for_as_long_as_their_units_take() -> None:
     assert found.busy["learners"] == pytest.approx(1 / found.seconds)
 
 
-def planned(config: Config, gpus: int) -> Forecast:
-    """On H100s."""
-    prices, shapes = price_list("h100-80"), shipped(config.model)
+def planned(config: Config, gpus: int, card: str = "h100-80") -> Forecast:
+    prices, shapes = price_list(card), shipped(config.model)
     assert shapes is not None
     assert prices.card is not None
     facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
     made = describe(fitting.with_activation_memory(config, facts, prices.card), facts)
-    return forecast(made, prices, Cluster(gpu="h100-80", gpus_per_node=gpus), orchestration(), advise=False)
+    return forecast(made, prices, Cluster(gpu=card, gpus_per_node=gpus), orchestration(), advise=False)
 
 
 STAGED = "fleet.offload=true"
@@ -247,14 +246,14 @@ WHOLE = [row for row in ROWS if not row["layers"] and row["planned"]]
 def test_rollout_and_update_are_planned_within_8_percent_of_what_was_measured(
     row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many_gpus, "memory", lambda: 85.0)
+    card, memory = ("h200", 151.0) if "H200" in row["device"] else ("h100-80", 85.0)
+    monkeypatch.setattr(many_gpus, "memory", lambda: memory)
     shape = {name: row[name] for name in ("model", "gpus", "placement", "staleness", "prompts", "layers")}
-    arguments = argparse.Namespace(**shape, iterations=3, part=None, work=Path("work"), set=[])
+    arguments = argparse.Namespace(**shape, iterations=3, part=None, work=Path("work"), set=row["set"])
     given = [setting for setting in many_gpus.settings(arguments) if not setting.startswith("model.path")]
-    given += [setting for setting in row["set"] if setting.startswith("learner.")]
     kept = f"learner.activation_memory={row['activation_memory']}"
     config = compiled_learner.resolve_auto(load(many_gpus.files(arguments), [*given, kept]))
-    parts = planned(config, row["gpus"]).parts
+    parts = planned(config, row["gpus"], card).parts
     seconds = parts["explore"] + parts["regenerate after exploring"] + parts["learn"]
     # A learner with a GPU of its own begins while samples come in.
     learn = row["seconds"]["update" if row["placement"] == "colocated" else "learn"]
