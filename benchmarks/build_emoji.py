@@ -1,14 +1,16 @@
-"""Trains the emoji world: autoencoder, CLIPs of reward and judge, transformer. 15 minutes of training.
+"""Trains the emoji world: autoencoder, CLIPs of reward and judge, transformer. 14 minutes of training.
 
-    python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0]
+    python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0] [--only PART]
 
 PICTURES is the folder of `draw_emoji.py draw`. Whatever the stage, the command stops after `--seconds` and goes on when
-it is given again, until it says that all is done; OUT/state has what it needs for that. OUT/world has what there is:
+it is given again, until it says that all is done; OUT/state has what it needs for that. `--only` trains the autoencoder
+and then only the `clips` or only the `transformer`, and writes no world: once the autoencoder is done, two GPUs can
+share the rest. OUT/world has what there is:
 
     pipeline/      a FluxPipeline, bfloat16, 32 million parameters in its transformer
     reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
     judge/         another, trained on the other half
-    prompts/       train.txt, heldout.txt
+    prompts/       train.txt, heldout.txt: of concepts that all networks know; unseen.txt: of those that none knows
     build.json     what each stage took and reached, how many pictures the judge recognises, and the mean `reward` and
                    `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
@@ -25,7 +27,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +43,7 @@ from emoji_assets.judgement import generate, mean_cosine, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
-AUTOENCODER = Stage(name="autoencoder", seconds=150, batch=96, lr=1e-3, seed=11, averaging=0.998)
+AUTOENCODER = Stage(name="autoencoder", seconds=90, batch=96, lr=1e-3, seed=11, averaging=0.998)
 REWARD = Stage(name="reward", seconds=45, batch=1024, lr=6e-4, seed=12, averaging=0.995, weight_decay=0.1)
 JUDGE = replace(REWARD, name="judge", seed=13)
 FLOW = Stage(name="flow", seconds=480, batch=512, lr=6e-4, seed=14, averaging=0.9995)
@@ -60,11 +62,15 @@ SHOWN = 256
 """Pictures of each kind that are judged."""
 LEAST_PSNR = 20.0
 """Decibels, of known pictures that the autoencoder restores."""
+HELD_OUT = 512
+"""Prompts of known concepts that runs do not train on. The CLIPs know little of others."""
 EVALUATED = 96
-"""Held-out prompts that a run is evaluated on."""
+"""Of them, those that a run is evaluated on."""
 SAMPLES = 4
 """Pictures of each."""
 STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
+PARTS = {"clips": (AUTOENCODER, REWARD, JUDGE), "transformer": (AUTOENCODER, FLOW, RECTIFICATION)}
+"""Of the stages, which can be trained apart."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 
 
@@ -107,10 +113,9 @@ class Build:
             )
         }
 
-    def run(self, until: float) -> bool:
+    def run(self, until: float, stages: Sequence[Stage] = STAGES) -> bool:
         """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
-        stages = (self.autoencoder, self.reward, self.judge, self.flow, self.rectification)
-        return all(stage(until) for stage in stages)
+        return all(getattr(self, stage.name)(until) for stage in stages)
 
     # Stages: each is True when it is done
 
@@ -177,8 +182,8 @@ class Build:
             for name, fit in self.fits.items()
         }
         (world / "prompts").mkdir(parents=True, exist_ok=True)
-        for file, held_out in (("train.txt", False), ("heldout.txt", True)):
-            (world / "prompts" / file).write_text("\n".join(self._prompts(held_out)) + "\n")
+        for name, prompts in self._prompts().items():
+            (world / "prompts" / f"{name}.txt").write_text("\n".join(prompts) + "\n")
         with _eager():
             record |= self._judged(world / "pictures") | self._evaluated()
         record["parameters"] = {name: _count(part) for name, part in self._parts().items()}
@@ -213,10 +218,8 @@ class Build:
 
     def _evaluated(self) -> dict[str, Any]:
         """Mean cosines of reward and judge, of the prompts that a run is evaluated on."""
-        texts = self._prompts(held_out=True)[:EVALUATED]
-        rows = [
-            [row for row, each in enumerate(self.all_parts) if each.held_out and each.shows(text)] for text in texts
-        ]
+        texts = self._prompts()["heldout"][:EVALUATED]
+        rows = [[row for row in self.rows if self.all_parts[row].shows(text)] for text in texts]
         seen = {"real": [torch.from_numpy(self.all_pixels[of]).permute(0, 3, 1, 2).float() / 255 for of in rows]}
         if "flow" in self.fits:
             made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
@@ -229,8 +232,10 @@ class Build:
             for name, of_prompts in seen.items()
         }
 
-    def _prompts(self, held_out: bool) -> list[str]:
-        return captions.prompts(self.all_parts, held_out, seed=3, most=4096)
+    def _prompts(self) -> dict[str, list[str]]:
+        known, unseen = (captions.prompts(self.all_parts, held_out, seed=3) for held_out in (False, True))
+        first = min(HELD_OUT, len(known) // 4)
+        return {"heldout": known[:first], "train": known[first:], "unseen": unseen}
 
     def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
         """Of some: the real picture, the restored one, and others of the model for the same prompt."""
@@ -395,6 +400,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", choices=PARTS)
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds - LAST_SECONDS
     # cuDNN's attention has failed in FLUX-class training (illegal memory access on an H200, torch 2.11).
@@ -403,12 +409,13 @@ def main() -> int:
     sizes = networks.TINY if arguments.tiny else networks.FULL
     build = Build(arguments.pictures, arguments.out, torch.device(arguments.device), arguments.scale, sizes)
     try:
-        done = build.run(until)
+        done = build.run(until, PARTS.get(arguments.only, STAGES))
     except Unusable as reason:
         build.write()
         print(reason, file=sys.stderr)
         return 1
-    build.write()
+    if not arguments.only:
+        build.write()
     print("all stages are done" if done else "not done: give the same command again", flush=True)
     return 0
 

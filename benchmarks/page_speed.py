@@ -105,7 +105,8 @@ def gpus(results: Path) -> str:
         rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
-    header = ["s", "GPU", "GPUs", "placement", "prompts", "seeds", *stages, "planned", *memory, "busy", "48 prompts, computed"]
+    what = ["s", "GPU", "GPUs", "placement", "prompts", "seeds"]
+    header = [*what, *stages, "planned", *memory, "busy", "48 prompts, computed"]
     shown = [table(header, rows)] if rows else []
     return "\n\n".join([*shown, *missing])
 

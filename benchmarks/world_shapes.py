@@ -66,7 +66,9 @@ class Kind:
     place: str
     """What an iteration is charged as where rewards are printed."""
     limit: float
-    """Charged seconds of a run, as FLUX.1-dev; the soonest of the testbed's map are at 90 % of the way after 1,600 and 2,600."""
+    """Seconds of a run, charged as FLUX.1-dev; the soonest of the testbed's map are at 90 % of the way after 1,600 and
+    2,600.
+    """
 
 
 VIDEO = Kind(
@@ -213,13 +215,16 @@ def best_rate(runs: Runs, shape: str) -> float:
 def show_curves(results: dict[str, Any], place: str) -> None:
     """Means over seeds of those that trained so long."""
     times = AFTER[place]
-    print(f"| shape | rate | seeds | reward / judge after {' s | '.join(f'{each:,.0f}' for each in times)} s as {place} |")
+    after_times = " s | ".join(f"{each:,.0f}" for each in times)
+    print(f"| shape | rate | seeds | reward / judge after {after_times} s as {place} |")
     print("|---|---|---|" + "---|" * len(times))
     for shape, of_rate in results["runs"].items():
         for rate, of_seed in of_rate.items():
             cells = []
             for seconds in times:
-                found = [[after(run, shape, seconds, of, place) for run in of_seed.values()] for of in ("reward", "judge")]
+                found = [
+                    [after(run, shape, seconds, of, place) for run in of_seed.values()] for of in ("reward", "judge")
+                ]
                 known = [[value for value in values if not math.isnan(value)] for values in found]
                 cells.append(" / ".join(f"{np.mean(values):.3f}" if values else "–" for values in known))
             print(f"| {shape} | {rate} | {len(of_seed)} | {' | '.join(cells)} |")

@@ -69,7 +69,7 @@ def draw(parts: Parts, generator: np.random.Generator) -> Caption:
     return Caption(", ".join(said), bool(use_style))
 
 
-def prompts(parts: Sequence[Parts], held_out: bool, seed: int, most: int) -> list[str]:
+def prompts(parts: Sequence[Parts], held_out: bool, seed: int) -> list[str]:
     """Prompts of the concepts that are held out, or of the others, in a random order: half with a style, half without,
     for which every style that has the concept is right.
     """
@@ -79,7 +79,7 @@ def prompts(parts: Sequence[Parts], held_out: bool, seed: int, most: int) -> lis
         if parts[index].held_out == held_out:
             each = parts[index]
             chosen[each.prompt if generator.random() < 0.5 else each.subject] = None
-    return list(chosen)[:most]
+    return list(chosen)
 
 
 def _toned(name: str, tone: str) -> str:
