@@ -90,8 +90,8 @@ PLACES |= {"flux1_dev_eight": ("flux1_dev", "h200", 8)}
 HEADLINE = "flux1_dev"
 VIDEO = "wan22_5b"
 """What videos are charged as, on an H200: 49 frames of 480 x 832 pixels."""
-VIDEO_PREVIEWS = ("rollout.preview.latent_frames=[0, 12]",)
-"""The first and the last, as in the moving world."""
+VIDEO_PREVIEWS = {VIDEO: "[0, 12]", "wan22_5b, all frames": "null"}
+"""Place → latent frames that previews decode: the first and the last as in the moving world, or all."""
 
 
 def _facts(config: Config) -> ModelFacts:
@@ -177,10 +177,11 @@ class Shape:
 
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
-        """Seconds of an iteration; `place` is one of `PLACES`, or `VIDEO`."""
-        model, gpu, count = PLACES.get(place, (place, "h200", 1))
+        """Seconds of an iteration; `place` is one of `PLACES` or of `VIDEO_PREVIEWS`."""
+        model, gpu, count = PLACES.get(place, (VIDEO, "h200", 1))
         share = math.ceil(self.prompts * self.chosen / count)  # of an optimiser step, for each rank
         workers = f"{{count: {count}, num_gpus: 1}}"
+        frames = VIDEO_PREVIEWS.get(place) if self.pool else None
         files = (CONFIGS / "demo.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "methods/diffusion_nft.yaml")
         settings = (
             *self.settings,
@@ -189,7 +190,7 @@ class Shape:
             "compile={enabled: true, learner: true}",
             f"learner={{activation_memory: 0.5, world_size: {count}, micro_batch: {_micro_batch(share)}}}",
             *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
-            *(VIDEO_PREVIEWS if self.pool and place == VIDEO else ()),
+            *([f"rollout.preview.latent_frames={frames}"] if frames else []),
         )
         config = load(files, settings)
         arithmetic = describe(config, MODELS.get(model) or _facts(config))

@@ -9,8 +9,9 @@ OUT/world is what `build_video_world.py` or `build_emoji.py` wrote when all was 
 
 Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`: an iteration is charged as
 FLUX.1-dev's on an H200. Rewards of videos are also shown over what Wan 2.2 5B would be charged, whose decoding takes
-half of a rollout; previews decode the first and the last latent frame. After `--seconds` what still trains is stopped;
-the same command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
+half of a rollout; previews decode the first and the last latent frame, with `--all-frames` all. After `--seconds` what
+still trains is stopped; the same command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of
+them.
 
 Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
 brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
@@ -38,7 +39,7 @@ import torch
 from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
 from common import told
-from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, Runs, show, summary
+from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, VIDEO_PREVIEWS, Runs, show, summary
 from shape_results import VIDEO as WAN
 from shapes import Key
 
@@ -52,7 +53,7 @@ FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
 MICRO_BATCH = 96
 """Pictures of an evaluation that share a forward."""
-AFTER = {HEADLINE: (600.0, 1200.0, 2400.0), WAN: (3600.0, 7200.0, 14400.0)}
+AFTER = {HEADLINE: (600.0, 1200.0, 2400.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
 """What is charged → seconds after which rewards are printed."""
 
 
@@ -118,7 +119,7 @@ class World:
     def job(self, key: Key, arguments: argparse.Namespace) -> Job:
         """`key`'s run, of this world."""
         made, own = key.job(arguments), self.kind.configuration(self.folder)
-        if not SHAPES[key.shape].pool:
+        if not SHAPES[key.shape].pool or arguments.all_frames:
             own.pop("rollout", None)  # one stage has no previews
         settings = (f"{section}={json.dumps(values)}" for section, values in own.items())  # JSON is YAML
         # A judge sees all that is evaluated. Decoding larger batches of such pictures would fill a GPU that runs share.
@@ -266,12 +267,13 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="that runs are spread over")
     parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
     parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    parser.add_argument("--all-frames", action="store_true", help="previews of videos decode all of them")
     parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
     parser.add_argument("--root", type=Path, help="default: runs/NAME_shapes")
     parser.add_argument("--results", type=Path, help="default: benchmarks/results/NAME_shapes.json")
     arguments = parser.parse_args()
     world = World(arguments.world)
-    name = f"{world.kind.name}_shapes"
+    name, place = f"{world.kind.name}_shapes" + "_all_frames" * arguments.all_frames, world.kind.place
     arguments.root = arguments.root or Path("runs") / name
     arguments.results = arguments.results or REPOSITORY / "benchmarks" / "results" / f"{name}.json"
     arguments.limit = arguments.limit or world.kind.limit
@@ -289,7 +291,7 @@ def main() -> None:
     results |= summary(results)
     shapes.save(results, arguments.results)
     show(results)
-    show_curves(results, world.kind.place)
+    show_curves(results, list(VIDEO_PREVIEWS)[1] if place == WAN and arguments.all_frames else place)
 
 
 if __name__ == "__main__":

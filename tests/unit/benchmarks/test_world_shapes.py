@@ -34,7 +34,7 @@ def world(folder: Path, *, done: bool = True, judge: bool = False) -> Path:
 
 
 def given(tmp_path: Path, *, gpu: bool = False, limit: float = 3000.0) -> argparse.Namespace:
-    return argparse.Namespace(root=tmp_path / "runs", gpu=gpu, tiny=False, limit=limit)
+    return argparse.Namespace(root=tmp_path / "runs", gpu=gpu, tiny=False, limit=limit, all_frames=False)
 
 
 @pytest.mark.parametrize("name", world_shapes.VIDEO.shapes)
@@ -187,8 +187,10 @@ def test_an_iteration_of_videos_is_charged_with_its_decoding() -> None:
     # 24 previews begin and 12 are finished, of which 5 of 49 frames are decoded: once early, once at the end.
     previews = 3 * ((24 * 2 + 12 * 4) * 0.08863 + 36 * 1.21 * 5 / 49)
     kept, learned = 3 * 4 * (10 * 0.1087 + 1.21), 12 * 4 * (0.1138 + 0.361) + 8 * 4 * 0.1138
-    expected = previews + kept + learned + 0.87
-    assert shape_results.SHAPES["1x3_4of24"].charged("wan22_5b") == pytest.approx(expected, rel=0.01)
+    two_stages = shape_results.SHAPES["1x3_4of24"]
+    assert two_stages.charged("wan22_5b") == pytest.approx(previews + kept + learned + 0.87, rel=0.01)
+    whole = previews + 3 * 36 * 1.21 * 44 / 49 + kept + learned + 0.87
+    assert two_stages.charged("wan22_5b, all frames") == pytest.approx(whole, rel=0.01)
 
 
 @pytest.mark.parametrize(("given_", "count", "named"), [(None, 2, ["0", "1"]), ("3, 5,7", 2, ["3", "5"])])
