@@ -7,7 +7,7 @@ it is given again, until it says that all is done; OUT/state has what it needs f
 and then only the `clips` or only the `transformer`, and writes no world: once the autoencoder is done, two GPUs can
 share the rest. OUT/world has what there is:
 
-    pipeline/      a FluxPipeline, bfloat16, 32 million parameters in its transformer
+    pipeline/      a FluxPipeline, bfloat16, 31 million parameters in its transformer
     reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
     judge/         another, trained on the other half
     prompts/       train.txt, heldout.txt: of concepts that all networks know; unseen.txt: of those that none knows
@@ -400,7 +400,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", choices=PARTS, help="train the autoencoder and this part, and write no world")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds - LAST_SECONDS
     # cuDNN's attention has failed in FLUX-class training (illegal memory access on an H200, torch 2.11).
@@ -411,7 +411,8 @@ def main() -> int:
     try:
         done = build.run(until, PARTS.get(arguments.only, STAGES))
     except Unusable as reason:
-        build.write()
+        if not arguments.only:
+            build.write()
         print(reason, file=sys.stderr)
         return 1
     if not arguments.only:

@@ -9,9 +9,9 @@ OUT/world is what `build_video_world.py` or `build_emoji.py` wrote when all was 
 
 Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`: an iteration is charged as
 FLUX.1-dev's on an H200. Rewards of videos are also shown over what Wan 2.2 5B would be charged, whose decoding takes
-half of a rollout; previews decode the first and the last latent frame, with `--all-frames` all. After `--seconds` what
-still trains is stopped; the same command goes on with it. It uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of
-them.
+half of a rollout; previews decode the first and the last of three latent frames and are charged for as large a share
+of Wan's, with `--all-frames` all. After `--seconds` what still trains is stopped; the same command goes on with it. It
+uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
 
 Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
 brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
