@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import curves
 import page_shapes
 import page_speed
 from page_tables import PUBLISHED, RESULTS, ROOT, measured, read, table, unmeasured
@@ -64,6 +65,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "gradient-noise": page_shapes.gradient_noise,
     "options": page_shapes.options,
     "long-runs": page_shapes.long_runs,
+    "moving": curves.moving,
+    "emoji": curves.emoji,
     "rollouts": page_speed.rollouts,
     "iterations": page_speed.iterations,
     "gpus": page_speed.gpus,

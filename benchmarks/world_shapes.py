@@ -39,6 +39,7 @@ import torch
 from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
 from common import told
+from curves import curves
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, VIDEO_PREVIEWS, Runs, show, summary
 from shape_results import VIDEO as WAN
 from shapes import Key
@@ -53,8 +54,6 @@ FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
 MICRO_BATCH = 96
 """Pictures of an evaluation that share a forward."""
-AFTER = {HEADLINE: (600.0, 1200.0, 2400.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
-"""What is charged → seconds after which rewards are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +182,6 @@ def opinions_of(folder: Path, judge: CLIPScore) -> dict[int, float]:
     return {int(update): opinion for update, opinion in known.items()}
 
 
-def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str = HEADLINE) -> float:
-    """A run's reward, or the judge's, after so many charged seconds; nan if it has not trained so long."""
-    charged = np.array(run["iterations"]) * SHAPES[shape].charged(place)
-    values = run.get(of, [])
-    return (
-        float(np.interp(seconds, charged, values))
-        if len(values) == len(charged) and seconds <= charged[-1]
-        else math.nan
-    )
-
-
 def best_rate(runs: Runs, shape: str) -> float:
     """Of the rates whose run of the first seed has ended, the one with the highest reward over its time: a run need not
     be at any share of the way. Exits with a sentence if there is none.
@@ -211,24 +199,6 @@ def best_rate(runs: Runs, shape: str) -> float:
         return float(np.interp(np.linspace(0, last, 100), made, reward).mean())
 
     return float(max(of_rate, key=area))
-
-
-def show_curves(results: dict[str, Any], place: str) -> None:
-    """Means over seeds of those that trained so long."""
-    times = AFTER[place]
-    after_times = " s | ".join(f"{each:,.0f}" for each in times)
-    print(f"| shape | rate | seeds | reward / judge after {after_times} s as {place} |")
-    print("|---|---|---|" + "---|" * len(times))
-    for shape, of_rate in results["runs"].items():
-        for rate, of_seed in of_rate.items():
-            cells = []
-            for seconds in times:
-                found = [
-                    [after(run, shape, seconds, of, place) for run in of_seed.values()] for of in ("reward", "judge")
-                ]
-                known = [[value for value in values if not math.isnan(value)] for values in found]
-                cells.append(" / ".join(f"{np.mean(values):.3f}" if values else "–" for values in known))
-            print(f"| {shape} | {rate} | {len(of_seed)} | {' | '.join(cells)} |")
 
 
 def keys_of(world: World, results: dict[str, Any], arguments: argparse.Namespace) -> list[Key]:
@@ -291,7 +261,7 @@ def main() -> None:
     results |= summary(results)
     shapes.save(results, arguments.results)
     show(results)
-    show_curves(results, list(VIDEO_PREVIEWS)[1] if place == WAN and arguments.all_frames else place)
+    print(curves(results, list(VIDEO_PREVIEWS)[1] if place == WAN and arguments.all_frames else place))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import curves
 import numpy as np
 import pytest
 import shape_results
@@ -174,9 +175,9 @@ def test_the_judge_sees_the_pictures_of_each_evaluation_with_their_prompts_once(
 def test_rewards_after_charged_seconds_are_read_between_evaluations_and_not_beyond_the_last() -> None:
     name = world_shapes.EMOJI.shapes[0]
     charged = shape_results.SHAPES[name].charged("flux1_dev")
-    assert world_shapes.after(run(0.45, 0.65), name, 5 * charged, "reward") == pytest.approx(0.55)
-    assert np.isnan(world_shapes.after(run(0.45, 0.65), name, 11 * charged, "reward"))
-    assert np.isnan(world_shapes.after(run(0.45, 0.65), name, 5 * charged, "judge"))
+    assert curves.after(run(0.45, 0.65), name, 5 * charged, "reward") == pytest.approx(0.55)
+    assert np.isnan(curves.after(run(0.45, 0.65), name, 11 * charged, "reward"))
+    assert np.isnan(curves.after(run(0.45, 0.65), name, 5 * charged, "judge"))
 
 
 def test_an_iteration_of_videos_is_charged_with_its_decoding() -> None:

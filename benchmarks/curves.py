@@ -1,0 +1,65 @@
+"""Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from page_shapes import words
+from page_tables import measured, read, table, unmeasured
+from shape_results import BASE, HEADLINE, REAL, SHAPES, VIDEO, VIDEO_PREVIEWS
+
+AFTER = {HEADLINE: (600.0, 1200.0, 2400.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
+"""What is charged → seconds after which rewards are shown."""
+
+
+def moving(results: Path) -> str:
+    """Block of the results page."""
+    return _block(results, "video_shapes.json", VIDEO, "moving")
+
+
+def emoji(results: Path) -> str:
+    """Block of the results page."""
+    return _block(results, "emoji_shapes.json", HEADLINE, "emoji")
+
+
+def _block(results: Path, file: str, place: str, name: str) -> str:
+    content = read(results, file)
+    scale = f"{BASE} is the untrained model, {REAL} what it learned from."
+    return f"{curves(content, place)}\n\n{scale} {measured(name)}" if content else unmeasured(name)
+
+
+def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str = HEADLINE) -> float:
+    """A run's reward, or the judge's, after so many charged seconds; nan if it has not trained so long."""
+    charged = np.array(run["iterations"]) * SHAPES[shape].charged(place)
+    values = run.get(of, [])
+    return (
+        float(np.interp(seconds, charged, values))
+        if len(values) == len(charged) and seconds <= charged[-1]
+        else math.nan
+    )
+
+
+def curves(results: dict[str, Any], place: str) -> str:
+    """A table: means over the seeds that trained so long, and how many they are where not all did."""
+    times = AFTER[place]
+    header = ["shape", "rate", "seeds", *(f"after {each:,.0f} s" for each in times)]
+    rows = [
+        [words(shape), f"{float(rate):g}", str(len(of_seed)), *(_cell(of_seed, shape, each, place) for each in times)]
+        for shape, of_rate in sorted(results["runs"].items())
+        for rate, of_seed in sorted(of_rate.items(), key=lambda item: float(item[0]))
+    ]
+    return table(header, rows)
+
+
+def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> str:
+    judged = any("judge" in run for run in of_seed.values())
+    said = []
+    for of in ("reward", "judge") if judged else ("reward",):
+        values = [after(run, shape, seconds, of, place) for run in of_seed.values()]
+        known = [value for value in values if not math.isnan(value)]
+        fewer = f" ({len(known)})" if known and len(known) < len(values) else ""
+        said.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
+    return " / ".join(said)
