@@ -1,4 +1,4 @@
-"""How long a run takes on a given fleet, what delays it, and what to add next.
+"""How long a run takes on a given fleet (an iteration: `iteration.py`), what delays it, and what to add next.
 
 The fleet is the configuration's: explorers, regenerators and learner ranks. In `colocated` placement one of each is a
 card; else an explorer and a regenerator share a GPU if their `num_gpus` fit on one together. A process with 0 is

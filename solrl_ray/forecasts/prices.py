@@ -1,4 +1,4 @@
-"""Costs of a run's stages on a given card: price lists as data, and seconds computed from them.
+"""Seconds of each stage of a run on a given card, from price lists, which are data.
 
 A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether and on what it was
 measured. An unlisted model is scaled from the nearest one of its family, and all its figures are then estimates.

@@ -1,4 +1,4 @@
-"""Which members of a pruned unit continue: the tails by the unit's own early scores.
+"""Which members of a pruned unit `sampler.py` continues: the tails by the unit's own early scores.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which units are late, so that an idle worker repeats them. Pure.
+"""Which units are late, so that `dispatcher.py` hands them to an idle worker a second time. Pure.
 
 A worker does its units one after the other, so all of them are late as soon as its present one is. Lateness is judged
 by measured times of the same stage, once there are a few. No unit is late before `FLOOR` seconds: a shorter one is not
