@@ -63,10 +63,8 @@ class LearnerState(Portable, read_only=True):
         def copy() -> Tensors:  # a file holds no tensor twice
             return {name: factor.clone() for name, factor in factors.items()}
 
-        def zeros() -> Tensors:
-            return {name: torch.zeros_like(factor) for name, factor in factors.items()}
-
-        return cls(updates=0, steps=0, default=copy(), old=copy(), ema=copy(), exp_avg=zeros(), exp_avg_sq=zeros())
+        mean, square = zeros_like(factors), zeros_like(factors)
+        return cls(updates=0, steps=0, default=copy(), old=copy(), ema=copy(), exp_avg=mean, exp_avg_sq=square)
 
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
@@ -129,6 +127,10 @@ class LearnerState(Portable, read_only=True):
                         f"the saved learner state does not fit the model and model.lora: {part} of {name} is "
                         f"{found.get(name, 'missing')}, the model has {wanted or 'no such factor'}"
                     )
+
+
+def zeros_like(factors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(factor) for name, factor in factors.items()}
 
 
 def _sha256(pieces: Sequence[bytes | memoryview]) -> str:

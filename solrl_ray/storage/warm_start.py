@@ -21,7 +21,7 @@ from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
-from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.learning.state import LearnerState, Tensors, zeros_like
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.reading import PEFT_FILE, load_lora, lora_file
 from solrl_ray.policy.saving import FILE
@@ -58,7 +58,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     else:
         problem = f"a folder of another kind, with no {FILE} or {PEFT_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
-    mean, square = _zeros(state.default), _zeros(state.default)
+    mean, square = zeros_like(state.default), zeros_like(state.default)
     state = replace(state, updates=0, steps=0, rollbacks=0, exp_avg=mean, exp_avg_sq=square)
     try:
         state.check_fits(factor_shapes(config))
@@ -86,10 +86,6 @@ def factor_shapes(config: Config) -> dict[str, torch.Size]:
         shapes[f"{path}.lora_A"] = torch.Size((config.model.lora.rank, linear.in_features))
         shapes[f"{path}.lora_B"] = torch.Size((linear.out_features, config.model.lora.rank))
     return shapes
-
-
-def _zeros(factors: Tensors) -> Tensors:
-    return {name: torch.zeros_like(factor) for name, factor in factors.items()}
 
 
 def _newest(run: Path, named: str) -> LearnerState:
