@@ -48,13 +48,6 @@ def test_the_emulation_keeps_its_bits_and_is_not_compiled() -> None:
     assert all(block._compiled_call_impl is None for block in blocks(model))
 
 
-def test_the_blocks_are_the_members_of_the_transformers_lists() -> None:
-    assert [type(block).__name__ for block in blocks(transformer())] == [
-        "FluxTransformerBlock",
-        "FluxSingleTransformerBlock",
-    ]
-
-
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UserError, match="Linear has no list of blocks to compile"):
         compile_(nn.Linear(2, 2), ON, CPU, "float32")

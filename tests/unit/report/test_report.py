@@ -277,17 +277,6 @@ def test_a_run_that_has_not_ended_has_a_report(tmp_path: Path, done: int, evalua
     assert ("Before and after" in text) == (evaluated > 0)
 
 
-def test_one_iteration_and_update_are_singular_and_real_pictures_are_named_only_if_there_are_any(
-    tmp_path: Path,
-) -> None:
-    shares = "real pictures show what the caption means and share no noise with the others."
-    text = page(write_run(tmp_path / "one", done=1, of=1)).text
-    assert "1 iteration, 10.0 s each" in text
-    assert "The final row is the policy after 1 update. Numbers are rewards; " + shares in " ".join(text.split())
-    without = page(write_run(tmp_path / "two", evaluated=[evaluations()[0], evaluations()[2]])).text
-    assert "The final row is the policy after 3 updates. Numbers are rewards. " in " ".join(without.split())
-
-
 def test_clipped_velocities_are_told_where_there_are_no_ratios(tmp_path: Path) -> None:
     folder, said = write_run(tmp_path / "run"), "mean share of samples outside of the clip range"
     plain = [replace(iteration(n), first_ratio_deviation=None, clip_fraction=None) for n in range(3)]
