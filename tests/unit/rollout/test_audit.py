@@ -73,12 +73,14 @@ def test_the_interval_has_students_quantile() -> None:
         assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
-def test_one_pool_has_no_interval() -> None:
+def test_one_pool_has_no_interval_and_two_have_that_of_their_difference() -> None:
     proxies, rewards = correlated(np.random.default_rng(4), 12, 0.5)
     one = pool(proxies, rewards, tuple(unselected(proxies)[:3]))
     assert "spearman_low" not in audit([one])
-    both = audit([one, dataclasses.replace(one, audited_rewards=(0.0, 0.1, 0.2))])
-    assert both["spearman_low"] <= both["spearman"] <= both["spearman_high"]
+    other = dataclasses.replace(one, audited_rewards=(0.0, 0.1, 0.2))
+    both, apart = audit([one, other]), audit([one])["spearman"] - audit([other])["spearman"]
+    # Student's quantile for one degree of freedom, times the standard error of a mean of two, to both sides.
+    assert both["spearman_high"] - both["spearman_low"] == pytest.approx(12.7062 * abs(apart), rel=1e-5)
     assert (both["pools"], both["seeds"]) == (2, 6)
 
 
@@ -140,7 +142,8 @@ def test_over_all_draws_from_both_strata_the_estimates_average_to_the_exact_figu
     exact = audit([pruned(proxies, rewards, (*rest, *DROPPED))])
     for name in ("spearman", "kendall", "best_beats", "worst_beats"):
         assert found[name] == pytest.approx(exact[name]), name
-    assert exact["spearman"] == pytest.approx(rank_fidelity([proxies], [rewards]).spearman)
+    whole = rank_fidelity([proxies], [rewards])
+    assert (exact["spearman"], exact["kendall"]) == pytest.approx((whole.spearman, whole.kendall))
 
 
 def test_what_pruning_cost_is_what_the_dropped_seeds_could_add_to_the_best_choice_of_the_others() -> None:
