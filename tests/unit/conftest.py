@@ -29,6 +29,21 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch  # takes seconds
+
+    from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+
+    shared_memory = set(Path("/dev/shm").iterdir())
+    process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
+    yield
+    leave_process_group()
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shared_memory}
+    assert not [name for name in left if "allreduce" in name], "DeepSpeed's shared-memory operator was built"
+
+
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_pipeline: Path, tiny_clip: Path) -> Path:
     """A whole small run whose files are all there."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from actors.training.learner_group import LearnerGroup
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, PeerGone
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.scheduling.replacements import Replacements
@@ -70,29 +73,40 @@ async def nothing(*_: Any) -> Any:
     return None
 
 
+@asynccontextmanager
+async def started(
+    config: Config,
+    rank: Callable[[], Rank | OnGpu],
+    replacements: Replacements,
+    *faults: Fault,
+    cards: int = 0,
+    **asked: Callable[..., Any],
+) -> AsyncIterator[tuple[LearnerGroup, Any]]:
+    """A group in its world; who is left of it is killed at the end."""
+    world: Any = SimulatedWorld(lambda role, name, tier: rank(), MemoryDisk(), faults=faults, cards=cards)
+    given = {"last_state": nothing, "supply": nothing} | asked
+    group = LearnerGroup(config, world, replacements=replacements, tell=lambda text: None, **given)
+    await group.spawn()
+    await group.start(None)
+    yield group, world
+    for actor in world.actors:
+        world.kill(actor)
+    await asyncio.sleep(0.0)
+
+
 @pytest.mark.parametrize(("moves", "spent"), [(True, 0), (False, 1)], ids=["its node leaves", "a rank hangs"])
 def test_what_was_offered_to_ranks_that_are_gone_is_not_waited_for(tmp_path: Path, moves: bool, spent: int) -> None:
-    config = small_config(tmp_path, "ranks", "learner.world_size=2")
-    replacements = Replacements(5)
+    config, replacements = small_config(tmp_path, "ranks", "learner.world_size=2"), Replacements(5)
 
     async def test() -> None:
-        faults = [Fault("learner", OFFER, "hangs")]
-        world: Any = SimulatedWorld(lambda role, name, tier: Rank(), MemoryDisk(), faults=faults)
-        group = LearnerGroup(
-            config, world, last_state=nothing, replacements=replacements, tell=lambda text: None, supply=nothing
-        )
-        await group.spawn()
-        await group.start(None)
-        group.offer(0, [4], 0, ["group"], ["embedding"])
-        await asyncio.sleep(5.0)
-        if moves:
-            await group.leave(["node-1"])
-        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
-        assert world.happened == ["learner-0.0 hangs at offer"]
-        assert group.rebuilt == 1
-        for actor in world.actors:
-            world.kill(actor)
-        await asyncio.sleep(0.0)
+        async with started(config, Rank, replacements, Fault("learner", OFFER, "hangs")) as (group, world):
+            group.offer(0, [4], 0, ["group"], ["embedding"])
+            await asyncio.sleep(5.0)
+            if moves:
+                await group.leave(["node-1"])
+            assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+            assert world.happened == ["learner-0.0 hangs at offer"]
+            assert group.rebuilt == 1
 
     virtual_clock.run(test())
     assert replacements.left == 5 - spent
@@ -102,17 +116,9 @@ def test_ranks_that_lose_each_other_and_live_are_rebuilt_once(tmp_path: Path) ->
     config, replacements = small_config(tmp_path, "ranks", "learner.world_size=2"), Replacements(5)
 
     async def test() -> None:
-        world: Any = SimulatedWorld(lambda role, name, tier: CutOff(), MemoryDisk(), faults=[])
-        group = LearnerGroup(
-            config, world, last_state=nothing, replacements=replacements, tell=lambda text: None, supply=nothing
-        )
-        await group.spawn()
-        await group.start(None)
-        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
-        assert group.rebuilt == 1
-        for actor in world.actors:
-            world.kill(actor)
-        await asyncio.sleep(0.0)
+        async with started(config, CutOff, replacements) as (group, _):
+            assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+            assert group.rebuilt == 1
 
     virtual_clock.run(test())
     assert replacements.left == 4
@@ -141,8 +147,6 @@ def test_other_roles_of_a_card_wait_for_a_rebuilt_group_but_not_if_it_waits_for_
     config, waited = small_config(tmp_path, "ranks"), list[bool]()
 
     async def test() -> None:
-        world: Any = SimulatedWorld(lambda role, name, tier: Missing(), MemoryDisk(), faults=[], cards=1)
-
         def others_may_start() -> bool:
             return all(world.process(actor).learner_is_idle.is_set() for actor in world.actors)
 
@@ -153,17 +157,11 @@ def test_other_roles_of_a_card_wait_for_a_rebuilt_group_but_not_if_it_waits_for_
             waited.append(others_may_start())
             return ["group"]
 
-        group = LearnerGroup(
-            config, world, last_state=beginning, replacements=Replacements(5), tell=lambda text: None, supply=supply
-        )
-        await group.spawn()
-        await group.start(None)
-        group.saved()
-        assert await group.update(0, ["group"], ["embedding"]) == "update 0"
-        waited.append(others_may_start())
-        for actor in world.actors:
-            world.kill(actor)
-        await asyncio.sleep(0.0)
+        asked: dict[str, Callable[..., Any]] = {"last_state": beginning, "supply": supply}
+        async with started(config, Missing, Replacements(5), cards=1, **asked) as (group, world):
+            group.saved()
+            assert await group.update(0, ["group"], ["embedding"]) == "update 0"
+            waited.append(others_may_start())
 
     virtual_clock.run(test())
     assert waited == [False, True, True]
@@ -173,18 +171,10 @@ def test_a_revision_is_of_the_state_that_comes_with_it_though_a_repeated_update_
     config = small_config(tmp_path, "ranks")
 
     async def test() -> None:
-        faults = [Fault("learner", STATE, "dies before")]
-        world: Any = SimulatedWorld(lambda role, name, tier: OnGpu(config), MemoryDisk(), faults=faults)
-        group = LearnerGroup(
-            config, world, last_state=nothing, replacements=Replacements(1), tell=lambda text: None, supply=nothing
-        )
-        await group.spawn()
-        await group.start(None)
-        await group.update(0, [], [])
-        state, revision = await group.updated(lambda: None)
-        for actor in world.actors:
-            world.kill(actor)
-        await asyncio.sleep(0.0)
+        fault = Fault("learner", STATE, "dies before")
+        async with started(config, lambda: OnGpu(config), Replacements(1), fault) as (group, world):
+            await group.update(0, [], [])
+            state, revision = await group.updated(lambda: None)
         assert world.happened == ["learner-0.0 dies before at state"]
         made = {name: each for name, each in revision.manifest.tensors.items() if name in state.old}
         assert made == stamps(state.old)

@@ -34,15 +34,11 @@ def test_a_row_has_the_base_and_then_the_same_seeds_of_the_policy(tmp_path: Path
         assert (pictures.mean(dim=(1, 2, 3)) * 255).tolist() == pytest.approx([0, 10, 100, 110])
 
 
-def test_a_run_that_kept_fewer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="kept 0 prompts with 2 pictures before and after"):
-        before_after.rows(run(tmp_path, 1), prompts=2, samples=2)  # type: ignore[arg-type]
-
-
-def test_the_refusal_says_how_many_pictures_are_needed(tmp_path: Path) -> None:
-    needed = r"evaluation\.pictures of at least 3, and evaluation\.samples of at least 2"
-    with pytest.raises(SystemExit, match=f"kept 2 prompts with 2 pictures .* {needed}"):
-        before_after.rows(run(tmp_path, 2), prompts=2, samples=2, skip=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("after", "skip", "kept"), [(1, 0, 0), (2, 1, 2)])
+def test_a_run_that_kept_fewer_is_refused(after: int, skip: int, kept: int, tmp_path: Path) -> None:
+    needed = rf"evaluation\.pictures of at least {2 + skip}, and evaluation\.samples of at least 2"
+    with pytest.raises(SystemExit, match=f"kept {kept} prompts with 2 pictures .* {needed}"):
+        before_after.rows(run(tmp_path, after), prompts=2, samples=2, skip=skip)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

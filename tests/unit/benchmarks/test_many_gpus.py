@@ -18,7 +18,6 @@ from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Pruning
 from solrl_ray.testbed.editing import write_prompts
@@ -76,11 +75,6 @@ def test_every_model_with_frames_is_known_as_a_video() -> None:
     texts = {name: (CONFIGS / "models" / file).read_text() for name, file in MODELS.items()}
     framed = {name for name, text in texts.items() if "frames:" in text}
     assert framed == set(VIDEOS)
-
-
-def test_who_takes_turns_explores_nothing_ahead() -> None:
-    with pytest.raises(UserError, match="max_staleness"):
-        configured(staleness=1)
 
 
 def test_a_plan_of_the_published_iteration_needs_no_gpu_and_replaces_an_older_one(tmp_path: Path) -> None:

@@ -128,14 +128,6 @@ def test_a_run_that_was_cut_short_says_nothing_of_its_rate() -> None:
             world_shapes.best_rate(runs, name)
 
 
-@pytest.mark.parametrize("seeds", ["0", "6"])
-def test_there_are_five_seeds(seeds: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["world_shapes.py", "none", "--seeds", seeds])
-    with pytest.raises(SystemExit):
-        world_shapes.main()
-    assert f"argument --seeds: invalid choice: {seeds} (choose from" in capsys.readouterr().err
-
-
 class Redness:
     """In place of the judge, which needs a checkpoint."""
 

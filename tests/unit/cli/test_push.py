@@ -108,15 +108,6 @@ def test_the_best_policy_is_published_with_its_own_figures(tmp_path: Path, capsy
     assert "| LoRA digest | lora-1 |" in card
 
 
-def test_a_card_of_one_iteration_says_so_in_the_singular(tmp_path: Path) -> None:
-    run = made_runs.write_run(tmp_path / "run", done=1, of=1, evaluation={"samples": 1})
-    save_lora(run / "lora", {"a.lora_A": torch.ones(32, 4), "a.lora_B": torch.ones(4, 32)}, Lora(targets=["a"]))
-    assert solrl("push", run, "me/small", "--dry-run") == 0
-    card = " ".join((run / "hub" / "README.md").read_text().split())
-    assert "1 iteration of" in card
-    assert "1 update an iteration" in card
-
-
 def test_the_card_says_the_guidance_of_pictures_and_of_samples(tmp_path: Path) -> None:
     evaluation = {"guidance": 3.5, "cfg": {"scale": 4.5}}
     run = finished(tmp_path / "run", model=None, evaluation=evaluation)

@@ -193,18 +193,10 @@ def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every:
     assert evaluation_points(configure(f"evaluation.every={every}")) == points
 
 
-def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> None:  # type: ignore[no-untyped-def]
-    table = describe(configure(), FLUX, train_prompts=25432, heldout_prompts=2048).table(width=90)
-    lines = table.splitlines()
-    assert max(map(len, lines)) <= 90
-    starts = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert starts[:7] == ["run", "model", "rewards", "prompts", "explore", "select", "regenerate"]
-    assert starts[7:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
-    text = " ".join(table.split())
-    assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
-    assert "25,432 to train on, 2,048 held out" in text
-    assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
-    assert "whole run 92,160 candidates, 23,040 samples, 20 optimiser steps" in text
+def test_the_table_keeps_its_width_and_counts_the_whole_run(configure) -> None:  # type: ignore[no-untyped-def]
+    table = describe(configure(), FLUX).table(width=90)
+    assert max(map(len, table.splitlines())) <= 90
+    assert "whole run 92,160 candidates, 23,040 samples, 20 optimiser steps" in " ".join(table.split())
 
 
 @pytest.mark.parametrize(

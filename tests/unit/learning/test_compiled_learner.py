@@ -18,7 +18,6 @@ from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Compile, Config
 from solrl_ray.config.update import passes
 from solrl_ray.errors import UserError
-from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
@@ -39,13 +38,6 @@ ALIKE = ("sana", "qwen_image")
 AUTOGRAD = pytest.mark.parametrize("counter", ["aot_eager"], indirect=True)
 """Forward and backward as AOT autograd divides them."""
 Start = Callable[..., tuple[Learner, "Inputs"]]
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    process_group(0, 1, "127.0.0.1", free_port(), device=CPU, timeout=60, one_host=True)
-    yield
-    leave_process_group()
 
 
 @pytest.fixture

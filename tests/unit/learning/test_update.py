@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Config, LearnerConfig, SigmaSchedule
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
-from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group
+from solrl_ray.learning.engine import Engine
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.noise_scale import signal_and_noise
 from solrl_ray.learning.state import LearnerState
@@ -40,16 +39,6 @@ from tests.support.tiny import model_config
 CPU = torch.device("cpu")
 Build = Callable[..., Learner]
 RISE_AND_FALL = {"warmup": 1, "decay": "cosine", "steps": 4, "floor": 0.1}
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    shared_memory = set(Path("/dev/shm").iterdir())
-    process_group(0, 1, "127.0.0.1", free_port(), device=CPU, timeout=60, one_host=True)
-    yield
-    leave_process_group()
-    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shared_memory}
-    assert not [name for name in left if "allreduce" in name], "DeepSpeed's shared-memory operator was built"
 
 
 def load(settings: Config) -> models.DiffusionModel:
@@ -428,8 +417,3 @@ def test_gradient_checkpointing_changes_no_bit(build: Build) -> None:
     assert checkpointed._model.transformer.is_gradient_checkpointing
     assert not plain._model.transformer.is_gradient_checkpointing
     assert lora_digest(plain.factors("default")) == lora_digest(checkpointed.factors("default"))
-
-
-def test_setting_up_deepspeed_compiles_nothing(group_of_one: None) -> None:
-    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
-    assert deepspeed.comm.comm.cdb.shm_comm_op is None

@@ -211,17 +211,6 @@ def test_another_number_of_references_is_refused(family: Family, path: Path) -> 
         models.load(family.config(path).model_copy(update={"references": 9}), "cpu", components=())
 
 
-def test_a_family_without_references_refuses_them(tiny_pipeline: Path) -> None:
-    with pytest.raises(UserError, match=r"^model\.references is 1, but model\.family 'flux'"):
-        models.load(tiny.model_config(tiny_pipeline, references=1), "cpu", components=())
-
-
-def test_kontext_refuses_to_go_without(tmp_path: Path) -> None:
-    checkpoint = tiny.build_kontext(tmp_path / "pipeline")
-    with pytest.raises(UserError, match=r"^model\.references is 0, but model\.family 'flux_kontext'"):
-        models.load(tiny.model_config(checkpoint, family="flux_kontext"), "cpu", components=())
-
-
 def test_the_tokens_of_pictures_count_for_the_limit_of_a_text(tmp_path: Path) -> None:
     checkpoint = tiny_qwen.build_qwen_image_edit(tmp_path / "pipeline")
     family = next(each for each in FAMILIES if each.name == "qwen_image_edit" and each.count == 2)

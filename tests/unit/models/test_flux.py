@@ -105,11 +105,6 @@ def test_unpacked_latents_are_laid_out_with_columns_last_whatever_the_batch() ->
         assert unpacked.stride() == (16 * 16 * 16, 16 * 16, 16, 1)
 
 
-def test_builtin_paths_are_inside_the_package() -> None:
-    package = Path(models.__file__).parents[1]
-    assert paths.resolve("builtin:testbed/pipeline") == package / "testbed" / "assets" / "pipeline"
-
-
 def test_a_name_with_one_slash_is_a_hub_id_unless_the_folder_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

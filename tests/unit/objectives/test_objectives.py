@@ -21,7 +21,6 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.objectives.base import MicroBatch
@@ -34,6 +33,7 @@ from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.tiny import model_config
 
+pytestmark = pytest.mark.usefixtures("group_of_one")
 CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
     "rollout={prompts: 2, pool: 4, keep: 2}",
@@ -56,13 +56,6 @@ PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue ci
 class Redness(Reward):
     def compute(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         return images[:, 0].mean(dim=(1, 2)) - images[:, 2].mean(dim=(1, 2))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one() -> Iterator[None]:
-    process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
-    yield
-    leave_process_group()
 
 
 def settings(method: str, folder: Path, *changes: str) -> Config:

@@ -70,10 +70,6 @@ def test_a_prompt_that_names_another_shape_than_the_runs_is_refused(tmp_path: Pa
         read_prompts(str(file), "prompts.train", SHAPES)
 
 
-def test_builtin_prompts_are_inside_the_package() -> None:
-    assert len(read_prompts("builtin:testbed/prompts/train.txt")) > 100
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

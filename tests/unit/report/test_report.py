@@ -18,7 +18,7 @@ from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import read_run
 from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
-from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
+from solrl_ray.report.timing import REST, SEGMENTS, wall_segments
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluation, evaluations, iteration, write_metrics, write_run
 from tests.support.processes import python
@@ -93,7 +93,10 @@ def finished(report: Path) -> Page:
         "learn 6.0 20.0 %",
         "all iterations 30.0 100.0 % held-out evaluations between iterations 4.5",
         "end and between iterations 2.0 whole run, once workers had started 36.5",
+        # Three iterations of 10 s: two explorers had 60 s and computed 18 s.
         "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %",
+        "regenerators 1 13.5 30.0 45.0 %",
+        "learner 1 4.5 30.0 15.0 %",
         "a red circle <above> a blue square",
         "mean reward: base 0.200 · final 0.400 · real 0.800",
         "builtin:testbed/pipeline",
@@ -277,17 +280,6 @@ def test_a_run_that_has_not_ended_has_a_report(tmp_path: Path, done: int, evalua
     assert ("Before and after" in text) == (evaluated > 0)
 
 
-def test_one_iteration_and_update_are_singular_and_real_pictures_are_named_only_if_there_are_any(
-    tmp_path: Path,
-) -> None:
-    shares = "real pictures show what the caption means and share no noise with the others."
-    text = page(write_run(tmp_path / "one", done=1, of=1)).text
-    assert "1 iteration, 10.0 s each" in text
-    assert "The final row is the policy after 1 update. Numbers are rewards; " + shares in " ".join(text.split())
-    without = page(write_run(tmp_path / "two", evaluated=[evaluations()[0], evaluations()[2]])).text
-    assert "The final row is the policy after 3 updates. Numbers are rewards. " in " ".join(without.split())
-
-
 def test_clipped_velocities_are_told_where_there_are_no_ratios(tmp_path: Path) -> None:
     folder, said = write_run(tmp_path / "run"), "mean share of samples outside of the clip range"
     plain = [replace(iteration(n), first_ratio_deviation=None, clip_fraction=None) for n in range(3)]
@@ -360,15 +352,6 @@ def test_wall_segments_split_the_overlap_and_add_up() -> None:
     slow = wall_segments(replace(iteration(0), seconds={**iteration(0).seconds, "total": 15.0}))
     assert slow[REST] == pytest.approx(15.0 - 11.5)
     assert sum(slow.values()) == pytest.approx(15.0)
-
-
-def test_idle_is_what_workers_did_not_compute() -> None:
-    # Three iterations of 10 s: two explorers had 60 s and computed 18 s.
-    explorers, regenerators, learner = worker_times(config(), [iteration(n) for n in range(3)])
-    assert (explorers.workers, explorers.busy, explorers.available) == (2, 18.0, 60.0)
-    assert explorers.busy_share == pytest.approx(0.3)
-    assert regenerators.busy_share == pytest.approx(0.45)
-    assert learner.busy_share == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qtagg", "nonsense"])

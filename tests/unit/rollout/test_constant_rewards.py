@@ -33,21 +33,15 @@ def test_without_constant_rewards_nothing_is_said() -> None:
     assert told((0, 0), (0, 0)) == ["", ""]
 
 
-def test_the_warning_names_the_reward_and_how_often() -> None:
-    assert constant_rewards(CONFIG, measured((12, 11), (4, 0))) == (
-        "Constant reward: rewards.0 (clipscore) was the same for all samples of a prompt in 16 of 24 cases. Their "
-        "advantage is 0, so the reward teaches nothing there. It was the same for all finished previews of a prompt in "
-        "11 of 24 cases. Their seeds were chosen by number."
-    )
-
-
-def test_of_several_rewards_the_sum_is_meant() -> None:
+def test_the_warning_names_the_rewards_and_how_often() -> None:
+    of_one = constant_rewards(CONFIG, measured((12, 11), (4, 0)))
+    assert all(words in of_one for words in ("rewards.0 (clipscore)", "samples of a prompt in 16 of 24 cases"))
+    assert "previews of a prompt in 11 of 24 cases" in of_one
     rewards = [RewardConfig(kind="ocr"), RewardConfig(kind="mine.py:redness")]
-    config = CONFIG.model_copy(update={"rewards": rewards})
-    assert constant_rewards(config, measured((0, 1))) == (
-        "Constant reward: the sum of rewards.0 (ocr) and rewards.1 (mine.py:redness) was the same for all finished "
-        "previews of a prompt in 1 of 12 cases. Their seeds were chosen by number."
-    )
+    of_two = constant_rewards(CONFIG.model_copy(update={"rewards": rewards}), measured((0, 1)))
+    assert "sum of rewards.0 (ocr) and rewards.1 (mine.py:redness)" in of_two
+    assert "previews of a prompt in 1 of 12 cases" in of_two
+    assert "samples of a prompt" not in of_two
 
 
 def test_the_live_view_tells_it_once_and_once_more_when_it_is_every_prompt() -> None:

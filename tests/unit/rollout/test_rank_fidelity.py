@@ -11,15 +11,6 @@ import pytest
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 
 
-def test_a_worked_example_without_ties() -> None:
-    # Ranks 1 2 3 4 against 1 3 2 4: sum of d² is 2, rho = 1 - 6·2 / (4·15) = .8; 5 pairs agree, 1 does not.
-    found = rank_fidelity([[1.0, 2.0, 3.0, 4.0]], [[10.0, 30.0, 20.0, 40.0]])
-    assert found.spearman == pytest.approx(0.8)
-    assert found.kendall == pytest.approx(4 / 6)
-    # Top halves {3, 2} and {3, 1}: seeds 0 and 3 stay on their side, 1 and 2 change it.
-    assert found.top_bottom_overlap == 0.5
-
-
 def test_a_worked_example_with_ties() -> None:
     # Average ranks 1.5 1.5 3 4 against 1 2 3.5 3.5, each centred on 2.5:
     # (-1, -1, .5, 1.5) and (-1.5, -.5, 1, 1) give rho = 4 / 4.5.
@@ -57,12 +48,6 @@ def test_random_rewards_with_ties_follow_the_definitions() -> None:
         found = rank_fidelity([x], [y])
         assert found.spearman == pytest.approx(np.corrcoef(average_ranks(x), average_ranks(y))[0, 1])
         assert found.kendall == pytest.approx(tau_b(x, y))
-
-
-def test_only_the_order_of_rewards_matters() -> None:
-    random = np.random.default_rng(6)
-    proxy, full = random.normal(size=(2, 5, 24))
-    assert rank_fidelity(proxy, full) == rank_fidelity(np.exp(3 * proxy), full**3 - 7)
 
 
 def test_a_proxy_that_does_not_separate_counts_as_no_correlation() -> None:

@@ -202,11 +202,24 @@ def test_refused_answers_are_strikes_and_the_unit_goes_to_another_worker() -> No
     it.ready("explorer-0", "explorers", OLD)
     given(it)
     assert it.refuse("explorer-0", unit(0), "NaN", now=1.0, alone=False) == 1
+    given(it)
+    assert it.refuse("explorer-0", unit(0), "NaN", now=1.0, alone=False) == 2
     it.not_ready("explorer-0")
-    it.ready("explorer-1", "explorers", OLD)
-    assert given(it) == [("explorer-1", "p000")]
-    with pytest.raises(RunError, match="was refused from explorer-0 and from explorer-1"):
-        it.refuse("explorer-1", unit(0), "NaN", now=2.0, alone=False)
+    it.ready("explorer-0.1", "explorers", OLD)  # a replacement is another worker
+    assert given(it) == [("explorer-0.1", "p000")]
+    with pytest.raises(RunError, match=r"was refused from explorer-0 and from explorer-0\.1: NaN$"):
+        it.refuse("explorer-0.1", unit(0), "NaN", now=2.0, alone=False)
+
+
+def test_a_refused_answer_of_one_that_is_alone_and_was_right_before_is_a_strike() -> None:
+    it = dispatcher(max_inflight=1)
+    it.add([unit(0), unit(1)], batch="i", pool="explorers")
+    it.ready("explorer-0", "explorers", OLD)
+    given(it)
+    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
+    it.done(unit(0))
+    given(it)
+    assert it.refuse("explorer-0", unit(1), "NaN", now=2.0, alone=True) == 1
 
 
 def test_withdrawn_and_dropped_units_are_given_to_nobody() -> None:

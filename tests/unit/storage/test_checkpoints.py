@@ -77,15 +77,21 @@ def uploader(run: RunFolder, url: str, said: list[str], keep: int = 2) -> Upload
     return Uploader(run.path, Checkpoints(upload=url, keep=keep), said.append)
 
 
-def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
-    run, said = begun(tmp_path, 4), list[str]()
-    (run.path / checkpoints.TRACKED).write_text("{}")
-    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
-    for updates in (1, 2, 3):
-        state(updates).save(run.checkpoint(updates))
-        copies.submit(run.checkpoint(updates))
+def copied(run: RunFolder, url: str, *updates: int, keep: int = 2) -> None:
+    """Checkpoints after so many updates are made and copied, one after the other, and nothing goes wrong."""
+    said: list[str] = []
+    copies = uploader(run, url, said, keep)
+    for each in updates:
+        state(each).save(run.checkpoint(each))
+        copies.submit(run.checkpoint(each))
     copies.close(seconds=DEADLINE)
     assert said == []
+
+
+def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    run = begun(tmp_path, 4)
+    (run.path / checkpoints.TRACKED).write_text("{}")
+    copied(run, (tmp_path / "elsewhere").as_uri(), 1, 2, 3)
     point = resume_point(RunFolder(tmp_path / "elsewhere" / "small"), iterations=9)
     assert point.updates == 3
     assert point.state is not None
@@ -97,28 +103,20 @@ def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_before_the_first_measurement_is_copied(tmp_path: Path) -> None:
-    run, said = begun(tmp_path, 0), list[str]()
+    run = begun(tmp_path, 0)
     assert not run.metrics.exists()
-    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
-    state(0).save(run.checkpoint(0))
-    copies.submit(run.checkpoint(0))
-    copies.close(seconds=DEADLINE)
-    assert said == []
+    copied(run, (tmp_path / "elsewhere").as_uri(), 0)
     assert resume_point(RunFolder(tmp_path / "elsewhere" / "small"), iterations=9).state is not None
 
 
 def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) -> None:
-    run, said = RunFolder(made_runs.write_run(tmp_path / "small")), list[str]()
+    run = RunFolder(made_runs.write_run(tmp_path / "small"))
     run.prompts.write_text("{}")
     run.lora.mkdir()
     (run.lora / "pytorch_lora_weights.safetensors").write_bytes(b"factors")
     (run.path / "spans.jsonl").write_text("\n")
     (run.path / "report.html").write_text("<p>")
-    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
-    state(3).save(run.checkpoint(3))
-    copies.submit(run.checkpoint(3))
-    copies.close(seconds=DEADLINE)
-    assert said == []
+    copied(run, (tmp_path / "elsewhere").as_uri(), 3)
     here, there = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (run.path, tmp_path / "elsewhere" / "small")
@@ -129,31 +127,20 @@ def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) ->
 
 
 def test_a_run_that_went_back_replaces_what_it_had_copied(tmp_path: Path, memory: MemoryFileSystem) -> None:
-    run, said = begun(tmp_path, 5), list[str]()
-    copies = uploader(run, "memory://bucket/runs", said, keep=9)
-    for updates in (3, 4, 5):
-        state(updates).save(run.checkpoint(updates))
-        copies.submit(run.checkpoint(updates))
-    copies.submit(run.checkpoint(4))
-    copies.close(seconds=DEADLINE)
-    assert said == []
+    copied(begun(tmp_path, 5), "memory://bucket/runs", 3, 4, 5, 4, keep=9)
     there = sorted(path.rsplit("/", 1)[-1] for path in memory.ls("/bucket/runs/small/checkpoints", detail=False))
     assert there == ["iteration-000003", "iteration-000004"]
 
 
 def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, said, order = begun(tmp_path, 1), list[str](), list[str]()
-    put = MemoryFileSystem.put_file
+    put, order = MemoryFileSystem.put_file, list[str]()
 
     def noted(self: MemoryFileSystem, source: str, target: str, **more: Any) -> Any:
         order.append(Path(target).name)
         return put(self, source, target, **more)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
-    copies = uploader(run, "memory://bucket", said)
-    state(1).save(run.checkpoint(1))
-    copies.submit(run.checkpoint(1))
-    copies.close(seconds=DEADLINE)
+    copied(begun(tmp_path, 1), "memory://bucket", 1)
     assert sorted(order[:6]) == [
         "config.yaml",
         "format",
@@ -168,7 +155,7 @@ def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, m
 def test_a_checkpoint_that_is_copied_again_looks_like_none_until_all_of_it_is_new(
     tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, said, old = begun(tmp_path, 1), list[str](), list[str]()
+    run, old = begun(tmp_path, 1), list[str]()
     put, folder = MemoryFileSystem.put_file, "/bucket/small/checkpoints/iteration-000001"
 
     def noted(self: MemoryFileSystem, source: str, target: str, **more: Any) -> Any:
@@ -177,12 +164,7 @@ def test_a_checkpoint_that_is_copied_again_looks_like_none_until_all_of_it_is_ne
         return put(self, source, target, **more)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
-    copies = uploader(run, "memory://bucket", said)
-    state(1).save(run.checkpoint(1))
-    for _ in range(2):
-        copies.submit(run.checkpoint(1))
-    copies.close(seconds=DEADLINE)
-    assert said == []
+    copied(run, "memory://bucket", 1, 1)
     assert f"{folder}/state.json" in memory.store
     assert old == []
 

@@ -75,12 +75,6 @@ def test_everybody_is_sent_what_it_needs_and_no_more() -> None:
     assert full.tensors.keys() == lora_of_out | lora_of_query
 
 
-def test_any_safetensors_reader_reads_a_payload() -> None:
-    revision = publisher().build(1, factors())
-    tensors = safetensors.torch.load(publication(revision).payload(EXPLORER))
-    assert torch.equal(tensors[f"{QUERY}.packed"], revision.tensors[f"{QUERY}.packed"])
-
-
 def test_a_payload_is_read_where_it_lies() -> None:
     content = np.frombuffer(publication(publisher().build(1, factors())).payload(EXPLORER), np.uint8)
     begin, end = content.ctypes.data, content.ctypes.data + content.nbytes
