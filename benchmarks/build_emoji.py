@@ -12,7 +12,8 @@ share the rest. OUT/world has what there is:
     judge/         another, trained on the other half
     prompts/       train.txt, heldout.txt: of concepts that all networks know; unseen.txt: of those that none knows
     build.json     what each stage took and reached, how many pictures the judge recognises, and the mean `reward` and
-                   `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones
+                   `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones; in
+                   `look` the same of the example's look, whose `real` pictures are those of its set
     pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
 
 It ends with status 1 when the autoencoder is trained and restores known pictures with less than 20 dB: what comes after
@@ -38,8 +39,9 @@ import torch
 import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
 from emoji_assets.captions import Parts
+from emoji_assets.drawings import STYLES
 from emoji_assets.fit import Fit, Stage, Unusable
-from emoji_assets.judgement import generate, mean_cosine, page, recognised
+from emoji_assets.judgement import generate, mean_cosine, mean_look, page, recognised
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
@@ -72,6 +74,9 @@ STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
 PARTS = {"clips": (AUTOENCODER, REWARD, JUDGE), "transformer": (AUTOENCODER, FLOW, RECTIFICATION)}
 """Of the stages, which can be trained apart."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
+LOOK = EXAMPLE.with_name("style.py")
+STYLE = "blob"
+"""The look that the example is about."""
 
 
 class Build:
@@ -203,7 +208,7 @@ class Build:
             rows = [row for row, each in enumerate(self.all_parts) if each.held_out == held_out]
             rows = sorted(generator.permutation(rows)[:SHOWN].tolist())
             shown = [self.all_parts[row] for row in rows]
-            real = torch.from_numpy(self.all_pixels[rows]).permute(0, 3, 1, 2).float() / 255
+            real = self._real(rows)
             made = {"real": real, "restored": self._restore(real)}
             if "flow" in self.fits:
                 made["model"] = generate(self.pipe, [each.prompt for each in shown], self.device, seed=6)
@@ -217,20 +222,42 @@ class Build:
         return found
 
     def _evaluated(self) -> dict[str, Any]:
-        """Mean cosines of reward and judge, of the prompts that a run is evaluated on."""
+        """Means of reward and judge, of the prompts that a run is evaluated on: cosines, and of the example's look."""
         texts = self._prompts()["heldout"][:EVALUATED]
         rows = [[row for row in self.rows if self.all_parts[row].shows(text)] for text in texts]
-        seen = {"real": [torch.from_numpy(self.all_pixels[of]).permute(0, 3, 1, 2).float() / 255 for of in rows]}
+        subjects = [self.all_parts[of[0]].subject for of in rows]
+        seen = {"real": [self._real(of) for of in rows]}
         if "flow" in self.fits:
             made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
             seen["model"] = list(torch.stack(made, dim=1))
+        drawn: dict[str, list[int]] = {each.subject: [] for each in self.all_parts}
+        for row in self.rows:
+            if self.all_parts[row].style == STYLE:
+                drawn[self.all_parts[row].subject].append(row)
+        both = list(dict.fromkeys(each for each in subjects if drawn[each]))
+        looks = {"real": ([self._real(drawn[each]) for each in both], both)}
+        if "model" in seen:
+            looks["model"] = (seen["model"], subjects)
         return {
             name: {
                 clip: mean_cosine(model.eval(), self.tokenizers[0], of_prompts, texts, self.device)
                 for clip, model in self.clips.items()
             }
             for name, of_prompts in seen.items()
+        } | {
+            "look": {
+                name: {
+                    clip: mean_look(model.eval(), self.tokenizers[0], *shown, STYLE, list(STYLES), self.device)
+                    for clip, model in self.clips.items()
+                }
+                for name, shown in looks.items()
+                if shown[1]
+            }
         }
+
+    def _real(self, rows: Sequence[int]) -> Tensor:
+        """Pictures that people drew: float32 [n, 3, H, W] in [0, 1]."""
+        return torch.from_numpy(self.all_pixels[list(rows)]).permute(0, 3, 1, 2).float() / 255
 
     def _prompts(self) -> dict[str, list[str]]:
         known, unseen = (captions.prompts(self.all_parts, held_out, seed=3) for held_out in (False, True))
@@ -372,7 +399,7 @@ def configuration(world: Path) -> dict[str, Any]:
     return {
         "run": {"name": "emoji"},
         "model": model | sizes | {"path": str(world / "pipeline")},
-        "rewards": [{"kind": "clipscore", "path": str(world / "reward")}],
+        "rewards": [{"kind": f"{LOOK}:blobs"}],  # of the world that the variable EMOJI_WORLD names
         "prompts": {part: str(world / "prompts" / f"{part}.txt") for part in ("train", "heldout")},
         "evaluation": {"reference": ""},
     }

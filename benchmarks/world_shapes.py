@@ -15,8 +15,9 @@ uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
 
 Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
 brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
-prompts. A world with a judge has its opinion of the same held-out pictures, on the same scale, as `judge` of a run; no
-run sees it.
+prompts. The reward of emoji is the example's look: how well a picture shows its prompt has too little in common between
+prompts to rise in minutes on those that a run does not train on. A world with a judge has its opinion of the same
+held-out pictures, on the same scale, as `judge` of a run; no run sees it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,14 +46,15 @@ from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, VIDEO_PREV
 from shape_results import VIDEO as WAN
 from shapes import Key
 
-from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import picture_paths
-from solrl_ray.rewards.clip import CLIPScore
+from solrl_ray.rewards.callables import import_callable
 from solrl_ray.storage.run_folder import RunFolder
 
 FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
 """The soonest shape of each side of the testbed's map."""
+Judge = Callable[[torch.Tensor, list[str]], torch.Tensor]
+"""Pictures [B, 3, H, W] and their prompts → one number each."""
 MICRO_BATCH = 96
 """Pictures of an evaluation that share a forward."""
 
@@ -97,6 +100,9 @@ class World:
         self.folder, file = folder.absolute(), folder / "build.json"
         self.kind = EMOJI if (folder / "judge").is_dir() else VIDEO
         found = json.loads(file.read_text()) if file.is_file() else {}
+        if self.kind is EMOJI:
+            found = {"done": found.get("done")} | found.get("look", {})
+            os.environ["EMOJI_WORLD"] = str(self.folder)  # for the reward, here and in runs
         names = ("reward", *self.judges)
         if not found.get("done") or any(name not in found.get(end, {}) for end in ("model", "real") for name in names):
             builders = " or ".join(f"benchmarks/{kind.builder}" for kind in (VIDEO, EMOJI))
@@ -129,9 +135,9 @@ class World:
         base, real = self.ends[of]
         return BASE + (value - base) * ((REAL - BASE) / (real - base) if real > base else 1)
 
-    def judge(self, device: str) -> CLIPScore:
-        path = str(self.folder / "judge")
-        return CLIPScore.load(RewardConfig(kind="clipscore", path=path), device, keys=lambda _: path, name="the judge")
+    def judge(self) -> Judge:
+        found: Judge = import_callable(f"{build_emoji.LOOK}:judged", "judge")
+        return found
 
 
 def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -155,18 +161,19 @@ def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments:
 
 def let_judge(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Put the judge's opinion of each evaluation's pictures beside its reward, for the runs whose folders have all."""
-    judge = world.judge("cuda" if arguments.gpu else "cpu")
+    judge, device = world.judge(), "cuda" if arguments.gpu else "cpu"
     for key in keys:
         run = results["runs"].get(key.shape, {}).get(f"{key.rate:g}", {}).get(str(key.seed))
         folder = key.folder(arguments)
         if run and RunFolder(folder).begun:
-            opinions = opinions_of(folder, judge)
+            opinions = opinions_of(folder, judge, device)
             if opinions.keys() >= set(run["iterations"]):
                 run["judge"] = [world.scaled(opinions[each], "judge") for each in run["iterations"]]
                 shapes.save(results, arguments.results)
 
 
-def opinions_of(folder: Path, judge: CLIPScore) -> dict[int, float]:
+@torch.no_grad()
+def opinions_of(folder: Path, judge: Judge, device: str = "cpu") -> dict[int, float]:
     """Updates → mean score of the pictures of a run's evaluation then, if all are there; kept in a file of the run."""
     file = folder / "judge.json"
     known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
@@ -175,9 +182,9 @@ def opinions_of(folder: Path, judge: CLIPScore) -> dict[int, float]:
         if paths.keys() != {(prompt, n) for prompt, of in record.rewards.items() for n in range(len(of))}:
             continue
         with ThreadPoolExecutor(8) as pool:
-            images = torch.stack(list(pool.map(pixels, paths.values())))
+            images = torch.stack(list(pool.map(pixels, paths.values()))).to(device)
         texts = [record.captions[prompt] for prompt, _ in paths]
-        known[str(record.iteration)] = judge.score(images, texts).mean().item()
+        known[str(record.iteration)] = judge(images, texts).mean().item()
     file.write_text(json.dumps(known))
     return {int(update): opinion for update, opinion in known.items()}
 

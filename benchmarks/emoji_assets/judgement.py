@@ -76,6 +76,26 @@ def mean_cosine(
     return torch.stack([cosines[own == place].mean() for place in range(len(texts))]).mean().item()
 
 
+def mean_look(
+    model: Any,
+    tokenizer: Any,
+    pictures: Sequence[Tensor],
+    subjects: Sequence[str],
+    style: str,
+    styles: Sequence[str],
+    device: torch.device,
+) -> float:
+    """Over subjects, of the mean look of each one's pictures, float32 [n, 3, H, W] in [0, 1]: the cosine with the
+    subject in the style, and how far it is above the mean of those in the other styles.
+    """
+    cosines = {
+        each: mean_cosine(model, tokenizer, pictures, [f"{subject}, {each} style" for subject in subjects], device)
+        for each in styles
+    }
+    own = cosines.pop(style)
+    return own + (own - sum(cosines.values()) / len(cosines))
+
+
 def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None:
     """Rows of pictures, float [n, 3, H, W] in [0, 1], each under its text; written as PNG."""
     height, width = rows[0][1].shape[2:]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
-from typing import Any
 
 import curves
 import numpy as np
@@ -25,10 +25,17 @@ from tests.support.examples import EXAMPLES
 SIZES = {"resolution": 96, "max_sequence_length": 24}
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world sets a variable for its runs."""
+    monkeypatch.setenv("EMOJI_WORLD", "")
+
+
 def world(folder: Path, *, done: bool = True, judge: bool = False) -> Path:
     folder.mkdir(parents=True)
     ends = {"model": {"reward": 0.5, "judge": 0.2}, "real": {"reward": 0.9, "judge": 0.3}}
-    (folder / "build.json").write_text(json.dumps({"done": done, "sizes": SIZES} | ends))
+    found = {"look": ends} if judge else ends
+    (folder / "build.json").write_text(json.dumps({"done": done, "sizes": SIZES} | found))
     if judge:
         (folder / "judge").mkdir()
     return folder
@@ -65,7 +72,8 @@ def test_a_shape_is_a_valid_run_of_the_emoji_world_with_the_model_of_its_example
     config = World(world(tmp_path / "moved", judge=True)).job(Key(name, 1e-3, 42), arguments).config
     example = load([EXAMPLES / "emoji" / "emoji.yaml"])
     assert config.model == example.model.model_copy(update={"path": f"{tmp_path}/moved/pipeline"})
-    assert [(reward.kind, reward.path) for reward in config.rewards] == [("clipscore", f"{tmp_path}/moved/reward")]
+    assert [reward.kind for reward in config.rewards] == [f"{EXAMPLES}/emoji/style.py:blobs"]
+    assert os.environ["EMOJI_WORLD"] == f"{tmp_path}/moved"
     assert config.prompts.heldout == f"{tmp_path}/moved/prompts/heldout.txt"
     assert config.evaluation.pictures == config.evaluation.prompts
     assert (config.objective.shared_noise, config.objective.kl) == (True, 0)
@@ -128,11 +136,9 @@ def test_a_run_that_was_cut_short_says_nothing_of_its_rate() -> None:
             world_shapes.best_rate(runs, name)
 
 
-class Redness:
+def redness(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
     """In place of the judge, which needs a checkpoint."""
-
-    def score(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        return images[:, 0].mean(dim=(1, 2)) + torch.tensor([10.0 * (text == "a bus") for text in prompts])
+    return images[:, 0].mean(dim=(1, 2)) + torch.tensor([10.0 * (text == "a bus") for text in prompts])
 
 
 def test_the_judge_sees_the_pictures_of_each_evaluation_with_their_prompts_once(
@@ -154,13 +160,12 @@ def test_the_judge_sees_the_pictures_of_each_evaluation_with_their_prompts_once(
     some = folder / "evaluations" / "updates-000040-ema"
     some.mkdir()
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(some / "p1-0.png")  # p2's is not there yet
-    judge: Any = Redness()
-    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6})
+    assert world_shapes.opinions_of(folder, redness) == pytest.approx({0: 5.2, 20: 6})
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(some / "p2-0.png")
-    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6, 40: 5})
+    assert world_shapes.opinions_of(folder, redness) == pytest.approx({0: 5.2, 20: 6, 40: 5})
     for file in folder.rglob("*.png"):
         file.unlink()
-    assert world_shapes.opinions_of(folder, judge) == pytest.approx({0: 5.2, 20: 6, 40: 5})
+    assert world_shapes.opinions_of(folder, redness) == pytest.approx({0: 5.2, 20: 6, 40: 5})
     assert list(tmp_path.iterdir()) == [folder]  # whoever takes the folder away takes them too
 
 
