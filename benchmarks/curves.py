@@ -1,7 +1,12 @@
-"""Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`."""
+"""Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`.
+
+python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ from page_shapes import words
 from page_tables import measured, read, table, unmeasured
 from shape_results import BASE, HEADLINE, REAL, SHAPES, VIDEO, VIDEO_PREVIEWS
 
-AFTER = {HEADLINE: (600.0, 1200.0, 2400.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
+AFTER = {HEADLINE: (300.0, 600.0, 1200.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
 """What is charged → seconds after which rewards are shown."""
 
 
@@ -63,3 +68,15 @@ def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> st
         fewer = f" ({len(known)})" if known and len(known) < len(values) else ""
         said.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
     return " / ".join(said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="what world_shapes.py wrote")
+    parser.add_argument("--as", dest="place", choices=AFTER, default=HEADLINE, help="what an iteration is charged as")
+    arguments = parser.parse_args()
+    print(curves(json.loads(arguments.file.read_text()), arguments.place))
+
+
+if __name__ == "__main__":
+    main()

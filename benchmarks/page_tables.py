@@ -30,7 +30,7 @@ COMMANDS = {
     "long": f"{SHAPES} --stage long",
     "gradient_noise": "python benchmarks/gradient_noise.py",
     "moving": "python benchmarks/world_shapes.py runs/moving/world --gpu --mps --at-once 16 --seeds 5 --rates 2e-4",
-    "emoji": "python benchmarks/world_shapes.py emoji/world --gpu --mps --at-once 16 --seeds 3 --rates 3e-5 1e-4 3e-4",
+    "emoji": "python benchmarks/world_shapes.py emoji/world --gpu --mps --at-once 16 --seeds 3 --rates 1e-4 3e-4 6e-4",
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",

@@ -88,7 +88,7 @@ EMOJI = Kind(
     configuration=build_emoji.configuration,
     shapes=(*FRONT, "12x1_24of24+shared_noise_kl_0"),
     place=HEADLINE,
-    limit=2400.0,
+    limit=1250.0,
 )
 
 
