@@ -234,10 +234,11 @@ class Build:
         for row in self.rows:
             if self.all_parts[row].style == STYLE:
                 drawn[self.all_parts[row].subject].append(row)
-        both = list(dict.fromkeys(each for each in subjects if drawn[each]))
-        looks = {"real": ([self._real(drawn[each]) for each in both], both)}
+        both = [place for place, each in enumerate(subjects) if drawn[each]]
+        looks = {"real": [self._real(drawn[subjects[place]]) for place in both]}
+        told = [subjects[place] for place in both]
         if "model" in seen:
-            looks["model"] = (seen["model"], subjects)
+            looks["model"] = [seen["model"][place] for place in both]
         return {
             name: {
                 clip: mean_cosine(model.eval(), self.tokenizers[0], of_prompts, texts, self.device)
@@ -247,11 +248,11 @@ class Build:
         } | {
             "look": {
                 name: {
-                    clip: mean_look(model.eval(), self.tokenizers[0], *shown, STYLE, list(STYLES), self.device)
+                    clip: mean_look(model.eval(), self.tokenizers[0], shown, told, STYLE, list(STYLES), self.device)
                     for clip, model in self.clips.items()
                 }
                 for name, shown in looks.items()
-                if shown[1]
+                if shown
             }
         }
 

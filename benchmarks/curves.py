@@ -32,7 +32,7 @@ def emoji(results: Path) -> str:
 
 def _block(results: Path, file: str, place: str, name: str) -> str:
     content = read(results, file)
-    scale = f"{BASE} is the untrained model, {REAL} what it learned from."
+    scale = f"{BASE} is the untrained model, {REAL} what people or the world's program drew as the reward wants it."
     return f"{curves(content, place)}\n\n{scale} {measured(name)}" if content else unmeasured(name)
 
 

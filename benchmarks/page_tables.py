@@ -23,14 +23,15 @@ OTHERS = {
     "wan22": "Wan 2.2 5B",
 }
 """Models that the paper does not have."""
+WORLD = "python benchmarks/world_shapes.py {} --gpu --mps --at-once 16 --seconds 480 --seeds {} --rates {}"
 SHAPES = "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560"
 COMMANDS = {
     "shapes": SHAPES,
     "options": f"{SHAPES} --stage options",
     "long": f"{SHAPES} --stage long",
     "gradient_noise": "python benchmarks/gradient_noise.py",
-    "moving": "python benchmarks/world_shapes.py runs/moving/world --gpu --mps --at-once 16 --seeds 5 --rates 2e-4",
-    "emoji": "python benchmarks/world_shapes.py emoji/world --gpu --mps --at-once 16 --seeds 3 --rates 1e-4 3e-4 6e-4",
+    "moving": WORLD.format("runs/moving/world", 2, "1e-4 2e-4 5e-4"),
+    "emoji": WORLD.format("emoji/world", 3, "1e-4 3e-4 6e-4"),
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
     "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",

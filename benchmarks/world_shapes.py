@@ -15,8 +15,8 @@ uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
 
 Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
 brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
-prompts. The reward of emoji is the example's look: how well a picture shows its prompt has too little in common between
-prompts to rise in minutes on those that a run does not train on. A world with a judge has its opinion of the same
+prompts. The reward of emoji is the example's look: how well a picture shows its prompt hardly rises in minutes on
+prompts that a run does not train on. A world with a judge has its opinion of the same
 held-out pictures, on the same scale, as `judge` of a run; no run sees it.
 """
 
@@ -69,9 +69,7 @@ class Kind:
     place: str
     """What an iteration is charged as where rewards are printed."""
     limit: float
-    """Seconds of a run, charged as FLUX.1-dev; the soonest of the testbed's map are at 90 % of the way after 1,600 and
-    2,600.
-    """
+    """Seconds of a run, charged as FLUX.1-dev: about what ten minutes of a GPU allow."""
 
 
 VIDEO = Kind(

@@ -1,11 +1,10 @@
 """Rewards for a look: how well a picture shows its subject as the drawers of one set would have drawn it, and how much
 better than as those of the other sets would have.
 
-How well a picture shows *what* it shows differs far more from seed to seed than its look does. The cosine with
-"red apple, blob style" alone is therefore mostly about the apple, of which a model that was trained on apples has
-little to gain. The difference from "red apple, flat style" and the others is about the look, which is the same for all
-prompts. `blobs` is the sum of both, to be trained on. `judged` asks the CLIP that was trained on the other half of the
-pictures: what rises in the one and not in the other is not the look.
+The cosine with "red apple, blob style" alone is mostly about the apple. The difference from "red apple, flat style" and
+the others is about the look, which is the same for all prompts. `blobs` is the sum of both, to be trained on. `judged`
+asks the CLIP that was trained on the other half of the pictures: what rises in the one and not in the other is not the
+look.
 
 The world is in `emoji/world` of the present folder, or where the variable EMOJI_WORLD says.
 """
@@ -28,7 +27,7 @@ STYLES = (STYLE, "noto", "fluent", "flat", "twemoji", "emojione", "firefox")
 
 @functools.cache
 def clip(folder: str, device: torch.device) -> CLIPScore:
-    path = f"{os.environ.get('EMOJI_WORLD', 'emoji/world')}/{folder}"
+    path = f"{os.environ.get('EMOJI_WORLD') or 'emoji/world'}/{folder}"
     return CLIPScore.load(RewardConfig(kind="clipscore", path=path), device, keys=lambda _: path, name=path)
 
 

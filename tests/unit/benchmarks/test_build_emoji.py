@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -315,3 +316,18 @@ def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
     assert build_emoji.configuration(world)["model"]["resolution"] == 32
     assert record["known_restored"]["psnr_db"] > 0
     assert {"known.png", "held_out.png"} == {file.name for file in (world / "pictures").iterdir()}
+
+
+class Told:
+    """In place of a CLIP: the cosines of each text, whatever the picture."""
+
+    def cosine(self, images: torch.Tensor, texts: list[str]) -> torch.Tensor:
+        known = {"apple, blob style": 0.5, "apple, noto style": 0.2, "bus, flat style": 0.6}
+        return torch.tensor([known.get(text, 0.0) for text in texts])
+
+
+def test_a_look_is_the_cosine_in_the_style_and_how_far_it_is_above_the_others_mean() -> None:
+    found = runpy.run_path(str(EXAMPLES / "emoji" / "style.py"))
+    assert set(found["STYLES"]) == set(drawings.STYLES)
+    looks = found["look"](Told(), torch.zeros(3, 3, 4, 4), ["apple", "bus, flat style", "apple, noto style"])
+    assert looks.tolist() == pytest.approx([0.5 + (0.5 - 0.2 / 6), 0 + (0 - 0.6 / 6), 0.5 + (0.5 - 0.2 / 6)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import price_rows
 import pytest
-from common import RESULTS
+from common import RESULTS, told
 
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.prices import price_list
@@ -70,11 +70,18 @@ def test_an_eager_pass_that_keeps_all_is_the_price_of_one_that_keeps_all() -> No
     assert (again["backward"][1], again["backward_checkpointed"][1]) == (False, True)
 
 
-def test_what_is_missing_is_refused_with_the_file_that_lacks_it(tmp_path: Path) -> None:
-    for script, model, folder, lacks in (
-        ("rollout", "wan", tmp_path, r"rollout_wan\.json"),
-        ("rollout", "flux", RESULTS, r"rollout_flux\.json .*`sampling`"),
-        ("learner", "sana", RESULTS, r"learner_sana\.json .*`compiled, activation memory 0`"),
+def test_what_is_missing_is_said_with_the_command_that_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, told():
+        price_rows.main(["wan", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    command = f"`python benchmarks/rollout.py wan --out {tmp_path}`"
+    assert capsys.readouterr().err == f"error: {tmp_path}/rollout_wan.json is not there; {command} writes it.\n"
+    with pytest.raises(
+        UserError, match=r"rollout_flux\.json has no `sampling`.*; `python benchmarks/rollout\.py flux "
     ):
-        with pytest.raises(UserError, match=lacks):
-            price_rows.read(script, model, folder)
+        price_rows.read("rollout", "flux", RESULTS)
+    side = r"learner_sana\.json has no side `compiled, activation memory 0`; `.*learner\.py sana --memory 1 0\.5 0 "
+    with pytest.raises(UserError, match=side):
+        price_rows.read("learner", "sana", RESULTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_speed import a_step
+from page_speed import a_step, gpus
 from page_tables import RESULTS
 from results_page import BLOCK, BLOCKS, PAGE, render
 from shape_results import PLACES, REFERENCE, SEEDS, SHAPES, Shape, summary
@@ -57,6 +57,27 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rows(block: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
+
+
+def test_each_table_has_its_command() -> None:
+    before = 0
+    for block in BLOCK.finditer(PAGE.read_text()):
+        with_its_prose = PAGE.read_text()[before : block.end()]
+        assert "`python benchmarks/" in with_its_prose or "`solrl eval" in with_its_prose, block[1]
+        before = block.end()
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS.keys() - {"rollouts"}))  # which has a row for each results file
+def test_a_block_without_results_says_so(name: str, tmp_path: Path) -> None:
+    assert re.search("Not (measured|planned) yet: `", BLOCKS[name](tmp_path))
+
+
+def test_a_model_without_prices_has_its_row_without_a_plan(tmp_path: Path) -> None:
+    rows = json.loads((RESULTS / "many_gpus.json").read_text())
+    (kontext,) = (row for row in rows if row["model"] == "flux_kontext")
+    (tmp_path / "many_gpus.json").write_text(json.dumps([kontext | {"model": "wan", "planned": {}}]))
+    (row,) = (line for line in gpus(tmp_path).splitlines() if "Wan 2.1" in line)
+    assert "| **114.1** | – | 55 | – |" in row
 
 
 def test_the_best_of_both_sides_are_compared_at_each_share_by_shapes_of_most_seeds(complete: Path) -> None:

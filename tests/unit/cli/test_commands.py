@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.cli import outline
+from solrl_ray.cli.options import parser
 from solrl_ray.common import ray_auth
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
@@ -20,6 +23,19 @@ from tests.support import made_runs
 from tests.support.command_line import printed, refusal, solrl
 from tests.support.made_configs import changed
 from tests.support.sentences import names
+
+
+def _commands(found: argparse.ArgumentParser, words: str = "solrl") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield words, found
+    for action in found._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from _commands(inner, f"{words} {name}")
+
+
+def test_every_command_prints_its_help() -> None:
+    for words, command in _commands(parser()):
+        assert command.format_help().startswith(f"usage: {words}")
 
 
 @pytest.mark.parametrize("command", [["plan"], ["train", "--dry-run"]])

@@ -76,6 +76,19 @@ def test_activations_at_the_ends_of_float32_are_quantised_as_the_reference_does(
     assert activation.amax == float(reference.amax)
 
 
+def test_exact_ties_are_rounded_as_the_reference_does() -> None:
+    # With a tensor amax of 2688, a block amax of 96 = 6 · 16 has the block scale 16 exactly.
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    x = torch.zeros(1, 64)
+    x[0, 0], x[0, 16], x[0, 32] = 2688, 96, -96
+    x[0, 17:24], x[0, 33:40] = 16 * ties, -16 * ties
+    operand = ActivationQuantizer()(x).operand
+    even = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    assert operand[0, 17:24].tolist() == [16 * value for value in even]
+    assert operand[0, 33:40].tolist() == [-16 * value for value in even]
+    assert torch.equal(operand, nvfp4.quantize(x).operand())
+
+
 @pytest.mark.parametrize(("inputs", "outputs", "bias"), [(128, 96, True), (40, 24, False), (512, 128, True)])
 def test_the_product_is_exact_up_to_float32_accumulation(inputs: int, outputs: int, bias: bool) -> None:
     source = linear(inputs, outputs, bias=bias)
@@ -101,6 +114,14 @@ def test_bfloat16_output_is_rounded_once() -> None:
     exact = a.operand().double() @ w.operand().double().t() * alpha + source.bias.double()
     wrong = (out != exact.float().to(torch.bfloat16)).double().mean()
     assert wrong < 0.002  # only where float32 accumulation crosses a rounding boundary; scales in bfloat16: half
+
+
+def test_it_differs_from_the_float_linear_by_what_four_bits_cost() -> None:
+    source = linear(256, 64)
+    x = randn(200, 256, seed=3)
+    wanted, found = source(x), EmulatedNVFP4Linear.from_linear(source)(x)
+    error = ((found - wanted).norm() / (wanted - source.bias).norm()).item()
+    assert 0.10 < error < 0.16  # two operands of 20.4 dB each: sqrt(2 · 10^-2.04) = 0.135
 
 
 def test_leading_dimensions_are_kept_and_amax_spans_all_of_them() -> None:
@@ -164,6 +185,15 @@ def test_inference_tensors_are_never_shared() -> None:
         x *= 3  # no version counter tells of this
         assert not torch.equal(layer(x), before)
     assert quantizer.shared == 0
+
+
+def test_shapes_may_alternate() -> None:
+    quantizer = ActivationQuantizer()
+    layer = EmulatedNVFP4Linear.from_linear(linear(64, 32), quantizer)
+    small, large = randn(4, 64), randn(50, 64, seed=9)
+    outs = [layer(x) for x in (small, large, small, large)]
+    assert torch.equal(outs[0], outs[2])
+    assert torch.equal(outs[1], outs[3])
 
 
 def test_weights_have_headroom_and_are_rounded_to_bfloat16_first() -> None:

@@ -35,6 +35,18 @@ def test_known_answers_bit_for_bit(vector: dict) -> None:
     assert hexadecimal(quantized.dequantize()) == vector["dequantized"]
 
 
+def test_numpy_input_gives_the_bits_of_torch_input() -> None:
+    x = randn(4, 64)
+    assert torch.equal(nvfp4.quantize(x.numpy()).packed, nvfp4.quantize(x).packed)
+
+
+def test_the_global_scale_comes_from_a_true_division() -> None:
+    # 2688 / 3.84375 is 699.317…; as 2688 · fl(1/3.84375) it is one ulp off, which moves ties of E2M1.
+    amax = torch.tensor(3.84375)
+    assert float(nvfp4.encode_scale(amax)) == float(np.float32(2688) / np.float32(3.84375))
+    assert float(nvfp4.encode_scale(amax)) != float(amax.reciprocal() * 2688)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_not_finite_values_are_refused(bad: float) -> None:
     x = torch.ones(1, 16)
@@ -52,6 +64,21 @@ def test_shapes_that_do_not_divide_into_blocks_are_refused() -> None:
         nvfp4.quantize(torch.ones(1, 20))
     with pytest.raises(ValueError, match="blocks of 16"):
         nvfp4.quantize(torch.ones(16))
+
+
+def test_the_even_index_sits_in_the_low_nibble() -> None:
+    codes = torch.arange(16, dtype=torch.uint8).view(1, 16)
+    assert nvfp4.pack(codes).tolist() == [[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]]
+    assert torch.equal(nvfp4.unpack(nvfp4.pack(codes)), codes)
+
+
+def test_ties_round_to_the_even_code() -> None:
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    assert nvfp4.values_to_codes(ties).tolist() == [0, 2, 2, 4, 4, 6, 6]
+    above, below = torch.nextafter(ties, torch.tensor(9.0)), torch.nextafter(ties, torch.tensor(0.0))
+    assert nvfp4.values_to_codes(above).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert nvfp4.values_to_codes(below).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert nvfp4.values_to_codes(-ties).tolist() == [8, 10, 10, 12, 12, 14, 14]
 
 
 def test_columns_are_padded_to_32_with_zeros_that_change_nothing() -> None:

@@ -23,7 +23,6 @@ from solrl_ray.rewards import import_callable, trial
 from tests.support.patience import patience
 
 SHAPES = (SampleShape(16, 16),)
-PROMPTS = ("a red square", "two blue circles")
 Trials = Callable[[str], list[trial.Trial]]
 SOURCE = """
 import os, time
@@ -105,26 +104,24 @@ def unknown(prompt, address):
 """
 
 
-@pytest.fixture(autouse=True)
-def source(tmp_path: Path) -> Path:
-    file = tmp_path / "own_rewards.py"
-    file.write_text(SOURCE)
-    return file
-
-
 @pytest.fixture
-def of(source: Path) -> Trials:
+def of(tmp_path: Path) -> Trials:
+    (tmp_path / "own_rewards.py").write_text(SOURCE)
+
     def make(function: str) -> list[trial.Trial]:
-        return [trial.Trial("rewards.0.kind (my.yaml)", RewardConfig(kind=f"{source}:{function}"), SHAPES, PROMPTS)]
+        config = RewardConfig(kind=f"{tmp_path}/own_rewards.py:{function}")
+        return [trial.Trial("rewards.0.kind (my.yaml)", config, SHAPES, ("a red square", "two blue circles"))]
 
     return make
 
 
 @pytest.fixture
-def drawing(source: Path) -> Trials:
+def drawing(tmp_path: Path) -> Trials:
+    (tmp_path / "own_rewards.py").write_text(SOURCE)
+
     def make(function: str) -> list[trial.Trial]:
-        config = EvaluationConfig(reference=f"{source}:{function}")
-        return [trial.Trial("evaluation.reference (my.yaml)", config, SHAPES, PROMPTS)]
+        config = EvaluationConfig(reference=f"{tmp_path}/own_rewards.py:{function}")
+        return [trial.Trial("evaluation.reference (my.yaml)", config, SHAPES, ("a red square", "two blue circles"))]
 
     return make
 
@@ -134,7 +131,7 @@ def test_what_functions_give_comes_back_from_the_child_and_what_they_set_is_told
 ) -> None:
     given = [*of("numbers"), *of("tensor"), *of("array"), *of("meddles")]
     numbers, *means = reward_trial.in_child(given, gpu=False, seconds=120)
-    assert numbers == [len(prompt) for prompt in PROMPTS]
+    assert numbers == [len("a red square"), len("two blue circles")]
     for scores in means:
         assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
         assert scores[0] != scores[1]
@@ -219,14 +216,16 @@ def mixture(path: Path, *functions: str) -> rewards.RewardMixture:
     return rewards.load([RewardConfig(kind=f"{path}/own_rewards.py:{function}") for function in functions], "cpu")
 
 
-def test_a_function_that_writes_into_its_pictures_changes_no_other_reward(tmp_path: Path) -> None:
+def test_a_function_that_writes_into_its_pictures_changes_no_other_reward(of: Trials, tmp_path: Path) -> None:
+    of("darkens")
     images = torch.full((2, 3, 4, 4), 0.5)
     for order in (("darkens", "brightness"), ("brightness", "darkens")):
         assert mixture(tmp_path, *order).score(images, ["a", "b"]).tolist() == [0.75, 0.75]  # 0.25 + 0.5
     assert images.unique().tolist() == [0.5]
 
 
-def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(tmp_path: Path) -> None:
+def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(of: Trials, tmp_path: Path) -> None:
+    of("reuses")
     reward = mixture(tmp_path, "reuses")
     [first] = reward.components(torch.full((2, 3, 4, 4), 0.5), ["a", "b"]).values()
     reward.components(torch.ones(2, 3, 4, 4), ["a", "b"])
@@ -241,8 +240,9 @@ def process_state() -> tuple[Any, ...]:
 
 
 def test_what_a_function_sets_in_the_process_is_put_back_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    of: Trials, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    of("meddles")
     before = process_state()
     assert mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"]).tolist() == [1.0, 1.0]
     assert process_state() == before

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from solrl_ray import rewards
+from solrl_ray import models, rewards
 from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
@@ -18,6 +18,7 @@ from solrl_ray.records import SampleShape
 from solrl_ray.rewards import trial
 from tests.support.chat_server import Asked, serving
 from tests.support.sentences import names
+from tests.support.small import small_config
 
 PROMPTS = ["a red square", "two blue circles"]
 SOURCE = """
@@ -190,3 +191,12 @@ def test_a_function_of_videos_is_tried_on_videos(function: Callable[[str], str])
     lengths, brightness = trial.here(tried, "cpu")
     assert lengths == [5, 5]
     assert all(0.4 < each < 0.6 for each in brightness)
+
+
+def test_rewards_are_tried_on_what_is_decoded_of_previews_too(function: Callable[[str], str], tmp_path: Path) -> None:
+    config = small_config(tmp_path, "run", "model.frames=9", "rollout.preview={prune: null, latent_frames: [1]}")
+    shapes = models.scored(config.model_copy(update={"model": config.model.model_copy(update={"family": "wan"})}))
+    assert [shape.frames for shape in shapes] == [9, 1]
+    tried = trial.Trial("rewards.0.kind", RewardConfig(kind=function("change")), shapes, ("a", "b"))
+    with pytest.raises(UserError, match=r"^rewards\.0\.kind .*nan"):
+        trial.here([tried], "cpu")

@@ -55,6 +55,13 @@ def test_a_grid_with_a_terminal_noise_level_is_that_of_qwen_images_scheduler(ste
     np.testing.assert_allclose(found.numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 6, 10, 40])
+def test_shift_grid_is_that_of_the_stock_scheduler(steps: int) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(steps)
+    np.testing.assert_allclose(sigmas(SD3, steps, 1024).numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("schedule", [LINEAR, SD3, FLUX, QWEN])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
 def test_every_grid_falls_from_one_to_exactly_zero(schedule: SigmaSchedule, steps: int) -> None:
