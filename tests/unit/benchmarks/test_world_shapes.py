@@ -180,11 +180,11 @@ def test_rewards_after_charged_seconds_are_read_between_evaluations_and_not_beyo
 def test_an_iteration_of_videos_is_charged_with_its_decoding() -> None:
     # 16 samples of 10 steps, decoded whole, and 4 timesteps of each: a reference, and forward and backward (old is
     # what is trained, in an iteration of one step). Prices of h200.yaml, in seconds; then the revision and Ray.
-    sampled, learned = 16 * (10 * 0.1087 + 1.21), 16 * 4 * (0.1138 + 0.361)
+    sampled, learned = 16 * (10 * 0.1087 + 1.21), 16 * 4 * (0.1348 + 0.4277)
     assert shape_results.SHAPES["2x1_8of8"].charged("wan22_5b") == pytest.approx(sampled + learned + 0.87, rel=0.01)
     # 24 previews begin and 12 are finished; 29 of 49 frames are decoded, which is no less than 5 of 9.
     previews = 3 * ((24 * 2 + 12 * 4) * 0.08863 + 36 * 1.21 * 29 / 49)
-    kept, learned = 3 * 4 * (10 * 0.1087 + 1.21), 12 * 4 * (0.1138 + 0.361) + 8 * 4 * 0.1138
+    kept, learned = 3 * 4 * (10 * 0.1087 + 1.21), 12 * 4 * (0.1348 + 0.4277) + 8 * 4 * 0.1348
     two_stages = shape_results.SHAPES["1x3_4of24"]
     assert two_stages.charged("wan22_5b") == pytest.approx(previews + kept + learned + 0.87, rel=0.01)
     whole = previews + 3 * 36 * 1.21 * 20 / 49 + kept + learned + 0.87
