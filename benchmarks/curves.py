@@ -1,6 +1,8 @@
 """Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`.
 
-python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
+    python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
+
+Prints the table of a file that `world_shapes.py` wrote.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def emoji(results: Path) -> str:
 
 def _block(results: Path, file: str, place: str, name: str) -> str:
     content = read(results, file)
-    scale = f"{BASE} is the untrained model, {REAL} what people or the world's program drew as the reward wants it."
+    scale = f"{BASE} is the untrained model, {REAL} the world's own pictures. Charged as `{place}`."
     return f"{curves(content, place)}\n\n{scale} {measured(name)}" if content else unmeasured(name)
 
 

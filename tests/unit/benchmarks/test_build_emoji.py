@@ -305,7 +305,6 @@ def test_all_stages_are_trained_in_parts_to_what_the_example_reads(
             function(made.float(), ["large red square, blob style"]),
         )
         assert torch.equal(scored, again)
-        assert -3 <= scored.item() <= 3
         plain = load([EXAMPLES / "emoji" / "emoji.yaml"], shape)
         check(plain)
     record = json.loads((world / "build.json").read_text())
