@@ -38,10 +38,8 @@ import numpy as np
 import torch
 import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
-from emoji_assets.captions import Parts
-from emoji_assets.drawings import STYLES
 from emoji_assets.fit import Fit, Stage, Unusable
-from emoji_assets.judgement import generate, mean_cosine, mean_look, page, recognised
+from emoji_assets.judgement import SHOWN, Judgement, psnr
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
 
@@ -60,23 +58,15 @@ LAST_SECONDS = 40.0
 """Kept for writing what there is."""
 COMPILE_SECONDS = 45.0
 """On a GPU no stage is begun with less time left: its first step takes so long."""
-SHOWN = 256
-"""Pictures of each kind that are judged."""
 LEAST_PSNR = 20.0
 """Decibels, of known pictures that the autoencoder restores."""
 HELD_OUT = 512
 """Prompts of known concepts that runs do not train on. The CLIPs know little of others."""
-EVALUATED = 96
-"""Of them, those that a run is evaluated on."""
-SAMPLES = 4
-"""Pictures of each."""
 STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
 PARTS = {"clips": (AUTOENCODER, REWARD, JUDGE), "transformer": (AUTOENCODER, FLOW, RECTIFICATION)}
 """Of the stages, which can be trained apart."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 LOOK = EXAMPLE.with_name("style.py")
-STYLE = "blob"
-"""The look that the example is about."""
 
 
 class Build:
@@ -190,7 +180,16 @@ class Build:
         for name, prompts in self._prompts().items():
             (world / "prompts" / f"{name}.txt").write_text("\n".join(prompts) + "\n")
         with _eager():
-            record |= self._judged(world / "pictures") | self._evaluated()
+            judgement = Judgement(
+                pipe=self.pipe if "flow" in self.fits else None,
+                clips=self.clips,
+                tokenizer=self.tokenizers[0],
+                parts=self.all_parts,
+                pixels=self.all_pixels,
+                restore=self._restore,
+                device=self.device,
+            )
+            record |= judgement.of_concepts(world / "pictures") | judgement.of_prompts(self._prompts()["heldout"])
         record["parameters"] = {name: _count(part) for name, part in self._parts().items()}
         for name, part in self._parts().items():
             if name in self.clips:
@@ -201,79 +200,10 @@ class Build:
         (world / "build.json").write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(record, indent=1), flush=True)
 
-    def _judged(self, folder: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        generator = np.random.default_rng(4)
-        for kind, held_out in (("known", False), ("held_out", True)):
-            rows = [row for row, each in enumerate(self.all_parts) if each.held_out == held_out]
-            rows = sorted(generator.permutation(rows)[:SHOWN].tolist())
-            shown = [self.all_parts[row] for row in rows]
-            real = self._real(rows)
-            made = {"real": real, "restored": self._restore(real)}
-            if "flow" in self.fits:
-                made["model"] = generate(self.pipe, [each.prompt for each in shown], self.device, seed=6)
-            for name, seen in made.items():
-                found[f"{kind}_{name}"] = {
-                    clip: recognised(model.eval(), self.tokenizers[0], seen, shown, self.device)
-                    for clip, model in self.clips.items()
-                }
-            found[f"{kind}_restored"]["psnr_db"] = _psnr(made["restored"], real)
-            self._page(folder / f"{kind}.png", shown, made)
-        return found
-
-    def _evaluated(self) -> dict[str, Any]:
-        """Means of reward and judge, of the prompts that a run is evaluated on: cosines, and of the example's look."""
-        texts = self._prompts()["heldout"][:EVALUATED]
-        rows = [[row for row in self.rows if self.all_parts[row].shows(text)] for text in texts]
-        subjects = [self.all_parts[of[0]].subject for of in rows]
-        seen = {"real": [self._real(of) for of in rows]}
-        if "flow" in self.fits:
-            made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
-            seen["model"] = list(torch.stack(made, dim=1))
-        drawn: dict[str, list[int]] = {each.subject: [] for each in self.all_parts}
-        for row in self.rows:
-            if self.all_parts[row].style == STYLE:
-                drawn[self.all_parts[row].subject].append(row)
-        both = [place for place, each in enumerate(subjects) if drawn[each]]
-        looks = {"real": [self._real(drawn[subjects[place]]) for place in both]}
-        told = [subjects[place] for place in both]
-        if "model" in seen:
-            looks["model"] = [seen["model"][place] for place in both]
-        return {
-            name: {
-                clip: mean_cosine(model.eval(), self.tokenizers[0], of_prompts, texts, self.device)
-                for clip, model in self.clips.items()
-            }
-            for name, of_prompts in seen.items()
-        } | {
-            "look": {
-                name: {
-                    clip: mean_look(model.eval(), self.tokenizers[0], shown, told, STYLE, list(STYLES), self.device)
-                    for clip, model in self.clips.items()
-                }
-                for name, shown in looks.items()
-                if shown
-            }
-        }
-
-    def _real(self, rows: Sequence[int]) -> Tensor:
-        """Pictures that people drew: float32 [n, 3, H, W] in [0, 1]."""
-        return torch.from_numpy(self.all_pixels[list(rows)]).permute(0, 3, 1, 2).float() / 255
-
     def _prompts(self) -> dict[str, list[str]]:
         known, unseen = (captions.prompts(self.all_parts, held_out, seed=3) for held_out in (False, True))
         first = min(HELD_OUT, len(known) // 4)
         return {"heldout": known[:first], "train": known[first:], "unseen": unseen}
-
-    def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
-        """Of some: the real picture, the restored one, and others of the model for the same prompt."""
-        some = list(range(0, len(shown), max(1, len(shown) // 32)))[:32]
-        more = [generate(self.pipe, [shown[i].prompt for i in some], self.device, seed=s) for s in range(20, 24)]
-        rows = []
-        for place, index in enumerate(some):
-            row = [made["real"][index], made["restored"][index], *(seeds[place] for seeds in more)]
-            rows.append((shown[index].prompt, torch.stack(row)))
-        page(rows, file)
 
     # Helpers
 
@@ -382,7 +312,7 @@ class Build:
 
     def _check_restored(self) -> None:
         real = self.world.pixels[:: max(1, len(self.world) // SHOWN)].float().cpu() / 255
-        found = _psnr(self._restore(real), real)
+        found = psnr(self._restore(real), real)
         if found < LEAST_PSNR:
             raise Unusable(
                 f"the autoencoder restores known pictures with {found:.1f} dB: training on is no use below "
@@ -409,11 +339,6 @@ def configuration(world: Path) -> dict[str, Any]:
 def _eager() -> AbstractContextManager[Any]:
     """For shapes that come once."""
     return torch.compiler.set_stance("force_eager") if torch.cuda.is_available() else nullcontext()
-
-
-def _psnr(restored: Tensor, real: Tensor) -> float:
-    """Of pictures in [0, 1], in decibels."""
-    return (-10 * (restored - real).square().mean().clamp(min=1e-9).log10()).item()
 
 
 def _count(part: nn.Module) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from diffusers import FluxPipeline
 from emoji_assets.captions import Parts
+from emoji_assets.drawings import STYLES
 from emoji_assets.objectives import decode, sample
 from emoji_assets.pictures import token_ids
 from PIL import Image, ImageDraw
@@ -19,6 +21,14 @@ from torch.nn import functional
 
 STEPS = 10
 CHUNK = 256
+SHOWN = 256
+"""Pictures of each kind that are judged."""
+EVALUATED = 96
+"""Held-out prompts that a run is evaluated on."""
+SAMPLES = 4
+"""Pictures of each."""
+STYLE = "blob"
+"""The look that the example is about."""
 
 
 @torch.no_grad()
@@ -76,26 +86,6 @@ def mean_cosine(
     return torch.stack([cosines[own == place].mean() for place in range(len(texts))]).mean().item()
 
 
-def mean_look(
-    model: Any,
-    tokenizer: Any,
-    pictures: Sequence[Tensor],
-    subjects: Sequence[str],
-    style: str,
-    styles: Sequence[str],
-    device: torch.device,
-) -> float:
-    """Over subjects, of the mean look of each one's pictures, float32 [n, 3, H, W] in [0, 1]: the cosine with the
-    subject in the style, and how far it is above the mean of those in the other styles.
-    """
-    cosines = {
-        each: mean_cosine(model, tokenizer, pictures, [f"{subject}, {each} style" for subject in subjects], device)
-        for each in styles
-    }
-    own = cosines.pop(style)
-    return own + (own - sum(cosines.values()) / len(cosines))
-
-
 def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None:
     """Rows of pictures, float [n, 3, H, W] in [0, 1], each under its text; written as PNG."""
     height, width = rows[0][1].shape[2:]
@@ -112,3 +102,96 @@ def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None
             sheet.paste(tile, (column * width, top + line))
     file.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(file, optimize=True)
+
+
+def psnr(restored: Tensor, real: Tensor) -> float:
+    """Of pictures in [0, 1], in decibels."""
+    return (-10 * (restored - real).square().mean().clamp(min=1e-9).log10()).item()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What CLIPs say of real, restored and the model's pictures, which are float32 [n, 3, H, W] in [0, 1]."""
+
+    pipe: FluxPipeline | None
+    """None: it is not trained yet, and has no pictures."""
+    clips: Mapping[str, Any]
+    tokenizer: Any
+    parts: Sequence[Parts]
+    pixels: np.ndarray
+    """Of each of `parts`: uint8 [N, H, W, 3]."""
+    restore: Callable[[Tensor], Tensor]
+    """Pictures through the autoencoder."""
+    device: torch.device
+
+    def of_concepts(self, folder: Path) -> dict[str, Any]:
+        """How many pictures of known and of held-out concepts are recognised; pages of some of them are written."""
+        found: dict[str, Any] = {}
+        generator = np.random.default_rng(4)
+        for kind, held_out in (("known", False), ("held_out", True)):
+            rows = [row for row, each in enumerate(self.parts) if each.held_out == held_out]
+            rows = sorted(generator.permutation(rows)[:SHOWN].tolist())
+            shown = [self.parts[row] for row in rows]
+            real = self._real(rows)
+            made = {"real": real, "restored": self.restore(real)}
+            if self.pipe is not None:
+                made["model"] = generate(self.pipe, [each.prompt for each in shown], self.device, seed=6)
+            for name, seen in made.items():
+                found[f"{kind}_{name}"] = {
+                    clip: recognised(model.eval(), self.tokenizer, seen, shown, self.device)
+                    for clip, model in self.clips.items()
+                }
+            found[f"{kind}_restored"]["psnr_db"] = psnr(made["restored"], real)
+            self._page(folder / f"{kind}.png", shown, made)
+        return found
+
+    def of_prompts(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Means of reward and judge, of the first prompts, which are of known concepts: cosines, and of the look."""
+        texts = prompts[:EVALUATED]
+        known = [row for row, each in enumerate(self.parts) if not each.held_out]
+        rows = [[row for row in known if self.parts[row].shows(text)] for text in texts]
+        subjects = [self.parts[of[0]].subject for of in rows]
+        seen = {"real": [self._real(of) for of in rows]}
+        if self.pipe is not None:
+            made = [generate(self.pipe, texts, self.device, seed=seed) for seed in range(30, 30 + SAMPLES)]
+            seen["model"] = list(torch.stack(made, dim=1))
+        drawn: dict[str, list[int]] = {each.subject: [] for each in self.parts}
+        for row in known:
+            if self.parts[row].style == STYLE:
+                drawn[self.parts[row].subject].append(row)
+        both = [place for place, each in enumerate(subjects) if drawn[each]]
+        looks = {"real": [self._real(drawn[subjects[place]]) for place in both]}
+        if "model" in seen:
+            looks["model"] = [seen["model"][place] for place in both]
+        told = [subjects[place] for place in both]
+        return {name: self._cosines(shown, texts) for name, shown in seen.items()} | {
+            "look": {name: self._look(shown, told) for name, shown in looks.items() if shown}
+        }
+
+    def _cosines(self, shown: Sequence[Tensor], texts: Sequence[str]) -> dict[str, float]:
+        """By CLIP, of texts and their pictures."""
+        return {
+            clip: mean_cosine(model.eval(), self.tokenizer, shown, texts, self.device)
+            for clip, model in self.clips.items()
+        }
+
+    def _look(self, shown: Sequence[Tensor], subjects: Sequence[str]) -> dict[str, float]:
+        """By CLIP: the cosine of pictures and their subjects in the style, and how far it is above the others' mean."""
+        of = {style: self._cosines(shown, [f"{subject}, {style} style" for subject in subjects]) for style in STYLES}
+        own = of.pop(STYLE)
+        return {clip: 2 * own[clip] - sum(other[clip] for other in of.values()) / len(of) for clip in own}
+
+    def _real(self, rows: Sequence[int]) -> Tensor:
+        """Pictures that people drew."""
+        return torch.from_numpy(self.pixels[list(rows)]).permute(0, 3, 1, 2).float() / 255
+
+    def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
+        """Of some: the real picture, the restored one, and others of the model for the same prompt."""
+        some = list(range(0, len(shown), max(1, len(shown) // 32)))[:32]
+        seeds = [] if self.pipe is None else range(20, 24)
+        more = [generate(self.pipe, [shown[i].prompt for i in some], self.device, seed=s) for s in seeds]
+        rows = []
+        for place, index in enumerate(some):
+            row = [made["real"][index], made["restored"][index], *(each[place] for each in more)]
+            rows.append((shown[index].prompt, torch.stack(row)))
+        page(rows, file)
