@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
@@ -57,7 +56,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
 
 def missing(config: Config) -> dict[str, str]:
     """Keys of files and checkpoints that are not on this machine → their places."""
-    places = {f"prompts.{name}": value_of(config, f"prompts.{name}") for name in ("train", "heldout")}
+    places = {f"prompts.{name}": config.value_of(f"prompts.{name}") for name in ("train", "heldout")}
     places |= {"model.path": config.model.path}
     places |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
     return {key: place for key, place in places.items() if place and not _is_here(place, key)}
