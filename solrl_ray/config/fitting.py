@@ -266,7 +266,7 @@ def _stages(card: CardMemory) -> str:
 
 def _store(arithmetic: Arithmetic) -> str:
     config, holds = arithmetic.config, ["samples", "two revisions"]
-    store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
+    store = arithmetic.latents_bytes + 2 * arithmetic.revision_bytes
     if config.model.frames:  # of pictures it is little
         shown = config.evaluation.pictures * config.evaluation.samples
         store += 3 * shown * config.model.shapes.largest.volume  # a byte a colour

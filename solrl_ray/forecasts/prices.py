@@ -149,7 +149,6 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
     times its bytes), and before them the transfer of samples to its node.
     """
-    assert arithmetic.facts is not None
     config = arithmetic.config
     costs = _model_costs(config, arithmetic.facts, prices)
     rollout, learner = config.rollout, config.learner
@@ -332,8 +331,8 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
     """Seconds of the learner group's traffic between nodes, none of it overlapped."""
     ranks = config.learner.world_size
     nodes = math.ceil(ranks / cluster.gpus_per_node)
-    gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.optimizer_steps
-    return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
+    gradient = 2 * (nodes - 1) / nodes * arithmetic.lora_bytes * config.learner.optimizer_steps
+    return (gradient + arithmetic.latents_bytes) / (cluster.gigabytes_per_second * 1e9)
 
 
 def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
@@ -351,4 +350,4 @@ def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
         return 0.0
     fanout = min(cluster.fanout, nodes)
     rounds = math.ceil(math.log(working + 1, fanout + 1) - 1e-9)
-    return rounds * fanout * (arithmetic.revision_bytes or 0) / (cluster.gigabytes_per_second * 1e9)
+    return rounds * fanout * arithmetic.revision_bytes / (cluster.gigabytes_per_second * 1e9)
