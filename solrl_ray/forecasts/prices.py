@@ -66,16 +66,6 @@ class Cluster(Section):
     """Nodes to which a holder of a revision sends it at a time."""
 
 
-class OrchestrationCosts(Orchestration):
-    """The same in milliseconds, as measured."""
-
-    conditions: str
-
-    def seconds(self) -> Orchestration:
-        figures = self.model_dump(exclude={"conditions"})
-        return Orchestration(**{name: milliseconds / 1000 for name, milliseconds in figures.items()})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """A configuration's stages, and the figures used."""
@@ -122,15 +112,9 @@ def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
     return described.model_copy(update={"gpu": gpu}) if gpu else described
 
 
-def cluster_and_prices(file: Path | None, gpu: str | None) -> tuple[Cluster, PriceList]:
-    """`cluster_of`, and the list of its card. Raises UserError as that and `price_list`."""
-    cluster = cluster_of(file, gpu)
-    return cluster, price_list(cluster.gpu)
-
-
-def orchestration() -> OrchestrationCosts:
+def orchestration() -> Orchestration:
     """Costs of the controller's messages, as measured by ``benchmarks/scaling.py --calibrate``."""
-    return read_part(SHIPPED / "controller.yaml", OrchestrationCosts)
+    return read_part(SHIPPED / "controller.yaml", Orchestration)
 
 
 def read_part(path: Path, kind: type[P]) -> P:
