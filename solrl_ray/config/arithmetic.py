@@ -47,6 +47,8 @@ from solrl_ray.config.update import (
 
 NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
+WIDTH = 100
+"""Columns of what a plan prints."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GPU_FLOPS, THREAD_FLOPS = 300e12, 16e9
 """Assumed of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at 128 tokens in 77 s, the
@@ -254,18 +256,18 @@ class Arithmetic:
         _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
         return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
 
-    def table(self, width: int = 100, *, without: str = "") -> str:
-        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` one row's name."""
-        return paragraphs([row for row in self.rows() if row[0] != without], width)
+    def table(self, *, without: str = "") -> str:
+        """The printed arithmetic: one paragraph a stage, `without` the row of a name."""
+        return paragraphs([row for row in self.rows() if row[0] != without])
 
 
-def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
-    """Names in a column, each with its text wrapped at `width` columns beside it."""
+def paragraphs(rows: list[tuple[str, str]]) -> str:
+    """Names in a column, each with its text wrapped at `WIDTH` columns beside it."""
     column = max(NAMES, *(len(name) for name, _ in rows)) + 2
     return "\n".join(
         textwrap.fill(
             text,
-            width=width,
+            width=WIDTH,
             initial_indent=name.ljust(column),
             subsequent_indent=" " * column,
             break_long_words=False,

@@ -177,8 +177,8 @@ def _videos(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
     if not chosen or chosen != sorted(set(chosen)):
         yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
-    elif len(chosen) == 1 and (of_videos := [each.kind for each in config.rewards if reward_kinds.scores_videos(each)]):
-        yield Problem(key, f"null, or several latent frames, with {of_videos[0]}: one is a single picture, no video")
+    elif len(chosen) == 1 and (clips := [each.kind for each in config.rewards if reward_kinds.kind_of(each).videos]):
+        yield Problem(key, f"null, or several latent frames, with {clips[0]}: one is a single picture, no video")
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:

@@ -123,7 +123,8 @@ def forecast(
     Raises UserError if a figure is missing.
     """
     config = arithmetic.config
-    made = on_cards(arithmetic, prices)
+    # With what such cards decide; as it is if it does not fit them, or their memory is not known.
+    made = (fitting.fitted(arithmetic, prices.card) if prices.card else None) or arithmetic
     cost = priced(made, prices, cluster)
     took = iteration(made.config, cost.stages, controller)
     changes = (*_larger(config, cluster.gpus_per_node), *_ahead(config)) if advise else ()
@@ -146,11 +147,6 @@ def forecast(
 def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
     """The forecast's table on such a cluster. Raises UserError as `forecast`."""
     return paragraphs(forecast(arithmetic, prices, cluster, orchestration()).rows())
-
-
-def on_cards(arithmetic: Arithmetic, prices: PriceList) -> Arithmetic:
-    """The run with what such cards decide; as it is if it does not fit them, or their memory is not known."""
-    return (fitting.fitted(arithmetic, prices.card) if prices.card else None) or arithmetic
 
 
 def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
