@@ -112,7 +112,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
     tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
     streams = shapes.blocks + sum(path.endswith(".add_q_proj") for path in linears)
-    packed = {path: _packed(linears[path], tier) for path in quantized}
+    packed = {p: packed_bytes(FORMAT_OF_TIER[tier], linears[p].out_features, linears[p].in_features) for p in quantized}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
         latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
@@ -161,10 +161,6 @@ def _check_preview(config: Config, sources: Sources) -> None:
 
 def _weights(linear: Linear) -> int:
     return linear.in_features * linear.out_features
-
-
-def _packed(linear: Linear, tier: str) -> int:
-    return packed_bytes(FORMAT_OF_TIER[tier], linear.out_features, linear.in_features)
 
 
 def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapping[str, int]) -> int:
