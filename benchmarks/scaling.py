@@ -212,12 +212,12 @@ def calibrate() -> None:
         units.append(work.prompts * work.units)
         unexplained.append(measured - told)
     gap = max(0.0, (unexplained[1] - unexplained[0]) / (units[1] - units[0]))
-    seconds = {"gap": gap, "iteration": max(0.0, unexplained[0] - units[0] * gap)}
+    rest = max(0.0, unexplained[0] - units[0] * gap)
     print(
         f'conditions: "median of {ROUNDS} x {TOGETHER} calls, Ray {ray.__version__}, Python '
         f'{platform.python_version()}, {os.cpu_count()} cores; load average {os.getloadavg()[0]:.1f}"'
     )
-    for name, ms in {"message": costs.message, **{name: 1000 * each for name, each in seconds.items()}}.items():
+    for name, ms in {"message": costs.message, "gap": 1000 * gap, "iteration": 1000 * rest}.items():
         print(f"{name}: {ms:.4f}")
 
 

@@ -117,6 +117,8 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingCosts:
+    """What encoding prompts takes: seconds, number of encoders, memory of a device, and disk."""
+
     load_seconds: float
     """Until text encoders that left a device are back, without reading the disk."""
     batch_seconds: float
@@ -239,8 +241,6 @@ class Arithmetic:
             guided_learner=trains_guided_velocity(config),
             compiled=compiled_learner.is_compiled(config),
             activation_memory=compiled_learner.activation_memory(config),
-            kept_bytes=config.learner.micro_batch * self.facts.activation_bytes,
-            recomputed_bytes=config.learner.micro_batch * self.facts.recomputed_bytes,
             revision_bytes=self.revision_bytes,
             workers=_processes(config),
             processes=sum(count for _, count, _ in _processes(config)),
