@@ -22,7 +22,7 @@ import numpy as np
 
 from actors.dispatch.unit_router import UnitRouter
 from actors.world import Process, Sent, World
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.dispatcher import Held

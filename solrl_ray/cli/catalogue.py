@@ -41,7 +41,6 @@ _DOWNLOAD = "hf download "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    kind: str
     path: Path
     title: str
     """First sentence of the file's comment."""
@@ -51,7 +50,7 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
-    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    facts: Mapping[str, str] = field(hash=False)
     """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
@@ -118,7 +117,6 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
     if kind == MODELS and not downloads:
         downloads = tuple(_DOWNLOAD + name for name in checkpoints if isinstance(paths.resolve(name), str))
     return CatalogueEntry(
-        kind=kind,
         path=path,
         title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
         downloads=downloads,

@@ -97,9 +97,8 @@ def print_plan(run: Run, *, timed: bool = False, card: Card | None = None) -> Ar
     if it does not fit them.
     """
     prompts = {"train_prompts": len(run.train) or None, "heldout_prompts": len(run.heldout) or None}
-    config = run.config
-    if card and run.facts:
-        config = fitting.with_activation_memory(config, run.facts, card)
+    assert run.facts is not None  # of `preflight.model`
+    config = fitting.with_activation_memory(run.config, run.facts, card) if card else run.config
     arithmetic = describe(config, run.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     if on_gpus := fitting.rows(arithmetic, card):

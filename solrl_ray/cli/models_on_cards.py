@@ -13,7 +13,6 @@ from solrl_ray.config.arithmetic import Arithmetic, describe
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.problems import listed
-from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
@@ -53,8 +52,11 @@ def published() -> list[str]:
 def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
     """For each published model, on a card with this fastest tier."""
     cluster = next(part for least, part in CLUSTERS if card.memory >= least)
+    settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
     for model in published():
-        config = _configured(model, cluster, fastest)
+        parts = named.resolve([Path(part) for part in (model, *PARTS, cluster)])
+        config = on_card(load(parts, settings), fastest)
+        checks.check(config)
         shapes = shipped(config.model)
         assert shapes is not None
         facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
@@ -72,10 +74,3 @@ def fitting_models(card: Card, fastest: str) -> str:
     return (
         f"one {card.name} has room for {named} with {' '.join((*PARTS, fit[0].cluster))} and your prompts (estimated)"
     )
-
-
-def _configured(model: str, cluster: str, fastest: str) -> Config:
-    settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
-    config = on_card(load(named.resolve([Path(part) for part in (model, *PARTS, cluster)]), settings), fastest)
-    checks.check(config)
-    return config

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
@@ -57,7 +56,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
 
 def missing(config: Config) -> dict[str, str]:
     """Keys of files and checkpoints that are not on this machine → their places."""
-    places = {f"prompts.{name}": value_of(config, f"prompts.{name}") for name in ("train", "heldout")}
+    places = {f"prompts.{name}": config.value_of(f"prompts.{name}") for name in ("train", "heldout")}
     places |= {"model.path": config.model.path}
     places |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
     return {key: place for key, place in places.items() if place and not _is_here(place, key)}
@@ -113,7 +112,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
     tokens = sizes.tokens(model, model.shapes.smallest, shapes.factor)
     streams = shapes.blocks + sum(path.endswith(".add_q_proj") for path in linears)
-    packed = {path: _packed(linears[path], tier) for path in quantized}
+    packed = {p: packed_bytes(FORMAT_OF_TIER[tier], linears[p].out_features, linears[p].in_features) for p in quantized}
     touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
         latent_shape=sizes.latent_shape(model.shapes.largest, shapes.transformer, shapes.factor),
@@ -162,10 +161,6 @@ def _check_preview(config: Config, sources: Sources) -> None:
 
 def _weights(linear: Linear) -> int:
     return linear.in_features * linear.out_features
-
-
-def _packed(linear: Linear, tier: str) -> int:
-    return packed_bytes(FORMAT_OF_TIER[tier], linear.out_features, linear.in_features)
 
 
 def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapping[str, int]) -> int:

@@ -24,7 +24,6 @@ from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_f
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, own_functions
 from solrl_ray.config.arithmetic import ModelFacts
-from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.rewards import RewardConfig
@@ -126,7 +125,7 @@ def cluster(run: Run) -> None:
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
     for key in (f"{key}.num_gpus" for key, worker in workers.items() if worker.num_gpus):
         raise UserError(
-            f"{key} is {value_of(config, key):g} ({run.sources.of(key)}), but this machine has no "
+            f"{key} is {config.value_of(key):g} ({run.sources.of(key)}), but this machine has no "
             "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
             "clusters part; `solrl plan` needs no GPU)."
         )
@@ -168,7 +167,7 @@ def _read_prompts(run: Run) -> None:
     config, wrong = run.config, list[str]()
     asking = {"train": ["rollout.prompts"], "heldout": ["evaluation.prompts", "evaluation.pictures"]}
     for file, keys in asking.items():
-        path = value_of(config, f"prompts.{file}")
+        path = config.value_of(f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
                 named = run.named(f"prompts.{file}")
@@ -179,7 +178,7 @@ def _read_prompts(run: Run) -> None:
             continue
         setattr(run, file, found)
         right = f"at most {len(found)}, the number of distinct prompts in prompts.{file}, {path}"
-        too_many = [Problem(key, right) for key in keys if value_of(config, key) > len(found)]
+        too_many = [checks.Problem(key, right) for key in keys if config.value_of(key) > len(found)]
         wrong += [problem.sentence(config, run.sources) for problem in too_many]
     known = {prompt.id for prompt in run.train}
     if shared := [prompt for prompt in run.heldout if prompt.id in known]:

@@ -33,7 +33,7 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
     child.start()
     theirs.close()
     try:
-        what = _names(trials)
+        what = " or ".join(f"{trial.key} {trial.spec!r}" for trial in trials)
         if not ours.poll(seconds):
             raise UserError(f"{what} did not answer within {seconds:g} s (fleet.deadlines.start) when it was tried.")
         try:
@@ -71,7 +71,3 @@ def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
             answer.send(here(rewards, "cuda" if gpu else "cpu"))
     except UserError as error:
         answer.send(str(error))
-
-
-def _names(trials: Sequence[Trial]) -> str:
-    return " or ".join(f"{trial.key} {trial.spec!r}" for trial in trials)

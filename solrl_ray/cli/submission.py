@@ -14,7 +14,6 @@ from pathlib import Path
 from solrl_ray.common import own_code, ray_auth
 from solrl_ray.common.files import located
 from solrl_ray.config import named
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import LoadedConfig
 from solrl_ray.config.own_functions import of as own_functions
 from solrl_ray.errors import RunError, UserError
@@ -71,7 +70,7 @@ def upload(loaded: LoadedConfig, folder: Path) -> list[str]:
 
 def _files(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:
     for key in ("prompts.train", "prompts.heldout"):
-        path = value_of(loaded.config, key)
+        path = loaded.config.value_of(key)
         if not path.startswith("builtin:"):
             yield key, path
     for function in own_functions(loaded.config):

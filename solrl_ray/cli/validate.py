@@ -111,6 +111,10 @@ def _steps(session: Session) -> list[Step]:
         return Step(name, does, partial(work, session), needs)
 
     compared = ("text", "stock", "load")
+    previews = [
+        of(f"preview {tier}", f"quantise, attest, preview in {tier}", partial(roles.preview, tier=tier), "regenerate")
+        for tier in QUANTIZED_TIERS
+    ]
     return [
         of("text", "encode prompts", against_stock.text),
         of("stock", "draw a picture with the stock diffusers pipeline", against_stock.stock_picture),
@@ -118,15 +122,7 @@ def _steps(session: Session) -> list[Step]:
         of("forward", "velocities beside the stock pipeline's", against_stock.forward, *compared),
         of("picture", "a picture beside the stock pipeline's", against_stock.picture, *compared),
         of("regenerate", "sample chosen seeds twice, preview in full precision", roles.regenerate, "text", "load"),
-        *(
-            of(
-                f"preview {tier}",
-                f"quantise, attest, preview in {tier}",
-                partial(roles.preview, tier=tier),
-                "regenerate",
-            )
-            for tier in QUANTIZED_TIERS
-        ),
+        *previews,
         of("update", "one update of the policy", roles.update, "regenerate"),
         of("revision", "publish, swap, prove", roles.revision, "update"),
         of("climb", "a few updates on the pictures' brightness: does it rise?", climb.climb, "update"),

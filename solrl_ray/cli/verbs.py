@@ -52,32 +52,33 @@ def train(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
-    foretold = None
+    cluster = prices = card = None
     if arguments.gpu or arguments.machines:
-        from solrl_ray.forecasts.prices import cluster_and_prices
+        from solrl_ray.forecasts.prices import cluster_of, price_list
 
-        foretold = cluster_and_prices(arguments.machines, arguments.gpu)
+        cluster = cluster_of(arguments.machines, arguments.gpu)
+        prices = price_list(cluster.gpu)
+        card = prices.card
     loaded = fresh(arguments)
     preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
         ray_auth.cluster_at(arguments.address)
-    card = foretold[1].card if foretold else None
-    if foretold:
-        check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
-        loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
+    if prices:
+        check_tier(loaded, prices.gpu, prices.fastest)
+        loaded = replace(loaded, config=on_card(loaded.config, prices.fastest))
     try:
         run = Run(loaded.config, loaded.sources, planned=True, elsewhere=card is not None)
-        arithmetic = print_plan(preflight.check(run, "files"), timed=foretold is not None, card=card)
+        arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
     except TooSmall as error:
         from solrl_ray.cli.models_on_cards import fitting_models
 
-        fitting = fitting_models(card, foretold[1].fastest) if card and foretold else ""
+        fitting = fitting_models(card, prices.fastest) if card and prices else ""
         raise UserError(f"{str(error).removesuffix('.')}; {fitting}.") if fitting else error from error
-    if foretold:
+    if cluster and prices:
         from solrl_ray.forecasts.forecast import times
 
         try:
-            print(times(arithmetic, *foretold), flush=True)
+            print(times(arithmetic, cluster, prices), flush=True)
         except UserError as error:
             if card is None or not arithmetic.gpus:
                 raise

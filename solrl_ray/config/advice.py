@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from solrl_ray.config.checks import units_and_pruning
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -83,7 +82,7 @@ def _padded_samples(config: Config) -> str:
 
 def _padding(config: Config, what: str, key: str) -> str:
     """If the kept seeds do not fill their micro-batches. The size that is named takes as many forwards."""
-    keep, size = config.rollout.keep, value_of(config, key)
+    keep, size = config.rollout.keep, config.value_of(key)
     forwards = math.ceil(keep / size)
     if 1 - keep / (forwards * size) < PADDING_WARN:
         return ""

@@ -17,19 +17,29 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.encoding import EncodingCosts, encoding_costs
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import REGENERATORS, apart, encoded_ahead, needs_packed, on_cards, reserved
+from solrl_ray.config.pools import (
+    REGENERATORS,
+    apart,
+    encoded_ahead,
+    encoder_of,
+    encoders,
+    encoding_batch,
+    needs_packed,
+    on_cards,
+    reserved,
+)
 from solrl_ray.config.problems import counted, listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
+    backwards,
     forwards_without_gradient,
     latents_a_sample,
+    micro_batches,
     prepared_bytes,
     references,
-    rounds,
     trained_timesteps,
     training_bytes,
     trains_guided_velocity,
@@ -37,7 +47,15 @@ from solrl_ray.config.update import (
 
 NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
+WIDTH = 100
+"""Columns of what a plan prints."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+GPU_FLOPS, THREAD_FLOPS = 300e12, 16e9
+"""Assumed of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at 128 tokens in 77 s, the
+better of two measurements on an EPYC.
+"""
+LOAD_BYTES = 2.5e9
+"""Assumed bytes a second from the page cache to a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +116,34 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingCosts:
+    """What encoding prompts takes: seconds, number of encoders, memory of a device, and disk."""
+
+    load_seconds: float
+    """Until text encoders that left a device are back, without reading the disk."""
+    batch_seconds: float
+    """Of a micro-batch, on one encoder."""
+    batch: int
+    """Its prompts."""
+    encoders: int
+    """Which work at the same time."""
+    weight_bytes: int
+    """Of the text encoders, on each encoder's device."""
+    prompt_bytes: int
+    """Of an embedding, on disk and in memory."""
+
+    def seconds(self, prompts: int) -> float:
+        """Of a visit of the text encoders, with this many prompts without an embedding."""
+        rounds = math.ceil(math.ceil(prompts / self.batch) / self.encoders)
+        return self.load_seconds + rounds * self.batch_seconds if prompts else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
     """Counts for one iteration unless a name says otherwise; bytes are sizes of tensors, without headers."""
 
     config: Config
-    facts: ModelFacts | None
+    facts: ModelFacts
     candidates: int
     explore_units: int
     """Units of the pools. Their candidates are previews or, in one stage, the samples themselves."""
@@ -132,51 +173,56 @@ class Arithmetic:
     """Updates done at each evaluation."""
     evaluation_images: int
     """Images of one evaluation."""
-    latents_bytes: int | None = None
+    latents_bytes: int
     """Samples of one iteration, with the trajectories of objectives that need them."""
-    pool_bytes: int | None = None
+    pool_bytes: int
     """Latents and trajectories of one prompt's pool, which a one-stage strategy keeps until the prompt's selection."""
-    lora_bytes: int | None = None
+    lora_bytes: int
     """One adapter's factors in float32."""
-    packed_bytes: int | None = None
-    weights_bytes: int | None = None
+    packed_bytes: int
+    weights_bytes: int
     """The transformer's, buffers included, as every process of a worker holds them."""
-    training_bytes: int | None = None
+    training_bytes: int
     """A learner rank's LoRA policies, gradient and share of AdamW's state (the factors, two moments), in float32."""
-    prepared_bytes: int | None = None
+    prepared_bytes: int
     """Peak of a learner rank's main memory for micro-batches that wait for their gradient while samples arrive: see
     `update.prepared_bytes`.
     """
-    activation_bytes: int | None = None
+    activation_bytes: int
     """Estimated: what a micro-batch's forward keeps for its backward pass on a learner rank."""
     train_prompts: int | None = None
     heldout_prompts: int | None = None
 
     @property
-    def revision_bytes(self) -> int | None:
-        return None if self.lora_bytes is None or self.packed_bytes is None else self.lora_bytes + self.packed_bytes
+    def revision_bytes(self) -> int:
+        return self.lora_bytes + self.packed_bytes
 
     @property
     def encoding(self) -> EncodingCosts | None:
         """What encoding prompts takes; None if the text encoders' sizes are not known."""
-        facts = self.facts
-        if facts is None or not facts.text_parameters:
+        facts, fleet = self.facts, self.config.fleet
+        if not facts.text_parameters:
             return None
+        worker, batch = encoder_of(fleet), encoding_batch(fleet)
+        rows = batch + (batch > 1)  # see `DiffusionModel.encode`
         weight_bytes = facts.text_parameters * DTYPE_BYTES[self.config.model.dtype]
-        return encoding_costs(self.config, weight_bytes, facts.text_flops, facts.embedding_bytes)
-
-    @property
-    def cpus(self) -> float:
-        """CPUs that the actors reserve with Ray."""
-        return reserved(self.config, "num_cpus")
+        return EncodingCosts(
+            load_seconds=weight_bytes / LOAD_BYTES,
+            batch_seconds=rows * facts.text_flops / (GPU_FLOPS if worker.num_gpus else THREAD_FLOPS * worker.threads),
+            batch=batch,
+            encoders=encoders(self.config),
+            weight_bytes=weight_bytes,
+            prompt_bytes=facts.embedding_bytes,
+        )
 
     @property
     def gpus(self) -> float:
+        """GPUs that the actors reserve with Ray."""
         return reserved(self.config, "num_gpus")
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of `table`: name of the stage, its sum in words."""
-        config = self.config
+        config, cpus = self.config, reserved(self.config, "num_cpus")
         texts = Environment(
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
@@ -188,15 +234,13 @@ class Arithmetic:
             one_stage=is_one_stage(config),
             pool=pool_sampling(config),
             previews=previews(config),
-            reserved=[counted(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
+            reserved=[counted(count, name) for name, count in (("CPU", cpus), ("GPU", self.gpus)) if count],
             references=references(config),
             model_guidance=config.model.cfg.describe(),
             evaluation_guidance=config.evaluated_model.cfg.describe(),
             guided_learner=trains_guided_velocity(config),
             compiled=compiled_learner.is_compiled(config),
             activation_memory=compiled_learner.activation_memory(config),
-            kept_bytes=config.learner.micro_batch * self.facts.activation_bytes if self.facts else 0,
-            recomputed_bytes=config.learner.micro_batch * self.facts.recomputed_bytes if self.facts else 0,
             revision_bytes=self.revision_bytes,
             workers=_processes(config),
             processes=sum(count for _, count, _ in _processes(config)),
@@ -212,18 +256,18 @@ class Arithmetic:
         _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
         return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
 
-    def table(self, width: int = 100, *, without: str = "") -> str:
-        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` one row's name."""
-        return paragraphs([row for row in self.rows() if row[0] != without], width)
+    def table(self, *, without: str = "") -> str:
+        """The printed arithmetic: one paragraph a stage, `without` the row of a name."""
+        return paragraphs([row for row in self.rows() if row[0] != without])
 
 
-def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
-    """Names in a column, each with its text wrapped at `width` columns beside it."""
+def paragraphs(rows: list[tuple[str, str]]) -> str:
+    """Names in a column, each with its text wrapped at `WIDTH` columns beside it."""
     column = max(NAMES, *(len(name) for name, _ in rows)) + 2
     return "\n".join(
         textwrap.fill(
             text,
-            width=width,
+            width=WIDTH,
             initial_indent=name.ljust(column),
             subsequent_indent=" " * column,
             break_long_words=False,
@@ -249,24 +293,17 @@ def evaluation_points(config: Config) -> tuple[int, ...]:
 
 
 def describe(
-    config: Config,
-    facts: ModelFacts | None = None,
-    *,
-    train_prompts: int | None = None,
-    heldout_prompts: int | None = None,
+    config: Config, facts: ModelFacts, *, train_prompts: int | None = None, heldout_prompts: int | None = None
 ) -> Arithmetic:
     """Work out the counts of a run. Pure.
 
-    `facts` and the numbers of prompts come from files; without them, their lines are left out. The configuration must
-    have passed `checks.check`.
+    Without numbers of prompts, their line is left out. The configuration must have passed `checks.check`.
     """
     rollout, learner = config.rollout, config.learner
     pool, one_stage = pool_sampling(config), is_one_stage(config)
     regenerate_units = 0 if one_stage else rollout.prompts * math.ceil(rollout.keep / rollout.regenerate.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
-    micro_batches = learner.optimizer_steps * rounds(config, rollout.prompts // learner.updates)
-    backwards = micro_batches * trained_timesteps(config)
     explore_units = rollout.prompts * pool.units
     return Arithmetic(
         config=config,
@@ -281,20 +318,20 @@ def describe(
         regenerate_forwards=regenerate_units * rollout.regenerate.steps,
         padded_images=max(0, regenerate_units * rollout.regenerate.micro_batch - samples),
         trained_timesteps=trained_timesteps(config),
-        micro_batches=micro_batches,
-        padded_samples=micro_batches * slots - learner.epochs * samples,
-        forwards_without_gradient=forwards_without_gradient(config, backwards),
-        backwards=backwards,
+        micro_batches=micro_batches(config),
+        padded_samples=micro_batches(config) * slots - learner.epochs * samples,
+        forwards_without_gradient=forwards_without_gradient(config),
+        backwards=backwards(config),
         evaluations=evaluation_points(config),
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
-        **(_sizes(config, facts) if facts else {}),
+        **_sizes(config, facts),
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
     )
 
 
 def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """The fields of `Arithmetic` that need the model's files."""
+    """The fields of `Arithmetic` in bytes."""
     a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
     packed = config.publish.mode == "packed" and needs_packed(config, config.fleet.explorers.count)
     # Between only the blocks' inputs and all that the backward pass needs.

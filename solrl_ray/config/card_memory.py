@@ -86,14 +86,12 @@ def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
     Processes are put on cards one of each kind at a time, wherever their `num_gpus` still fits. An open `fleet.offload`
     counts as false.
     """
-    config, facts = arithmetic.config, arithmetic.facts
-    if facts is None:
-        return ()
+    config = arithmetic.config
     kinds = dict.fromkeys(tuple(sorted(processes)) for processes in _placed(config))
     found = [
         CardMemory(
-            processes=tuple(_process(arithmetic, facts, roles) for roles in kind),
-            offloaded=max(_offloaded(config, facts, roles) for roles in kind),
+            processes=tuple(_process(arithmetic, roles) for roles in kind),
+            offloaded=max(_offloaded(arithmetic, roles) for roles in kind),
         )
         for kind in kinds
     ]
@@ -142,21 +140,20 @@ def _roles(config: Config, rank: int) -> tuple[str, ...]:
     return (*with_it, LEARNER)
 
 
-def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> Process:
-    config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
+def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> Process:
+    config, facts, width = arithmetic.config, arithmetic.facts, DTYPE_BYTES[arithmetic.config.model.dtype]
     encode = {ENCODE: {"text encoders": facts.text_parameters * width}}
     if config.model.references:  # their encoding is taken to need as much as a picture's decoding
         encode[ENCODE]["autoencoder"] = facts.decoder_parameters * width + facts.decoding_bytes
     if roles == (ENCODER,):
         return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
-    base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)
-    alone = roles == (EXPLORER,)
+    samples, alone = roles != (LEARNER,), roles == (EXPLORER,)
     copied = facts.touched_parameters * width
     if alone:  # what it merges revisions into: layers that it does not quantise; with `publish.mode` lora, all
         quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
         copied = facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
     holds = {
-        "transformer": facts.explorer_bytes if alone else base,
+        "transformer": facts.explorer_bytes if alone else arithmetic.weights_bytes,
         "copy of what LoRA touches": copied * samples,
         "explorer's unquantised layers with LoRA": facts.plain_touched_parameters * width * _shares(roles),
         "decoder": facts.decoder_parameters * width * samples,
@@ -165,14 +162,14 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
     }
     stages: dict[str, Parts] = {LOAD: {}}
     if EXPLORER in roles:
-        stages |= _exploring(arithmetic, facts, roles)
+        stages |= _exploring(arithmetic, roles)
     if REGENERATOR in roles:
-        stages |= _regenerating(arithmetic, facts, roles)
+        stages |= _regenerating(arithmetic, roles)
     if LEARNER in roles and encodes_on_cards(config.fleet):
-        stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(config, facts, roles)}}
+        stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(arithmetic, roles)}}
     if LEARNER in roles:
-        holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
-        stages[LEARN] = _learning(arithmetic, facts)
+        holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes}
+        stages[LEARN] = _learning(arithmetic)
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
     return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
@@ -183,20 +180,20 @@ def _shares(roles: tuple[str, ...]) -> bool:
     return EXPLORER in roles and len(roles) > 1
 
 
-def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
+def _exploring(arithmetic: Arithmetic, roles: tuple[str, ...]) -> dict[str, Parts]:
     config, pool = arithmetic.config, pool_sampling(arithmetic.config)
-    explore = {"a micro-batch": _sampling(config.model, facts, pool.micro_batch)}
+    explore = {"a micro-batch": _sampling(config.model, arithmetic.facts, pool.micro_batch)}
     if _shares(roles):
-        copy = {"quantised copy": _quantized_copy(arithmetic, facts)}
-        left = {"frozen weights that left": -_offloaded(config, facts, roles)}  # each as soon as its copy is made
+        copy = {"quantised copy": _quantized_copy(arithmetic)}
+        left = {"frozen weights that left": -_offloaded(arithmetic, roles)}  # each as soon as its copy is made
         return {EXPLORE: copy | left | explore}
-    return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))}}
+    return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * arithmetic.packed_bytes)}}
 
 
-def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
+def _regenerating(arithmetic: Arithmetic, roles: tuple[str, ...]) -> dict[str, Parts]:
     """Without offloading the quantised copy stays: a prompt is regenerated while others are explored."""
-    config = arithmetic.config
-    copy = {"quantised copy": _quantized_copy(arithmetic, facts) * (_shares(roles) and not config.fleet.offload)}
+    config, facts = arithmetic.config, arithmetic.facts
+    copy = {"quantised copy": _quantized_copy(arithmetic) * (_shares(roles) and not config.fleet.offload)}
     at_once = config.evaluation.prompts_at_once * config.evaluation.samples
     evaluate = {"a micro-batch": _sampling(config.evaluated_model, facts, at_once)}
     regenerate = {"a micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
@@ -204,26 +201,28 @@ def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, .
     return stages | {EVALUATE: copy | evaluate}
 
 
-def _learning(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, int]:
+def _learning(arithmetic: Arithmetic) -> dict[str, int]:
     """RESERVED × micro-batch × (a + f): `a` a sample's activations, which its backward pass needs, and `f` a forward
     without gradient, that of the negative prompt while they wait; f = 0 unless learners train guided velocities. Other
     passes without gradient come before there are activations.
     """
     config = arithmetic.config
-    parts = {"activations": round(RESERVED * (arithmetic.activation_bytes or 0))}
+    parts = {"activations": round(RESERVED * arithmetic.activation_bytes)}
     if trains_guided_velocity(config):
-        parts["forward of the negative prompt"] = round(RESERVED * config.learner.micro_batch * facts.forward_bytes)
+        forward = config.learner.micro_batch * arithmetic.facts.forward_bytes
+        parts["forward of the negative prompt"] = round(RESERVED * forward)
     return parts
 
 
-def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:
+def _quantized_copy(arithmetic: Arithmetic) -> int:
     """What an explorer has beside the layers that it shares with the base."""
-    width = DTYPE_BYTES[arithmetic.config.model.dtype]
+    facts, width = arithmetic.facts, DTYPE_BYTES[arithmetic.config.model.dtype]
     return facts.explorer_bytes - (facts.parameters + facts.buffers - facts.quantized_parameters) * width
 
 
-def _offloaded(config: Config, facts: ModelFacts, roles: tuple[str, ...]) -> int:
+def _offloaded(arithmetic: Arithmetic, roles: tuple[str, ...]) -> int:
     """The frozen weights of quantised layers; LoRA touches the others."""
+    config, facts = arithmetic.config, arithmetic.facts
     if not config.fleet.offload or not _shares(roles):
         return 0
     touched = facts.touched_parameters - facts.plain_touched_parameters

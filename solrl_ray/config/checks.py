@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 from solrl_ray.config import compiled_learner, reward_kinds
-from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import is_colocated, key_of, pools
 from solrl_ray.config.previews import Prune
+from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import STOCHASTIC, Ode
 from solrl_ray.config.schema import Config
+from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import (
     UNQUANTIZED_TIERS,
     PoolSampling,
@@ -32,6 +34,19 @@ PRUNE = "rollout.preview.prune"
 """Key of how the previews of level 0 are pruned."""
 _LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
 """Order of precision; ``auto`` may become any quantised tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule: the key to change and what would be right."""
+
+    key: str
+    right: str
+
+    def sentence(self, config: Config, sources: Sources) -> str:
+        value = config.value_of(self.key)
+        value = show(value.model_dump() if isinstance(value, Section) else value)
+        return f"{self.key} is {value} ({sources.of(self.key)}); it must be {self.right}."
 
 
 def _names(config: Config) -> Iterator[Problem]:
@@ -64,7 +79,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
     if rollout.keep % 2:
         yield Problem("rollout.keep", "even, because half of the kept seeds are the best and half the worst")
     micro_batch = "rollout.regenerate.micro_batch" if is_one_stage(config) else "rollout.explore.micro_batch"
-    size = value_of(config, micro_batch)
+    size = config.value_of(micro_batch)
     if rollout.pool % size:
         below = max((divisor for divisor in range(1, size) if rollout.pool % divisor == 0), default=1)
         yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}")
@@ -162,8 +177,8 @@ def _videos(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
     if not chosen or chosen != sorted(set(chosen)):
         yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
-    elif len(chosen) == 1 and (of_videos := [each.kind for each in config.rewards if reward_kinds.scores_videos(each)]):
-        yield Problem(key, f"null, or several latent frames, with {of_videos[0]}: one is a single picture, no video")
+    elif len(chosen) == 1 and (clips := [each.kind for each in config.rewards if reward_kinds.kind_of(each).videos]):
+        yield Problem(key, f"null, or several latent frames, with {clips[0]}: one is a single picture, no video")
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
@@ -213,7 +228,7 @@ def _fleet(config: Config) -> Iterator[Problem]:
         right = "1: a rank has a whole GPU; with fleet.placement colocated it also explores and regenerates there"
         yield Problem("fleet.learners.num_gpus", right)
     for role in ("explorers", "regenerators", "encoders", "learners"):
-        gpus = value_of(config, f"fleet.{role}.num_gpus")
+        gpus = config.value_of(f"fleet.{role}.num_gpus")
         if gpus > 1 and not float(gpus).is_integer():
             yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")
     for name, pool in pools(config.fleet).items():
@@ -257,7 +272,7 @@ def _colocated(config: Config) -> Iterator[Problem]:
     if gpus > 1:
         yield Problem("fleet.learners.num_gpus", "0 or 1 with fleet.placement colocated: a process has one card")
     for role in ("explorers", "regenerators"):
-        if value_of(config, f"fleet.{role}.num_gpus") != gpus:
+        if config.value_of(f"fleet.{role}.num_gpus") != gpus:
             right = f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated: they share processes"
             yield Problem(f"fleet.{role}.num_gpus", right)
 

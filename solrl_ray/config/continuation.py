@@ -9,7 +9,6 @@ from typing import Any
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config import compiled_learner, own_functions
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.problems import listed, show
@@ -140,7 +139,7 @@ def notes(given: Config, was: Config) -> list[str]:
         f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes "
         "may differ from an undisturbed run."
         for key in _SPLITS_SUMS
-        if (now := value_of(given, key)) != (before := value_of(was, key))
+        if (now := given.value_of(key)) != (before := was.value_of(key))
     ]
 
 

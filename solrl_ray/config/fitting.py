@@ -12,7 +12,6 @@ from typing import Any
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, describe_size
 from solrl_ray.config.card_memory import ENCODE, CardMemory, cards
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import encodes_on_cards
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
@@ -160,7 +159,7 @@ def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
         yield from ((key, smaller) for smaller in _halves(size))
     for stage in ("explore", "regenerate"):
         key = f"rollout.{stage}.micro_batch"
-        yield from ((key, size) for size in _halves(value_of(config, key)) if config.rollout.pool % size == 0)
+        yield from ((key, size) for size in _halves(config.value_of(key)) if config.rollout.pool % size == 0)
 
 
 def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
@@ -267,7 +266,7 @@ def _stages(card: CardMemory) -> str:
 
 def _store(arithmetic: Arithmetic) -> str:
     config, holds = arithmetic.config, ["samples", "two revisions"]
-    store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
+    store = arithmetic.latents_bytes + 2 * arithmetic.revision_bytes
     if config.model.frames:  # of pictures it is little
         shown = config.evaluation.pictures * config.evaluation.samples
         store += 3 * shown * config.model.shapes.largest.volume  # a byte a colour

@@ -100,12 +100,14 @@ class ObjectiveSection(Section):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`."""
-        return False
+        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`: that is
+        what a `clip_range` is for.
+        """
+        return getattr(self, "clip_range", None) is not None
 
     def references(self) -> tuple[Reference, ...]:
-        """Policies whose velocities the loss needs, in the order of computing."""
-        return ()
+        """Policies whose velocities the loss needs, in the order of computing: those of `kl`, if it has that key."""
+        return ("base",) if getattr(self, "kl", 0) else ()
 
     def anchor_decay(self) -> Anchor | None:
         """How the policy ``anchor`` follows after each optimiser step; None without one."""
@@ -146,13 +148,6 @@ class DiffusionNftConfig(ForwardProcessSection):
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(steps, self.timestep_fraction)
 
-    @property
-    def is_bounded(self) -> bool:
-        return self.clip_range is not None
-
-    def references(self) -> tuple[Reference, ...]:
-        return ("base",) if self.kl else ()
-
 
 class AwmConfig(ForwardProcessSection):
     """Advantage-weighted matching (arXiv 2509.25050)."""
@@ -182,12 +177,8 @@ class AwmConfig(ForwardProcessSection):
     def passes(self, steps: int, transitions: int) -> int:
         return self.timesteps
 
-    @property
-    def is_bounded(self) -> bool:
-        return True
-
     def references(self) -> tuple[Reference, ...]:
-        base: tuple[Reference, ...] = ("base",) if self.kl else ()
+        base = super().references()
         return (*base, "anchor") if self.anchor.weight else base
 
     def anchor_decay(self) -> Anchor | None:
@@ -220,13 +211,6 @@ class FlowGrpoConfig(ObjectiveSection):
     def passes(self, steps: int, transitions: int) -> int:
         return transitions
 
-    @property
-    def is_bounded(self) -> bool:
-        return True
-
-    def references(self) -> tuple[Reference, ...]:
-        return ("base",) if self.kl else ()
-
 
 class DanceGrpoConfig(ObjectiveSection):
     """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
@@ -245,10 +229,6 @@ class DanceGrpoConfig(ObjectiveSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(transitions, self.timestep_fraction)
-
-    @property
-    def is_bounded(self) -> bool:
-        return True
 
 
 ObjectiveConfig: TypeAlias = Annotated[

@@ -87,18 +87,13 @@ FUNCTION = RewardKind()
 
 
 def kind_of(config: RewardConfig) -> RewardKind:
-    """Raises `KeyError` for an unknown one."""
-    return FUNCTION if ":" in config.kind else REGISTERED[config.kind]
-
-
-def scores_videos(config: RewardConfig) -> bool:
-    """Whether it is a registered reward of whole videos. Own functions are asked when they are tried."""
-    return REGISTERED.get(config.kind, FUNCTION).videos
+    """An unknown one, which `check` refuses, counts as a function."""
+    return REGISTERED.get(config.kind, FUNCTION)
 
 
 def needs_references(config: RewardConfig) -> str:
     """The field by which a reward needs reference pictures; empty if it does not."""
-    if REGISTERED.get(config.kind, FUNCTION).references:
+    if kind_of(config).references:
         return "kind"
     if config.judge and config.judge.question.references:
         return "judge.question.references"

@@ -1,4 +1,4 @@
-"""The entries of the section `rewards`: what is maximised, and how it is computed."""
+"""The entries of the section `rewards`: what is maximised, how it is computed, and from which frames of a video."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
-from solrl_ray.config.frames import Frames
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Seconds, Section
 
 
@@ -80,6 +79,19 @@ class Judge(Section):
     """
 
 
+class Frames(Section):
+    """Which frames of a video a reward sees, and how their scores become one."""
+
+    count: Positive
+    """Evenly spaced frames, the first and the last among them; 2: these two; 1: the middle one. Of a preview with fewer
+    frames at most all.
+    """
+    combine: Literal["mean", "worst", "together"] = "mean"
+    """The ``mean`` of their scores, or the ``worst``, which is the lowest. ``together``, for ``judge`` and
+    ``videoreward``: one question about all of them, in their order.
+    """
+
+
 class RewardConfig(Section):
     kind: str
     """A registered reward (docs/guides/rewards.md) or an own function, ``module:function`` or ``file.py:function``."""
@@ -115,3 +127,11 @@ class RewardConfig(Section):
     """
     _own: OwnCode | None = PrivateAttr(default=None)
     """The files, attached for workers; see `config.own_functions`."""
+
+
+def evenly_spaced(frames: int, count: int) -> list[int]:
+    """Positions of `count` frames, all if no more: first, last and evenly spaced ones between; of one the middle."""
+    if count == 1:
+        return [frames // 2]
+    count = min(count, frames)
+    return [round(i * (frames - 1) / (count - 1)) for i in range(count)] if count > 1 else [0]

@@ -19,7 +19,6 @@ from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
-from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -360,6 +359,21 @@ class Checkpoints(Section):
     """
     min_free_gb: AtLeastZero = 0.2
     """Free space that the run folder's disk must have at the start, GB."""
+
+
+class Tracking(Section):
+    """TensorBoard's events are always written. If a tracker fails, the run says so and goes on."""
+
+    trackers: list[Literal["trackio", "wandb"]] = []
+    """Trackers that get the metrics as well, under the same names. Each is an extra of this package."""
+    project: Location = "solrl"
+    """The tracker's project."""
+    entity: str = ""
+    """User or team at ``wandb``; empty: the login's."""
+    space: str = ""
+    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run; if missing, it is made, private. Empty:
+    ``trackio show`` on this machine.
+    """
 
 
 class Config(Section):

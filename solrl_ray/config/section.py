@@ -31,3 +31,10 @@ class Section(BaseModel):
             value = getattr(section, name).changed({rest: value}) if rest else value
             section = section.model_copy(update={name: value})
         return section
+
+    def value_of(self, key: str) -> Any:
+        """The value of a dotted key; a whole number picks an entry of a list. None if this kind of section lacks it."""
+        value: Any = self
+        for name in key.split("."):
+            value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name, None)
+        return value

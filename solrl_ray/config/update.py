@@ -42,14 +42,25 @@ def trains_guided_velocity(config: Config) -> bool:
     return config.model.cfg.is_on and config.objective.trains_guided_velocity
 
 
-def forwards_without_gradient(config: Config, backwards: int) -> int:
+def micro_batches(config: Config) -> int:
+    """Of a rank, in all optimiser steps of an iteration; each is trained on at every trained timestep."""
+    learner = config.learner
+    return learner.optimizer_steps * rounds(config, config.rollout.prompts // learner.updates)
+
+
+def backwards(config: Config) -> int:
+    """A rank's passes with gradient, of an iteration."""
+    return micro_batches(config) * trained_timesteps(config)
+
+
+def forwards_without_gradient(config: Config) -> int:
     """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step. With guided
     velocities one more for each of these, and for each pass with gradient.
     """
-    steps = config.learner.optimizer_steps
-    old = backwards // steps * (steps - 1) if config.objective.old_decay.is_copy else backwards
-    compared = backwards * len(config.objective.references()) + old
-    return 2 * compared + backwards if trains_guided_velocity(config) else compared
+    steps, trained = config.learner.optimizer_steps, backwards(config)
+    old = trained // steps * (steps - 1) if config.objective.old_decay.is_copy else trained
+    compared = trained * len(config.objective.references()) + old
+    return 2 * compared + trained if trains_guided_velocity(config) else compared
 
 
 def rounds(config: Config, prompts: int) -> int:

@@ -16,8 +16,8 @@ from solrl_ray.config.pools import explorers_in_all, is_colocated, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.forecasts.compiling import Compiling
-from solrl_ray.forecasts.iteration import iteration
-from solrl_ray.forecasts.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
+from solrl_ray.forecasts.iteration import Iteration, Orchestration, iteration
+from solrl_ray.forecasts.prices import Cluster, Priced, PriceList, orchestration, priced
 
 WORTHWHILE = 0.01
 
@@ -32,23 +32,16 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Iteration):
+    """An iteration of a run on such cards, and what it would take otherwise."""
+
     config: Config
     prices: PriceList
     priced: Priced
     gpus: int
-    parts: dict[str, float]
-    """Seconds of an iteration by what it waits for."""
-    busy: dict[str, float]
-    """Role → share of the iteration that its workers are busy; `controller`: share of the rollout."""
     messages: str
     """Source of the controller's costs."""
     options: tuple[Option, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Of an iteration."""
-        return sum(self.parts.values())
 
     @property
     def bottleneck(self) -> str:
@@ -123,16 +116,17 @@ class Forecast:
 
 
 def forecast(
-    arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, controller: OrchestrationCosts, *, advise: bool = True
+    arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, controller: Orchestration, *, advise: bool = True
 ) -> Forecast:
     """An iteration of the run and, to `advise`, of the same run with a node more of each kind.
 
     Raises UserError if a figure is missing.
     """
     config = arithmetic.config
-    made = on_cards(arithmetic, prices)
+    # With what such cards decide; as it is if it does not fit them, or their memory is not known.
+    made = (fitting.fitted(arithmetic, prices.card) if prices.card else None) or arithmetic
     cost = priced(made, prices, cluster)
-    took = iteration(made.config, cost.stages, controller.seconds())
+    took = iteration(made.config, cost.stages, controller)
     changes = (*_larger(config, cluster.gpus_per_node), *_ahead(config)) if advise else ()
     options = []
     for changed, text in changes:
@@ -153,11 +147,6 @@ def forecast(
 def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
     """The forecast's table on such a cluster. Raises UserError as `forecast`."""
     return paragraphs(forecast(arithmetic, prices, cluster, orchestration()).rows())
-
-
-def on_cards(arithmetic: Arithmetic, prices: PriceList) -> Arithmetic:
-    """The run with what such cards decide; as it is if it does not fit them, or their memory is not known."""
-    return (fitting.fitted(arithmetic, prices.card) if prices.card else None) or arithmetic
 
 
 def _larger(config: Config, node: int) -> list[tuple[Config, str]]:

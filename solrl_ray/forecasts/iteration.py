@@ -46,8 +46,10 @@ class Stages:
 
 
 class Orchestration(Section):
-    """Seconds of the controller, which does one thing at a time."""
+    """Milliseconds of the controller, which does one thing at a time."""
 
+    conditions: str = ""
+    """Under which they were measured."""
     message: float = 0.0
     """Sending a worker a unit or a revision, and taking the answer."""
     gap: float = 0.0
@@ -73,18 +75,19 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
     explorers, regenerators = explorers_in_all(config.fleet), config.fleet.regenerators.count
     units = config.rollout.prompts * pool_sampling(config).units
     groups = 0 if is_one_stage(config) else config.rollout.prompts
-    regenerate = stages.regenerate + costs.gap
-    explored, rollout = _rollout(config, stages.explore + costs.gap, regenerate)
+    message, gap, rest = (ms / 1000 for ms in (costs.message, costs.gap, costs.iteration))
+    explore, regenerate = stages.explore + gap, stages.regenerate + gap
+    explored, rollout = _rollout(config, explore, regenerate)
     left, load = rollout - explored, _load(config, stages, units)
-    messages = (units + groups + explorers + regenerators) * costs.message
-    learn = stages.update - _begun(config, stages.early, stages.explore + costs.gap, regenerate)
+    messages = (units + groups + explorers + regenerators) * message
+    learn = stages.update - _begun(config, stages.early, explore, regenerate)
     # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
-    waiting = costs.iteration + (explorers + min(explorers, units)) * costs.message
+    waiting = rest + (explorers + min(explorers, units)) * message
     if config.rollout.max_staleness:
         # Explorers go from one iteration to the next. The others wait for them if they take longer.
         exploring = waiting + load + explored
         left = rollout = _rounds(groups, regenerators) * regenerate
-        waiting = costs.iteration + regenerators * costs.message
+        waiting = rest + regenerators * message
         explored = max(0.0, exploring - (waiting + stages.publication + load + left + learn))
     parts = {
         "explore": explored,

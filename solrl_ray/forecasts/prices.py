@@ -66,16 +66,6 @@ class Cluster(Section):
     """Nodes to which a holder of a revision sends it at a time."""
 
 
-class OrchestrationCosts(Orchestration):
-    """The same in milliseconds, as measured."""
-
-    conditions: str
-
-    def seconds(self) -> Orchestration:
-        figures = self.model_dump(exclude={"conditions"})
-        return Orchestration(**{name: milliseconds / 1000 for name, milliseconds in figures.items()})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """A configuration's stages, and the figures used."""
@@ -122,15 +112,9 @@ def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
     return described.model_copy(update={"gpu": gpu}) if gpu else described
 
 
-def cluster_and_prices(file: Path | None, gpu: str | None) -> tuple[Cluster, PriceList]:
-    """`cluster_of`, and the list of its card. Raises UserError as that and `price_list`."""
-    cluster = cluster_of(file, gpu)
-    return cluster, price_list(cluster.gpu)
-
-
-def orchestration() -> OrchestrationCosts:
+def orchestration() -> Orchestration:
     """Costs of the controller's messages, as measured by ``benchmarks/scaling.py --calibrate``."""
-    return read_part(SHIPPED / "controller.yaml", OrchestrationCosts)
+    return read_part(SHIPPED / "controller.yaml", Orchestration)
 
 
 def read_part(path: Path, kind: type[P]) -> P:
@@ -149,7 +133,6 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
     times its bytes), and before them the transfer of samples to its node.
     """
-    assert arithmetic.facts is not None
     config = arithmetic.config
     costs = _model_costs(config, arithmetic.facts, prices)
     rollout, learner = config.rollout, config.learner
@@ -332,8 +315,8 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
     """Seconds of the learner group's traffic between nodes, none of it overlapped."""
     ranks = config.learner.world_size
     nodes = math.ceil(ranks / cluster.gpus_per_node)
-    gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.optimizer_steps
-    return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
+    gradient = 2 * (nodes - 1) / nodes * arithmetic.lora_bytes * config.learner.optimizer_steps
+    return (gradient + arithmetic.latents_bytes) / (cluster.gigabytes_per_second * 1e9)
 
 
 def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
@@ -351,4 +334,4 @@ def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
         return 0.0
     fanout = min(cluster.fanout, nodes)
     rounds = math.ceil(math.log(working + 1, fanout + 1) - 1e-9)
-    return rounds * fanout * (arithmetic.revision_bytes or 0) / (cluster.gigabytes_per_second * 1e9)
+    return rounds * fanout * arithmetic.revision_bytes / (cluster.gigabytes_per_second * 1e9)

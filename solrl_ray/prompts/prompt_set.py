@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, utf8_text
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import Deadlines
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import counted
 from solrl_ray.config.resolution import as_shape

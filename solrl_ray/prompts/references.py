@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from solrl_ray.common.files import READ_SECONDS
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Prompt, Reference
 

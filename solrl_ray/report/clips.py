@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from solrl_ray.config.frames import evenly_spaced
+from solrl_ray.config.rewards import evenly_spaced
 
 if TYPE_CHECKING:  # takes seconds; finding clips does not need it
     import torch

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, previews
+from solrl_ray.config.update import backwards
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.rollout.audit import AuditPlan, audit
@@ -83,7 +83,7 @@ def iteration_metrics(
         audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest="",
-        expected_passes=describe(config).backwards,
+        expected_passes=backwards(config),
         publication=dict(publication or {}),
         weights_wait=weights_wait,
         fallback_level=fallback_level,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from solrl_ray.config.frames import Frames, evenly_spaced
+from solrl_ray.config.rewards import Frames, evenly_spaced
 from solrl_ray.rewards.base import VIDEOS, Reward
 
 

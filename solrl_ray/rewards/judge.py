@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solrl_ray.config.frames import evenly_spaced
 from solrl_ray.config.rewards import Judge as JudgeConfig
-from solrl_ray.config.rewards import Question, RewardConfig
+from solrl_ray.config.rewards import Question, RewardConfig, evenly_spaced
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys

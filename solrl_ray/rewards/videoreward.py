@@ -21,8 +21,7 @@ from torch import Tensor
 from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from solrl_ray.config.frames import evenly_spaced
-from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.rewards import RewardConfig, evenly_spaced
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze

@@ -107,7 +107,7 @@ def stock_picture(session: Session) -> list[Measure]:
 
 def _pipeline(session: Session) -> Any:
     config = session.config.model
-    source = str(paths.checkpoint(session.stock_path or config.path, "model.path"))
+    source = str(paths.checkpoint(config.path, "model.path"))
     pipeline = models.family(config).PIPELINE.from_pretrained(source, dtype=DTYPES[config.dtype])
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):

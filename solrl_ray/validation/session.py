@@ -57,8 +57,6 @@ class Session:
     device: torch.device
     steps: int
     """Solver steps of the comparison with the stock pipeline and of previews."""
-    stock_path: str = ""
-    """The stock pipeline's checkpoint; empty: the configured one."""
     embeddings: dict[str, PromptEmbedding] = field(default_factory=dict)
     stock: StockRun | None = None
     model: DiffusionModel | None = None

@@ -16,7 +16,7 @@ from ray.exceptions import ObjectLostError
 from actors.cluster import termination
 from actors.fleet import worker
 from actors.fleet.actor_factory import Actor
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.weight_sync import payload

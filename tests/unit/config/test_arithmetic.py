@@ -53,15 +53,14 @@ def test_the_published_iteration_has_4608_candidates_and_1152_samples(configure)
 
 
 def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(configure("learner.world_size=8", "objective.kl=0"))
+    numbers = describe(configure("learner.world_size=8", "objective.kl=0"), FLUX)
     assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (12, 72, 72)
     assert numbers.padded_samples == 0
-    assert numbers.revision_bytes is None
 
 
 def test_each_epoch_costs_what_the_first_does_and_the_forwards_of_the_policy_that_drew_the_samples(configure) -> None:  # type: ignore[no-untyped-def]
     changes = ("objective={kl: 0, clip_range: 0.1, old_decay: {kind: copy}}", "learner={updates: 3, world_size: 5}")
-    once, twice = (describe(configure(*changes, f"learner.epochs={n}")) for n in (1, 2))
+    once, twice = (describe(configure(*changes, f"learner.epochs={n}"), FLUX) for n in (1, 2))
     assert once.micro_batches == 3 * 7  # 384 samples a step in 60 slots
     assert (twice.micro_batches, twice.backwards) == (2 * once.micro_batches, 2 * once.backwards)
     assert (once.padded_samples, twice.padded_samples) == (3 * 36, 2 * 3 * 36)
@@ -74,15 +73,15 @@ def test_each_epoch_costs_what_the_first_does_and_the_forwards_of_the_policy_tha
 
 
 def test_a_range_of_steps_has_so_many_fewer_passes(configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(configure("objective={timestep_fraction: 0.6, step_range: [0, 5]}"))
+    numbers = describe(configure("objective={timestep_fraction: 0.6, step_range: [0, 5]}"), FLUX)
     assert (numbers.trained_timesteps, numbers.backwards) == (3, 96 * 3)
     sampler = "rollout.sampler={kind: flow_sde}"
-    numbers = describe(configure("objective={kind: flow_grpo, step_range: [2, 9]}", sampler))
+    numbers = describe(configure("objective={kind: flow_grpo, step_range: [2, 9]}", sampler), FLUX)
     assert numbers.trained_timesteps == 7
 
 
 def test_the_rewards_stand_with_their_weights(configure) -> None:  # type: ignore[no-untyped-def]
-    rows = dict(describe(configure("rewards=[{kind: ocr}, {kind: 'mine.py:redness', weight: 0.2}]")).rows())
+    rows = dict(describe(configure("rewards=[{kind: ocr}, {kind: 'mine.py:redness', weight: 0.2}]"), FLUX).rows())
     assert rows["rewards"] == "ocr + mine.py:redness × 0.2"
 
 
@@ -96,7 +95,7 @@ def test_forwards_without_gradient_are_those_that_v_theta_does_not_serve(
     kind: str,
     forwards: int,
 ) -> None:
-    numbers = describe(configure(f"objective.kl={kl}", f"objective.old_decay.kind={kind}"))
+    numbers = describe(configure(f"objective.kl={kl}", f"objective.old_decay.kind={kind}"), FLUX)
     assert numbers.backwards == 96 * 6 == 576
     assert numbers.forwards_without_gradient == forwards
     assert f"{forwards:,} forwards (" in dict(numbers.rows())["learn"]
@@ -114,10 +113,10 @@ def test_a_guided_velocity_needs_a_forward_of_the_negative_prompt(configure, obj
     guided = configure(f"objective={{kind: {objective}}}", window, "model.cfg.scale=4")
     if objective == "dance_grpo":
         guided = configure("objective={kind: dance_grpo, timestep_fraction: 0.4}", window, "model.cfg.scale=4")
-    numbers = describe(guided)
+    numbers = describe(guided, FLUX)
     assert numbers.forwards_without_gradient == forwards
     assert "scale 4" in dict(numbers.rows())["guide"]
-    assert "guide" not in dict(describe(configure()).rows())
+    assert "guide" not in dict(describe(configure(), FLUX).rows())
 
 
 def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(configure) -> None:  # type: ignore[no-untyped-def]
@@ -170,7 +169,8 @@ def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(config
 
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(
-        configure("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=12")
+        configure("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=12"),
+        FLUX,
     )
     assert (numbers.regenerate_units, numbers.padded_images) == (15, 10)
     assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
@@ -178,11 +178,11 @@ def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> No
 
 def test_with_several_shapes_each_prompt_has_micro_batches_of_its_own(configure) -> None:  # type: ignore[no-untyped-def]
     sizes = ("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=4")
-    one = describe(configure(*sizes))
+    one = describe(configure(*sizes), FLUX)
     assert (one.micro_batches, one.padded_samples) == (13, 2)
-    several = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]"))
+    several = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]"), FLUX)
     assert (several.micro_batches, several.padded_samples) == (15, 10)
-    two_ranks = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]", "learner.world_size=2"))
+    two_ranks = describe(configure(*sizes, "model.resolution=[[512, 512], [256, 512]]", "learner.world_size=2"), FLUX)
     assert (two_ranks.micro_batches, two_ranks.padded_samples) == (8, 14)
 
 
@@ -194,8 +194,8 @@ def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every:
 
 
 def test_the_table_keeps_its_width_and_counts_the_whole_run(configure) -> None:  # type: ignore[no-untyped-def]
-    table = describe(configure(), FLUX).table(width=90)
-    assert max(map(len, table.splitlines())) <= 90
+    table = describe(configure(), FLUX).table()
+    assert max(map(len, table.splitlines())) <= 100
     assert "whole run 92,160 candidates, 23,040 samples, 20 optimiser steps" in " ".join(table.split())
 
 

@@ -10,8 +10,7 @@ import pytest
 from solrl_ray import models
 from solrl_ray.cli.model_facts import model_facts
 from solrl_ray.cli.outline import facts_of
-from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.encoding import EncodingCosts
+from solrl_ray.config.arithmetic import EncodingCosts, describe
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.shapes import shipped

@@ -71,7 +71,6 @@ def checked(*settings: str) -> None:
 
 def test_a_card_settles_what_is_open_and_else_says_how_to_try_it_anyway() -> None:
     arithmetic, kept = made_up(LEAST), peak(LEAST)
-    assert arithmetic.facts is not None
     assert fitting.is_open(arithmetic.config)
     for gigabytes, offload in ((2 * kept, False), (kept - 0.01, True)):
         settled = fitting.resolve_auto(arithmetic.config, arithmetic.facts, card(gigabytes))
@@ -96,7 +95,6 @@ def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> Non
     assert least[1] > least[0.5] > least[0]
 
     def settled(arithmetic: Arithmetic, gigabytes: float) -> Config:
-        assert arithmetic.facts is not None
         return fitting.resolve_auto(arithmetic.config, arithmetic.facts, Card(name="a card", memory=gigabytes * 1e9))
 
     for gigabytes, share in ((least[1] + 0.01, 1), (least[1] - 0.01, 0.5), (least[0.5] - 0.01, 0)):
@@ -124,7 +122,6 @@ def test_micro_batches_become_smaller_only_while_they_keep_the_card_busy(
     busy_with: int, gigabytes: float, share: float, micro_batch: int
 ) -> None:
     opened = made_up("learner={micro_batch: 12, activation_memory: null}")
-    assert opened.facts is not None
     facts = replace(opened.facts, stream_flops=int(fitting.MIN_STREAM_FLOPS / busy_with) + 1)
     card = Card(name="a card", memory=gigabytes * 1e9 / ACTIVATION_FILL)
     found = fitting.with_activation_memory(opened.config, facts, card).learner
@@ -174,7 +171,6 @@ def test_text_encoders_that_do_not_fit_beside_a_model_are_said_to_belong_elsewhe
     with pytest.raises(TooSmall, match=found):
         fitting.check(qwen, card(82))
     apart = made_up(SPLIT, "fleet.encoders.num_gpus=1")
-    assert apart.facts is not None
     large = describe(apart.config, replace(apart.facts, text_parameters=10**10))
     with pytest.raises(TooSmall, match=r"to encode.*fleet\.encoders\.num_gpus 0"):
         fitting.check(large, card(20))

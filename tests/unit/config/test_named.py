@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import checks, named
 from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.loading import load, load_with_sources, read_file
+from solrl_ray.config.loading import Sources, load, load_with_sources, read_file
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES
+from solrl_ray.models.shapes import shipped
 from solrl_ray.objectives.schedules import follower_decay
 from solrl_ray.records import Pruning
 from tests.support.command_line import printed, refusal
@@ -124,8 +126,9 @@ def test_rewards_to_score_with_may_be_several_of_a_kind_in_the_order_that_was_gi
 def test_a_whole_run_needs_nothing_but_prompts_prunes_its_previews_and_pads_none(file: Path) -> None:
     config = load([file])
     checks.check(config)
-    describe(config)
-    pool, fleet = pool_sampling(config), config.fleet
+    pool, fleet, shapes = pool_sampling(config), config.fleet, shipped(config.model)
+    assert shapes is not None
+    describe(config, facts_of(config, Sources(), shapes, "fp8"))
     seeds, finished = (96, 36) if file.stem.endswith("published") else (24, 12)
     assert (pool.unit, pool.pruning) == (seeds, Pruning(after=2, keep=finished))
     assert (pool.micro_batch, pool.padding) == (12, 0)

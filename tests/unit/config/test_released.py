@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config.checks import check
-from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import load
 from solrl_ray.sampling.schedules import sigmas
 
@@ -53,7 +52,7 @@ MODELS: dict[str, tuple[int, int, str, int]] = {
 def test_a_method_has_the_released_settings(method: str) -> None:
     files, released = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"], RELEASED[method].split()
     keys = [setting.partition("=")[0] for setting in released]
-    ours, theirs = ({key: value_of(config, key) for key in keys} for config in (load(files), load(files, released)))
+    ours, theirs = ({key: config.value_of(key) for key in keys} for config in (load(files), load(files, released)))
     assert ours == theirs
 
 

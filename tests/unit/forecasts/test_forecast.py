@@ -15,15 +15,14 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.forecasts.compiling import Compiling
 from solrl_ray.forecasts.forecast import Forecast, _spent, forecast, times
+from solrl_ray.forecasts.iteration import Orchestration
 from solrl_ray.forecasts.prices import (
     ON_ITS_CARD,
     SHIPPED,
     TOUCHED,
     Cluster,
     Figure,
-    OrchestrationCosts,
     Priced,
-    cluster_and_prices,
     cluster_of,
     orchestration,
     price_list,
@@ -51,7 +50,7 @@ MEDIUM = ModelFacts(
 INPUTS = ("prompts={train: train.txt, heldout: heldout.txt}", "rewards=[{kind: clipscore, path: some/clip}]")
 UNPRUNED = "rollout.preview.prune=null"
 """As in the runs that prices were measured and solved from."""
-FREE = OrchestrationCosts(conditions="none", **dict.fromkeys(set(OrchestrationCosts.model_fields) - {"conditions"}, 0))
+FREE = Orchestration(conditions="none")
 
 
 def colocated(samplers: int) -> str:
@@ -244,7 +243,7 @@ def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words:
 
 def test_the_table_tells_measured_figures_from_estimates() -> None:
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
-    text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
+    text = " ".join(times(describe(config, SD35), Cluster(gpu="h200"), price_list("h200")).split())
     measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
@@ -370,8 +369,7 @@ def test_a_card_that_is_not_known_is_named_with_those_that_are() -> None:
 
 def test_the_shipped_costs_of_the_controller_are_there() -> None:
     milliseconds = read_file(SHIPPED / "controller.yaml")
-    assert milliseconds.keys() == OrchestrationCosts.model_fields.keys()
-    assert orchestration().seconds().message == pytest.approx(milliseconds["message"] / 1000)
+    assert orchestration().model_dump() == milliseconds
 
 
 def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring() -> None:

@@ -162,14 +162,14 @@ def test_with_staleness_regenerators_wait_for_their_revision() -> None:
 
 
 def test_the_controllers_messages_delay_the_first_units_and_are_the_pace_if_they_take_longer() -> None:
-    costs = Orchestration(message=0.01, iteration=0.5, gap=0.25)
+    costs = Orchestration(message=10, iteration=500, gap=250)
     found = made(16, 16, costs=costs)
     # 16 revisions and 16 units are sent; the gap is counted to the units.
     assert found.parts["orchestration"] == pytest.approx(0.5 + 32 * 0.01)
     assert found.parts["explore"] == pytest.approx(1.25)
     messages = (16 + 8 + 16 + 16) * 0.01
     assert found.busy["controller"] == pytest.approx(messages / 2.5)
-    slow = made(16, 16, costs=Orchestration(message=1.0))
+    slow = made(16, 16, costs=Orchestration(message=1000))
     assert slow.parts["orchestration"] == pytest.approx(32 + (16 + 8 + 32) - 2)
     assert slow.busy["controller"] == 1
 
@@ -221,7 +221,7 @@ def test_a_simulation_of_the_dispatcher_took_as_long(
         load=load,
         merge=1.002,
     )
-    costs = orchestration().seconds()
+    costs = orchestration()
     found = made(explorers, 0, *settings, prompts=prompts, units=units, stages=stages, costs=costs)
     assert found.seconds == pytest.approx(simulated, rel=0.08)
 

@@ -15,9 +15,9 @@ from typing import Any
 import one_process
 import pytest
 
-from solrl_ray.config.frames import Frames
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
+from solrl_ray.config.rewards import Frames
 from solrl_ray.config.schema import Config
 from solrl_ray.report.data import read_run
 from tests.support.editing import with_prompts

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts import references
 from solrl_ray.prompts.prompt_set import prompt_id, read_prompts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.schema import Config
+from solrl_ray.config.update import backwards
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Candidate, Selection
@@ -64,7 +64,7 @@ def test_what_was_done_stands_beside_what_was_promised() -> None:
     assert (found.samples, found.expected_samples) == (4, 12 * 8)
     assert (found.passes, found.expected_passes) == (47, 8 * 6)
     assert found.requeued_units == 3
-    assert found.expected_passes == describe(made_runs.config()).backwards
+    assert found.expected_passes == backwards(made_runs.config())
 
 
 def test_rewards_are_those_in_full_precision_and_ranks_compare_both() -> None:

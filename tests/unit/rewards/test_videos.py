@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from solrl_ray import models, rewards
-from solrl_ray.config.frames import evenly_spaced
-from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.rewards import RewardConfig, evenly_spaced
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import trial

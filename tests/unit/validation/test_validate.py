@@ -64,13 +64,13 @@ def report_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def session(folder: Path, checkpoint: Path, *, stock_path: Path | None = None, **changes: Any) -> Session:
+def session(folder: Path, checkpoint: Path, **changes: Any) -> Session:
     from solrl_ray.cli.options import parser
     from solrl_ray.cli.validate import configuration
 
     file = model_file(folder, changes.pop("family", "flux"), checkpoint, **changes)
     config = configuration(parser().parse_args(["validate", str(file)])).config
-    return Session(config, CPU, 2, str(stock_path or ""))
+    return Session(config, CPU, 2)
 
 
 def found(measures: list[Measure]) -> dict[str, Measure]:
@@ -145,10 +145,12 @@ def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], N
     return folder
 
 
-def compared(one: Session) -> dict[str, set[str]]:
-    """What does not hold of each comparison with the stock pipeline."""
+def compared(one: Session, ours: Path | None = None) -> dict[str, set[str]]:
+    """What does not hold of each comparison with the stock pipeline; `ours`: another checkpoint than the stock one."""
     against_stock.text(one)
     against_stock.stock_picture(one)
+    if ours is not None:
+        one.config = one.config.changed({"model.path": str(ours)})
     against_stock.load(one)
     return {"forward": failing(against_stock.forward(one)), "picture": failing(against_stock.picture(one))}
 
@@ -156,14 +158,14 @@ def compared(one: Session) -> dict[str, set[str]]:
 def test_an_altered_weight_of_the_transformer_fails_velocity_and_picture(tmp_path: Path, tiny_pipeline: Path) -> None:
     assert compared(session(tmp_path, tiny_pipeline)) == {"forward": set(), "picture": set()}
     other = altered(tiny_pipeline, tmp_path / "other", "transformer", lambda net: net.proj_out.weight[0].mul_(3))
-    found = compared(session(tmp_path, other, stock_path=tiny_pipeline))
+    found = compared(session(tmp_path, tiny_pipeline), other)
     assert found["forward"] == {"relative error of the first velocity", "largest relative error of all steps"}
     assert found["picture"] == {"PSNR of the picture, dB"}
 
 
 def test_an_altered_weight_of_the_decoder_fails_the_picture_alone(tmp_path: Path, tiny_pipeline: Path) -> None:
     other = altered(tiny_pipeline, tmp_path / "other", "vae", lambda vae: vae.decoder.conv_out.bias.add_(0.5))
-    found = compared(session(tmp_path, other, stock_path=tiny_pipeline))
+    found = compared(session(tmp_path, tiny_pipeline), other)
     assert found["forward"] == set()
     assert found["picture"] == {"PSNR of the picture, dB", "PSNR of our decoder on the stock latents, dB"}
 
