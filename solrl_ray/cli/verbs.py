@@ -67,7 +67,7 @@ def plan(arguments: argparse.Namespace) -> int:
         check_tier(loaded, prices.gpu, prices.fastest)
         loaded = replace(loaded, config=on_card(loaded.config, prices.fastest))
     try:
-        run = Run(loaded.config, loaded.sources, planned=True, elsewhere=card is not None)
+        run = Run(loaded.config, loaded.sources, planned=True, elsewhere=prices is not None)
         arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
     except TooSmall as error:
         from solrl_ray.cli.models_on_cards import fitting_models
