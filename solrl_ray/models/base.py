@@ -1,7 +1,7 @@
 """The project's interface to a diffusion model: encode, velocity, decode.
 
-A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, how its
-transformer is called, and how its latents go into the autoencoder. The rest is here.
+A family is one subclass: the classes of its diffusers pipeline, how a prompt becomes tensors, how its transformer is
+called, and how its latents go into the autoencoder. The rest is here.
 """
 
 from __future__ import annotations
