@@ -25,7 +25,7 @@ from solrl_ray.config.schema import Compile
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
 from solrl_ray.models import attention
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
 VARIANTS = 32 * MOST

@@ -77,7 +77,7 @@ class Flux2Klein(DiffusionModel):
 
 
 class Flux2KleinSeeing(SeesReferences, Flux2Klein):
-    """The same checkpoints with reference pictures of the samples' size; the stock pipeline reduces larger ones than 1024² pixels."""
+    """With reference pictures of the samples' size; the stock pipeline reduces larger ones than 1024² pixels."""
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)

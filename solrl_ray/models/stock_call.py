@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from solrl_ray.config.schema import Config, Model, SigmaSchedule
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.models import FAMILIES
 
 
@@ -67,16 +67,14 @@ class Drawing:
 
     @property
     def scheduler(self) -> dict[str, Any]:
-        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels."""
-        return _scheduler(self.model.schedule)
-
-
-def _scheduler(schedule: SigmaSchedule) -> dict[str, Any]:
-    """Arguments of `FlowMatchEulerDiscreteScheduler`. Pipelines compute mu from them; FLUX.2's has its own rule."""
-    if schedule.kind in ("linear", "shift"):
-        return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
-    dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
-    if schedule.kind == "flux":
-        dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}
-        dynamic |= {"base_image_seq_len": schedule.base_tokens, "max_image_seq_len": schedule.max_tokens}
-    return dynamic | ({"shift_terminal": schedule.terminal} if schedule.terminal else {})
+        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels. Pipelines compute mu from them;
+        FLUX.2's has its own rule.
+        """
+        schedule = self.model.schedule
+        if schedule.kind in ("linear", "shift"):
+            return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
+        dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
+        if schedule.kind == "flux":
+            dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}
+            dynamic |= {"base_image_seq_len": schedule.base_tokens, "max_image_seq_len": schedule.max_tokens}
+        return dynamic | ({"shift_terminal": schedule.terminal} if schedule.terminal else {})

@@ -1,4 +1,4 @@
-"""Wan 2.2 TI2V and Wan 2.1 I2V, whose video begins with or follows a given picture, through their diffusers checkpoints."""
+"""Wan 2.2 TI2V and Wan 2.1 I2V, which make videos of a given picture, through the parts of diffusers checkpoints."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from solrl_ray.config.schema import Decoding, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import text as text_parts
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.policy import adapters
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import save_lora
