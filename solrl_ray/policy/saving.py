@@ -36,9 +36,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
     """
     tensors = {}
     for name in sorted(factors):
-        factor = factors[name].detach().cpu().contiguous() * (
-            lora.alpha / lora.rank if name.endswith(".lora_B") else 1.0
-        )
+        factor = factors[name].detach().cpu().contiguous() * (lora.scaling if name.endswith(".lora_B") else 1.0)
         module = name.rpartition(".")[0]
         is_convolution = ends_in(module, convolutions)
         tensors[f"{OURS}{name}.weight"] = factor[:, :, None, None] if is_convolution else factor
@@ -84,7 +82,7 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
     for theirs, parts in places.items():
         key, (down, up) = key_of(style.prefix, theirs), _joined(factors, parts, network.rows)
         tensors[f"{key}.{a}.weight"] = down
-        tensors[f"{key}.{b}.weight"] = up if tool == "kohya" else up * (lora.alpha / lora.rank)
+        tensors[f"{key}.{b}.weight"] = up if tool == "kohya" else up * lora.scaling
         if tool == "kohya":
             tensors[f"{key}.alpha"] = torch.tensor(lora.alpha * len(down) / lora.rank)
     return tensors

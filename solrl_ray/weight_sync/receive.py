@@ -131,10 +131,10 @@ class Receiver:
         try:
             if isinstance(layer, nn.Linear):
                 assert self._base is not None
-                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
+                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.lora.scaling))
                 return {f"{module}.weight": layer.weight}
             if sent is None:
-                merged = merge_module(self._quantized_base[module], module, factors, manifest.scaling)
+                merged = merge_module(self._quantized_base[module], module, factors, manifest.lora.scaling)
                 sent = pack(layer.format, merged, manifest.amax.get(module), finite=True)
             layer.load(sent)
         except ValueError as error:
