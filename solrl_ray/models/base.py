@@ -19,8 +19,7 @@ from solrl_ray.config.schema import Model
 from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import fingerprint, freeze
 from solrl_ray.models.components import DTYPES, Component, same_tensors
-from solrl_ray.models.family_checkpoint import FamilyCheckpoint
-from solrl_ray.models.text import TextEncoders
+from solrl_ray.models.family_checkpoint import FamilyCheckpoint, TextEncoders
 from solrl_ray.records import NEGATIVE, REFERENCES, PromptEmbedding, SampleShape
 from solrl_ray.sampling.sde import per_sample
 

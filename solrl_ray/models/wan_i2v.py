@@ -18,8 +18,8 @@ from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import sizes
 from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.family_checkpoint import TextEncoders
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.text import TextEncoders
 from solrl_ray.models.wan import TIMESTEPS, Wan, normalised
 from solrl_ray.records import REFERENCE_TOKENS
 
