@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -40,17 +39,6 @@ class Truncation:
     limit: int
     """Tokens that it keeps, including its special tokens."""
     texts: tuple[str, ...]
-
-    @classmethod
-    def by(cls, tokenizer: str, counts: Callable[[Sequence[str]], list[int]], limit: int, texts: Sequence[str]) -> Self:
-        """Those of `texts` that have more than `limit` tokens; `counts` gives the tokens of each."""
-        long: list[str] = []
-        for start in range(0, len(texts), COUNTED):
-            part = texts[start : start + COUNTED]
-            with progress_note(f"counting tokens of {tokenizer}, {start:,} of {len(texts):,} prompts"):
-                lengths = counts(part)
-            long += [text for text, length in zip(part, lengths, strict=True) if length > limit]
-        return cls(tokenizer=tokenizer, limit=limit, texts=tuple(long))
 
 
 def tokenizer_of(encoder: str) -> str:
@@ -116,7 +104,13 @@ class FamilyCheckpoint:
         for name in map(tokenizer_of, cls._encoders(checkpoint)):
             tokenizer = checkpoint.load_tokenizer(name)
             limit = cls._token_limit(config, name, tokenizer)
-            found.append(Truncation.by(name, partial(cls._token_counts, tokenizer), limit, texts))
+            long: list[str] = []
+            for start in range(0, len(texts), COUNTED):
+                part = texts[start : start + COUNTED]
+                with progress_note(f"counting tokens of {name}, {start:,} of {len(texts):,} prompts"):
+                    lengths = cls._token_counts(tokenizer, part)
+                long += [text for text, length in zip(part, lengths, strict=True) if length > limit]
+            found.append(Truncation(name, limit, tuple(long)))
         return found
 
     @classmethod
