@@ -9,21 +9,6 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.models import FAMILIES
 
 
-def stock_call(model: Model, steps: int) -> dict[str, Any]:
-    """Arguments of the stock pipeline besides the prompt: size (the first of several), steps, tokens, the family's."""
-    family, shape = FAMILIES[model.family], model.shapes[0]
-    guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
-    return {
-        "height": shape.height,
-        "width": shape.width,
-        **({family.frames: model.frames} if model.frames else {}),
-        "num_inference_steps": steps,
-        "max_sequence_length": model.max_sequence_length,
-        **family.stock_arguments(model),
-        **guided,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """How pictures are drawn with the ODE: in a run by `steps`, `solver` and the model's schedule, and by the stock
@@ -47,9 +32,20 @@ class Drawing:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments of the stock pipeline besides the prompt."""
+        """Arguments of the stock pipeline besides the prompt; of several sizes the first."""
+        model, family, shape = self.model, FAMILIES[self.model.family], self.model.shapes[0]
+        guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
-        return stock_call(self.model, self.steps) | (grid if self.model.schedule.kind == "linear" else {})
+        return {
+            "height": shape.height,
+            "width": shape.width,
+            **({family.frames: model.frames} if model.frames else {}),
+            "num_inference_steps": self.steps,
+            "max_sequence_length": model.max_sequence_length,
+            **family.stock_arguments(model),
+            **guided,
+            **(grid if model.schedule.kind == "linear" else {}),
+        }
 
     @property
     def differs(self) -> str:
