@@ -88,7 +88,7 @@ def _other_number(line: _Line, place: str, right: int) -> str:
     """Says that a prompt has another number of reference pictures than the model takes."""
     mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
     count = len(line.paths)
-    had = f"{counted(count, 'reference picture') if count else 'no reference picture'}"
+    had = counted(count, "reference picture") if count else "no reference picture"
     return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
 
 
