@@ -31,7 +31,7 @@ from solrl_ray.cli.model_facts import text_encoder_size
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Model
 from solrl_ray.models import decoders, shapes
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
 

@@ -87,7 +87,7 @@ class Prompt:
     text: str
     references: tuple[Reference, ...] = ()
     shape: SampleShape | None = None
-    """Of its samples, if its file names one; see `sampling.shapes`."""
+    """Of its samples, if its file names one; see `prompts.prompt_set.shape_of`."""
 
 
 NEGATIVE = "negative_"

@@ -186,7 +186,7 @@ def sample(
         said, unsaid = found.chunk(2)
         return unsaid + guidance * (said - unsaid)
 
-    return solvers.integrate(field, noise, grid, "euler")
+    return solvers.advance(field, solvers.State(noise), grid, "euler").latents
 
 
 @torch.no_grad()

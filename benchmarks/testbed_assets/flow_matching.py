@@ -22,7 +22,8 @@ from testbed_assets.networks import Optimizer, Training, bfloat16, draw_pictures
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import SigmaSchedule
-from solrl_ray.quantization.formats import frozen_amax, quantize_weight
+from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.nvfp4 import NVFP4Tensor
 from solrl_ray.sampling import schedules, solvers
 from solrl_ray.testbed.world import RESOLUTION
 
@@ -109,7 +110,8 @@ class _RoundingNoise:
 
     def add(self) -> None:
         if self._uses % 10 == 0:
-            errors = [quantize_weight(weight, frozen_amax(weight)).dequantize() - weight for weight in self._weights]
+            packed = [NVFP4Tensor(**pack("nvfp4", weight, frozen_amax(weight))) for weight in self._weights]
+            errors = [made.dequantize() - weight for made, weight in zip(packed, self._weights, strict=True)]
             self._errors = torch.cat([error.flatten() for error in errors])
         self._uses += 1
         self._saved = [weight.clone() for weight in self._weights]
@@ -195,7 +197,7 @@ def _sample(pipeline: FluxPipeline, scenes: Tensor, noise: Tensor, device: torch
             with bfloat16(device):
                 return _velocity(pipeline, x, x.new_full((len(x),), sigma), sequence, pooled)
 
-        latents.append(solvers.integrate(velocity, start, grid, "euler"))
+        latents.append(solvers.advance(velocity, solvers.State(start), grid, "euler").latents)
     return torch.cat(latents)
 
 

@@ -213,7 +213,7 @@ def sample(pipe: WanPipeline, ids: Tensor, noise: Tensor, steps: int) -> Tensor:
         with mixed(x.device):
             return velocity(pipe, x, x.new_full((len(x),), sigma), states)
 
-    return solvers.integrate(field, noise, grid, "euler")
+    return solvers.advance(field, solvers.State(noise), grid, "euler").latents
 
 
 def _statistics(pipe: WanPipeline, latents: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,8 +64,7 @@ def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor]
     from safetensors.torch import save
 
     from solrl_ray import models
-    from solrl_ray.policy.saving import save_lora
-    from solrl_ray.policy.tool_files import tool_tensors
+    from solrl_ray.policy.saving import save_lora, tool_tensors
     from solrl_ray.storage.warm_start import network_of
 
     if kind == "diffusers":

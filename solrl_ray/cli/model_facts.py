@@ -29,7 +29,7 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
     from torch import nn
 
     from solrl_ray import models
-    from solrl_ray.models.blocks import blocks
+    from solrl_ray.models.components import blocks
 
     sources = sources or Sources()
     family, model = models.family(config.model), config.model

@@ -58,6 +58,10 @@ class Lora(Section):
     targets: list[str]
     """Module-name suffixes that receive LoRA factors, as in PEFT's `target_modules`."""
 
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
 
 class QuantizationScope(Section):
     skip: list[str] = []

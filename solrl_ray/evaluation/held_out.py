@@ -15,10 +15,10 @@ from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors
+from solrl_ray.prompts.prompt_set import shape_of
 from solrl_ray.records import Prompt, PromptEmbedding, SampleShape, WorkUnit
 from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rollout.sampler import addresses
-from solrl_ray.sampling.shapes import shape_of
 from solrl_ray.weight_sync.manifest import Policy
 
 EVAL_POLICIES: tuple[Policy, ...] = ("base", "default", "ema")

@@ -40,7 +40,6 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.base import MicroBatch, Pass, Velocities
 from solrl_ray.objectives.schedules import ema_decay, follower_decay, learning_rate
 from solrl_ray.policy import adapters
-from solrl_ray.policy.ema import Ema
 from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.sampling.schedules import sigmas
 
@@ -81,7 +80,7 @@ class Learner:
         self._anchor_decay = section.anchor_decay()
         self._passes = PolicyPasses(config, model)
         self._parameters = adapters.parameters(model.transformer, "default")
-        self._ema = Ema(adapters.factors(model.transformer, "default"))
+        self._ema = adapters.Ema(adapters.factors(model.transformer, "default"))
         self._engine = Engine.build(config.learner, list(self._parameters.values()), self._passes.velocity)
 
     @property
@@ -372,7 +371,7 @@ class Learner:
         state.check_fits({name: p.shape for name, p in self._parameters.items()})
         adapters.load_factors(self._model.transformer, "default", state.default)
         adapters.load_factors(self._model.transformer, "old", state.old)
-        self._ema = Ema({key: value.to(self._model.device) for key, value in state.ema.items()})
+        self._ema = adapters.Ema({key: value.to(self._model.device) for key, value in state.ema.items()})
         moments = {key: [getattr(state, key)[name] for name in self._parameters] for key in MOMENTS}
         self._engine.restore(moments, state.steps)
         if self._anchor_decay is not None:  # another objective's state has none: it starts at the trained policy

@@ -1,4 +1,4 @@
-"""Diffusion models behind one small interface; each family is one file, and one line in `__init__.py` (`FAMILIES`)."""
+"""Diffusion models behind one small interface; each family is one class, and one line in `__init__.py` (`FAMILIES`)."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ SANA_CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 FAMILIES = {
     "flux": Family("flux:Flux", sizes.FLUX, _embedded, cfg_arguments=_true_scale, embeds_guidance=True),
     "flux2_klein": Family(
-        "flux2_klein_references:Flux2KleinSeeing",
+        "flux2_klein:Flux2KleinSeeing",
         sizes.FLUX2_KLEIN,
         lambda _: SCALE_1,
         cfg_arguments=lambda cfg: {"guidance_scale": cfg.scale},
         keeps_references=lambda shape: shape.pixels <= MEGAPIXEL,
     ),
     "flux_kontext": Family(
-        "flux_kontext:FluxKontext",
+        "flux:FluxKontext",
         sizes.FLUX_KONTEXT,
         # Else its pipeline brings samples to 1024² pixels, and references to a published size.
         lambda model: _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False},
@@ -108,7 +108,7 @@ FAMILIES = {
         "sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale, tools=False
     ),
     "sana_video": Family(
-        "sana_video:SanaVideo",
+        "sana:SanaVideo",
         sizes.SANA_VIDEO,
         lambda _: SANA_ARGUMENTS,
         SANA_CONVOLUTIONS,
@@ -118,7 +118,7 @@ FAMILIES = {
     ),
     "sd3": Family("sd3:StableDiffusion3", sizes.SD3, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan": Family("wan:Wan", sizes.WAN, lambda _: SCALE_1, cfg_arguments=_scale),
-    "wan21_i2v": Family("wan21_i2v:Wan21I2V", sizes.WAN21_I2V, lambda _: SCALE_1, cfg_arguments=_scale),
+    "wan21_i2v": Family("wan_i2v:Wan21I2V", sizes.WAN21_I2V, lambda _: SCALE_1, cfg_arguments=_scale),
     "wan_i2v": Family(
         "wan_i2v:WanI2V",
         sizes.WAN_I2V,
@@ -141,11 +141,8 @@ DISTILLED = {
 
 def scored(config: Config) -> tuple[SampleShape, ...]:
     """The shapes that rewards get: of samples, then of previews that are decoded from some latent frames."""
-    shapes, chosen, made_by = (
-        config.model.shapes,
-        config.rollout.preview.latent_frames,
-        FAMILIES.get(config.model.family),
-    )
+    shapes, chosen = config.model.shapes, config.rollout.preview.latent_frames
+    made_by = FAMILIES.get(config.model.family)
     if not chosen or made_by is None:
         return tuple(shapes)
     return *shapes, *shapes.with_frames(made_by.sizes.frames(len(chosen)))

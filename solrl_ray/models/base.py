@@ -1,7 +1,7 @@
 """The project's interface to a diffusion model: encode, velocity, decode.
 
-A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, how its
-transformer is called, and how its latents go into the autoencoder. The rest is here.
+A family is one subclass: the classes of its diffusers pipeline, how a prompt becomes tensors, how its transformer is
+called, and how its latents go into the autoencoder. The rest is here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
-from solrl_ray.models import decoders, guidance
+from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import fingerprint, freeze
 from solrl_ray.models.components import DTYPES, Component, same_tensors
-from solrl_ray.models.family_checkpoint import FamilyCheckpoint
-from solrl_ray.models.text import TextEncoders
+from solrl_ray.models.family_checkpoint import FamilyCheckpoint, TextEncoders
 from solrl_ray.records import NEGATIVE, REFERENCES, PromptEmbedding, SampleShape
+from solrl_ray.sampling.sde import per_sample
 
 
 class DiffusionModel(FamilyCheckpoint, ABC):
@@ -29,7 +29,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
 
     Only requested components are loaded; using another one raises `ValueError`. Modules are frozen and in eval mode.
     States between solver steps are float32, the network computes in `dtype`. Guidance is part of the configuration:
-    with `cfg` a velocity is made of two (`models.guidance`), else one forward is one velocity.
+    with `cfg` a velocity is made of two, of a prompt and of a negative prompt, else one forward is one velocity.
     """
 
     shape: SampleShape
@@ -136,7 +136,11 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         self._set_up_shape(*self._grid)
 
     def with_guidance(self, config: Model, *, together: bool = True) -> Self:
-        """This model with the guidance of `config`, its own in all else; `together` as in `guided_velocity`."""
+        """This model with the guidance of `config`, its own in all else.
+
+        `together`: one forward of 2 B, so that a sampler compiles one shape; else two of B, as a learner needs them: no
+        activations of the negative prompt are kept, and v_old has the bits of an equal v_theta.
+        """
         made = copy.copy(self)
         made.config, made._together = config, together
         return made
@@ -183,7 +187,8 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         }
 
     def velocity(self, latents: Tensor, sigma: float | Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        """Predict the velocity, guided as the configuration says.
+        """Predict the velocity, with classifier-free guidance (arXiv 2207.12598) as the configuration says: of the
+        prompts alone where it is off or does not act.
 
         Args:
             latents: [B, *latent_shape], any float dtype.
@@ -193,6 +198,8 @@ class DiffusionModel(FamilyCheckpoint, ABC):
 
         Returns:
             float32 [B, *latent_shape].
+
+        Raises ValueError if guidance is on and there is no negative prompt.
         """
         batch = latents.shape[0]
         if latents.shape[1:] != self.latent_shape:
@@ -200,8 +207,31 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         sigmas = torch.as_tensor(sigma, dtype=torch.float32, device=self.device).expand(batch)
         prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
         state = latents.to(device=self.device, dtype=self.dtype)
-        together, cfg = self._together, self.config.cfg
-        return guidance.guided_velocity(self._velocity, self._combined, cfg, state, sigmas, prompts, together=together)
+        own = {name: tensor for name, tensor in prompts.items() if not name.startswith(NEGATIVE)}
+        cfg = self.config.cfg
+        if not cfg.is_on:
+            return self._velocity(state, sigmas, own).float()
+        if len(prompts) != 2 * len(own):
+            raise ValueError("guidance needs the negative prompt, which the embedding lacks")
+        negative = {name: prompts[NEGATIVE + name] for name in own}
+        positive, other = (each.float() for each in self._both(state, sigmas, own, negative))
+        low, high = cfg.interval
+        acts = per_sample((sigmas >= low) & (sigmas <= high), positive)
+        return torch.where(acts, self._combined(positive, other, cfg.scale), positive)
+
+    def _both(
+        self, latents: Tensor, sigmas: Tensor, own: dict[str, Tensor], negative: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The velocities of the prompts and of the negative prompt; the second one never has a gradient."""
+        if self._together:
+            texts = {name: torch.cat([tensor, negative[name]]) for name, tensor in own.items()}
+            twice = latents.repeat(2, *[1] * (latents.dim() - 1))
+            positive, other = self._velocity(twice, sigmas.repeat(2), texts).chunk(2)
+            return positive, other.detach()
+        # In this order, so that no cast of a weight that autocast may keep was made without gradient.
+        positive = self._velocity(latents, sigmas, own)
+        with torch.no_grad():
+            return positive, self._velocity(latents, sigmas, negative)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

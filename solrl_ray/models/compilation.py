@@ -25,13 +25,13 @@ from solrl_ray.config.schema import Compile
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
 from solrl_ray.models import attention
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
 VARIANTS = 32 * MOST
 """Compiled variants of one block class before it is an error: of each shape of samples three kinds of block
 (SD3.5-Medium's) in at most ten forwards (a preview, a sample, an evaluated one and the probe, and five kinds of learner
-passes). Guidance has one size of forward, also where it does not act (`models.guidance`).
+passes). Guidance has one size of forward, also where it does not act (`DiffusionModel.velocity`).
 """
 EAGER_TIERS = ("nvfp4-emulated",)
 """Not compiled: the emulation promises the reference's bits, and a compiler may divide differently."""

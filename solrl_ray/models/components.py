@@ -1,13 +1,13 @@
-"""The components of a loaded model, by name, and trees of modules over the same tensors."""
+"""The components of a loaded model, by name, its blocks, and trees of modules over the same tensors."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
@@ -18,14 +18,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def same_tensors(module: nn.Module) -> nn.Module:
     """A copy of a module whose parameters and buffers are the same objects."""
-    kept: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(module)}
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, kept)
 
 
-def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Its weights and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
+def blocks(transformer: nn.Module) -> list[nn.Module]:
+    """The repeated blocks, which are compiled one by one and decide where activations are kept: members of the
+    transformer's own lists of modules.
+    """
+    lists = [child for child in transformer.children() if isinstance(child, nn.ModuleList)]
+    return [block for blocks in lists for block in blocks]
 
 
 def check_components(components: Collection[str]) -> frozenset[Component]:

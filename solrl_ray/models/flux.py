@@ -1,4 +1,4 @@
-"""The FLUX.1 family, through the parts of a diffusers `FluxPipeline` checkpoint."""
+"""FLUX.1 and FLUX.1 Kontext, which edits a picture, through the parts of their diffusers checkpoints."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, AutoencoderTiny, FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor
 from torch.nn import functional
 
 from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.references import SeesReferences
 
 
 class Flux(DiffusionModel):
@@ -62,6 +63,20 @@ class Flux(DiffusionModel):
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return unpack(latents, *self._grid)
+
+
+class FluxKontext(SeesReferences, Flux):
+    """FLUX.1 with the tokens of one reference picture after its own. Their positions have a first number of 1, where
+    those of the sample have 0. The reference has the size of the sample; the stock pipeline can be told so.
+    """
+
+    PIPELINE = FluxKontextPipeline
+    SIZES = sizes.FLUX_KONTEXT
+
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        super()._set_up_shape(rows, columns)
+        reference = self._image_ids + torch.tensor([1.0, 0, 0], device=self.device)
+        self._image_ids = torch.cat([self._image_ids, reference])
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:

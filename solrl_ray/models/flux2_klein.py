@@ -1,4 +1,4 @@
-"""FLUX.2 [klein], through the parts of a diffusers `Flux2KleinPipeline` checkpoint."""
+"""FLUX.2 [klein], with or without reference pictures, through the parts of a diffusers `Flux2KleinPipeline`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from torch.nn import functional
 
 from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.references import SeesReferences
+
+APART = 10
+"""Distance of pictures in the first number of a position, of which the sample has 0."""
 
 
 class Flux2Klein(DiffusionModel):
@@ -70,3 +74,25 @@ class Flux2Klein(DiffusionModel):
         chats = [[{"role": "user", "content": text}] for text in texts]
         template = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
         return super()._token_counts(tokenizer, [tokenizer.apply_chat_template(chat, **template) for chat in chats])
+
+
+class Flux2KleinSeeing(SeesReferences, Flux2Klein):
+    """With reference pictures of the samples' size; the stock pipeline reduces larger ones than 1024² pixels."""
+
+    def _set_up_shape(self, rows: int, columns: int) -> None:
+        super()._set_up_shape(rows, columns)
+        own = self._image_ids
+        others = [
+            own + torch.tensor([APART * (n + 1), 0, 0, 0], device=own.device) for n in range(self.config.references)
+        ]
+        self._image_ids = torch.cat([own, *others])
+
+    def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
+        """Patches, each channel by the running statistics of the autoencoder."""
+        patches = functional.pixel_unshuffle(latents, self.SIZES.patch)
+        mean, variance = vae.bn.running_mean, vae.bn.running_var
+        deviation = torch.sqrt(variance + vae.config["batch_norm_eps"])
+        return (patches - mean.to(latents)[:, None, None]) / deviation.to(latents)[:, None, None]
+
+    def _packed(self, latents: Tensor) -> Tensor:
+        return latents.flatten(2).transpose(1, 2)

@@ -19,9 +19,9 @@ from torch import Tensor
 from solrl_ray.config.schema import Model
 from solrl_ray.models import sizes
 from solrl_ray.models.checkpoint import Checkpoint
+from solrl_ray.models.family_checkpoint import TextEncoders, Truncation
 from solrl_ray.models.qwen_image import QwenImage, fixed_length
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.text import TextEncoders, Truncation
 from solrl_ray.records import SampleShape
 
 PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"

@@ -1,4 +1,4 @@
-"""SANA, through the parts of a diffusers `SanaPipeline` checkpoint."""
+"""SANA and SANA-Video, through the parts of their diffusers checkpoints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from diffusers import AutoencoderDC, AutoencoderTiny, SanaPipeline, SanaTransformer2DModel
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKLWan,
+    AutoencoderTiny,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
+)
 from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
 from diffusers.models.transformers.sana_transformer import GLUMBConv
+from diffusers.models.transformers.transformer_sana_video import GLUMBTempConv, SanaLinearAttnProcessor3_0
 from torch import Tensor, nn
 
 from solrl_ray.models import attention, sizes
@@ -43,6 +52,23 @@ class LinearGLU(nn.Module):
         hidden = hidden * self.nonlinearity(gate)
         result: Tensor = self.conv_point(hidden.permute(0, 2, 3, 1))
         return result
+
+
+class TemporalGLU(LinearGLU):
+    """SANA-Video's feed-forward, which also mixes frames."""
+
+    def __init__(self, stock: GLUMBTempConv) -> None:
+        super().__init__(stock)
+        self.conv_temp = stock.conv_temp
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, H, W, C] to the same shape."""
+        batch, frames, height, width, channels = hidden_states.shape
+        hidden = self._gated(hidden_states.flatten(0, 1))
+        # A convolution over frames: [B, C, T, H W].
+        over_time = hidden.view(batch, frames, height * width, channels).permute(0, 3, 1, 2)
+        over_time = over_time + self.conv_temp(over_time)
+        return over_time.permute(0, 2, 3, 1).view(batch, frames, height, width, channels)
 
 
 class LinearAttention:
@@ -159,6 +185,29 @@ class Sana(DiffusionModel):
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
         # As the pipeline prepares a text.
         return super()._token_counts(tokenizer, [text.lower().strip() for text in texts])
+
+
+class SanaVideo(Sana):
+    """Latents [B, 16, T, H/8, W/8] of Wan 2.1's autoencoder; T = 1 + (frames - 1) / 4.
+
+    Text as SANA's, without the pipeline's default "complex human instruction". What the authors append to a prompt, its
+    motion score, is part of the prompt. The timestep is 1000 sigma, in float32. The 1×1 convolutions of the
+    feed-forward are linears here.
+    """
+
+    PIPELINE = SanaVideoPipeline
+    TRANSFORMER = SanaVideoTransformer3DModel
+    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLWan": AutoencoderKLWan}
+    SIZES = sizes.SANA_VIDEO
+    TRAINS_ON_CUDNN = False
+    FEED_FORWARD: ClassVar[tuple[type, type]] = (GLUMBTempConv, TemporalGLU)
+    ATTENTION: ClassVar[type] = SanaLinearAttnProcessor3_0
+
+    def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
+        mean, std = (
+            latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std")
+        )
+        return latents * std + mean
 
 
 def as_linear(convolution: nn.Conv2d) -> nn.Linear:

@@ -71,17 +71,9 @@ def _shipped() -> tuple[tuple[str, ModelShapes], ...]:
 
 
 def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
-    shapes = ModelShapes(
-        family=stored["family"],
-        transformer=stored["transformer"],
-        factor=stored["factor"],
-        blocks=stored["blocks"],
-        parameters=stored["parameters"],
-        buffers=stored["buffers"],
-        linears=dict(_expanded(stored["linears"].items())),
-        texts=[TextEncoderSize(*text) for text in stored["texts"]],
-    )
-    return stored["path"], shapes
+    path, linears = stored.pop("path"), dict(_expanded(stored.pop("linears").items()))
+    texts = [TextEncoderSize(*text) for text in stored.pop("texts")]
+    return path, ModelShapes(**stored, linears=linears, texts=texts)
 
 
 def _expanded(entries: Iterable[tuple[str, list[list[int]]]]) -> Iterable[tuple[str, LinearShape]]:

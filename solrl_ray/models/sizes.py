@@ -267,9 +267,7 @@ class FamilySizes:
 
 FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
 FLUX_KONTEXT = replace(FLUX, references=(1, 1))
-FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
-    patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL, references=(0, 4)
-)
+FLUX2_KLEIN = replace(FLUX, forward_values=22.4, references=(0, 4))  # activations kept as for FLUX.1: not measured
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
     patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
 )
@@ -308,17 +306,8 @@ WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B
 # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
 WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 WAN21_I2V = replace(WAN, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
-SANA_VIDEO = FamilySizes(  # activations kept as for SANA: not measured
-    patch=2,
-    longest=300,
-    packed=False,
-    text_in_blocks=False,
-    frame_stride=4,
-    multiple=32,
-    kept_values=(30.6, 41.9),
-    forward_values=17.1,
-    decoder=WAN_VAE,
-)
+# Activations kept as for SANA: not measured.
+SANA_VIDEO = replace(SANA, patch=2, frame_stride=4, multiple=32, forward_values=17.1, decoder=WAN_VAE)
 Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     patch=2,
     longest=512,  # the stock call's default; it names no limit

@@ -5,23 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from solrl_ray.config.schema import Config, Model, SigmaSchedule
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.models import FAMILIES
-
-
-def stock_call(model: Model, steps: int) -> dict[str, Any]:
-    """Arguments of the stock pipeline besides the prompt: size (the first of several), steps, tokens, the family's."""
-    family, shape = FAMILIES[model.family], model.shapes[0]
-    guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
-    return {
-        "height": shape.height,
-        "width": shape.width,
-        **({family.frames: model.frames} if model.frames else {}),
-        "num_inference_steps": steps,
-        "max_sequence_length": model.max_sequence_length,
-        **family.stock_arguments(model),
-        **guided,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +32,20 @@ class Drawing:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments of the stock pipeline besides the prompt."""
+        """Arguments of the stock pipeline besides the prompt; of several sizes the first."""
+        model, family, shape = self.model, FAMILIES[self.model.family], self.model.shapes[0]
+        guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
-        return stock_call(self.model, self.steps) | (grid if self.model.schedule.kind == "linear" else {})
+        return {
+            "height": shape.height,
+            "width": shape.width,
+            **({family.frames: model.frames} if model.frames else {}),
+            "num_inference_steps": self.steps,
+            "max_sequence_length": model.max_sequence_length,
+            **family.stock_arguments(model),
+            **guided,
+            **(grid if model.schedule.kind == "linear" else {}),
+        }
 
     @property
     def differs(self) -> str:
@@ -67,16 +63,14 @@ class Drawing:
 
     @property
     def scheduler(self) -> dict[str, Any]:
-        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels."""
-        return _scheduler(self.model.schedule)
-
-
-def _scheduler(schedule: SigmaSchedule) -> dict[str, Any]:
-    """Arguments of `FlowMatchEulerDiscreteScheduler`. Pipelines compute mu from them; FLUX.2's has its own rule."""
-    if schedule.kind in ("linear", "shift"):
-        return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
-    dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
-    if schedule.kind == "flux":
-        dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}
-        dynamic |= {"base_image_seq_len": schedule.base_tokens, "max_image_seq_len": schedule.max_tokens}
-    return dynamic | ({"shift_terminal": schedule.terminal} if schedule.terminal else {})
+        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels. Pipelines compute mu from them;
+        FLUX.2's has its own rule.
+        """
+        schedule = self.model.schedule
+        if schedule.kind in ("linear", "shift"):
+            return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
+        dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
+        if schedule.kind == "flux":
+            dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}
+            dynamic |= {"base_image_seq_len": schedule.base_tokens, "max_image_seq_len": schedule.max_tokens}
+        return dynamic | ({"shift_terminal": schedule.terminal} if schedule.terminal else {})

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from solrl_ray.config.objectives import Advantage
 from solrl_ray.objectives import gdpo
+from solrl_ray.objectives.gdpo import EPSILON, statistics
 
-EPSILON = 1e-4
-"""Added to the standard deviation, in units of the reward."""
 UNBIASED_EPSILON = 1e-8
-"""The same for the unbiased one, as in DanceGRPO."""
+"""Added to the unbiased standard deviation, as in DanceGRPO."""
 
 
 def advantages(
@@ -47,28 +46,19 @@ def advantages(
             return gdpo.advantages(rewards[:, None], groups, [1.0])
         return gdpo.advantages(components, groups, weights)
     result = np.empty_like(rewards)
-    global_std = _std(rewards)
+    _, global_std = statistics(rewards, ddof=0)
     for group in np.unique(groups):
         members = groups == group
-        centred = rewards[members] - _mean(rewards[members])
-        result[members] = centred / _divisor(config, rewards[members], global_std)
+        mean, std = statistics(rewards[members], ddof=0)
+        result[members] = (rewards[members] - mean) / _divisor(config, std, int(members.sum()), global_std)
     return result
 
 
-def _divisor(config: Advantage, group: NDArray[np.float64], global_std: float) -> float:
+def _divisor(config: Advantage, std: float, count: int, global_std: float) -> float:
     if config.std == "none":
         return 1.0
     if config.std == "global":
         return global_std + EPSILON
     if config.std == "group":
-        return _std(group) + EPSILON
-    return _std(group) * math.sqrt(len(group) / max(1, len(group) - 1)) + UNBIASED_EPSILON
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _std(values: NDArray[np.float64]) -> float:
-    """Population standard deviation."""
-    return math.sqrt(math.fsum((values - _mean(values)) ** 2) / len(values))
+        return std + EPSILON
+    return std * math.sqrt(count / max(1, count - 1)) + UNBIASED_EPSILON

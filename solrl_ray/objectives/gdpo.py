@@ -72,7 +72,7 @@ def advantages(components: ArrayLike, groups: NDArray[np.int64], weights: Sequen
     return (result - mean) / (std + EPSILON)
 
 
-def statistics(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and unbiased standard deviation; of one value 0."""
+def statistics(values: NDArray[np.float64], ddof: int = 1) -> tuple[float, float]:
+    """Mean and standard deviation, unbiased or with `ddof` 0 the population's; of one value 0."""
     mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((values - mean) ** 2) / max(1, len(values) - 1))
+    return mean, math.sqrt(math.fsum((values - mean) ** 2) / max(1, len(values) - ddof))

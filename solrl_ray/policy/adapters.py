@@ -150,6 +150,26 @@ def decay_(transformer: nn.Module, decay: float, adapter: Adapter = "old") -> No
             old.mul_(decay).add_(trained[name] * (1.0 - decay))
 
 
+class Ema:
+    """Exponential moving average of the trained factors, as float32 copies of its own; evaluated and saved, never
+    used to sample in training.
+    """
+
+    def __init__(self, factors: Mapping[str, Tensor]) -> None:
+        self._factors = {name: factors[name].detach().float().clone() for name in sorted(factors)}
+
+    @property
+    def factors(self) -> dict[str, Tensor]:
+        """Copies by name, in sorted order."""
+        return {name: value.clone() for name, value in self._factors.items()}
+
+    @torch.no_grad()
+    def update(self, trained: Mapping[str, Tensor], decay: float) -> None:
+        """e <- e + (1 - decay) · (trained - e), in float32."""
+        for name, value in self._factors.items():
+            value.add_((trained[name].detach() - value) * (1.0 - decay))
+
+
 def _layers(transformer: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     from peft.tuners.lora import LoraLayer
 

@@ -123,6 +123,6 @@ def _merged(file: Path, linears: set[str], factors: Mapping[str, Tensor], lora: 
         linear, weight = key.removesuffix(".weight"), tensors[key]
         base = weight.flatten(1)  # of a 1×1 convolution, too
         wide = base.float() if base.dtype == torch.float16 else base
-        merged = merged_weight(wide, factors[f"{linear}.lora_A"], factors[f"{linear}.lora_B"], lora.alpha / lora.rank)
+        merged = merged_weight(wide, factors[f"{linear}.lora_A"], factors[f"{linear}.lora_B"], lora.scaling)
         tensors[key] = merged.to(weight.dtype).view(weight.shape)
     return safetensors_file.pieces(tensors, metadata)

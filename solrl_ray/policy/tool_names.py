@@ -140,26 +140,14 @@ _WAN = _table(
     ffn.2         ffn.net.2
     """,
 )
-_QWEN_IMAGE = _table(
-    "transformer_blocks.#",
-    "transformer_blocks.#",
-    """
-    attn.to_q           attn.to_q
-    attn.to_k           attn.to_k
-    attn.to_v           attn.to_v
-    attn.to_out.0       attn.to_out.0
-    attn.add_q_proj     attn.add_q_proj
-    attn.add_k_proj     attn.add_k_proj
-    attn.add_v_proj     attn.add_v_proj
-    attn.to_add_out     attn.to_add_out
-    img_mod.1           img_mod.1
-    img_mlp.net.0.proj  img_mlp.net.0.proj
-    img_mlp.net.2       img_mlp.net.2
-    txt_mod.1           txt_mod.1
-    txt_mlp.net.0.proj  txt_mlp.net.0.proj
-    txt_mlp.net.2       txt_mlp.net.2
-    """,
-)
+_QWEN_IMAGE = {
+    f"transformer_blocks.#.{name}": (f"transformer_blocks.#.{name}",)
+    for name in (
+        *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+        *("img_mod.1", "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mod.1", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

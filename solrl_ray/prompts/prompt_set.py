@@ -1,4 +1,4 @@
-"""Reads a run's prompt files, gives prompts their ids, and chooses those of an iteration."""
+"""Reads a run's prompt files, gives prompts their ids, and chooses an iteration's prompts and the shapes of samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
 from solrl_ray.prompts import references
 from solrl_ray.records import Address, Prompt, Reference, SampleShape
-from solrl_ray.sampling.noise import permutation
+from solrl_ray.sampling.noise import permutation, uniform
 
 CHOICE = "prompts"
 """Purpose of the addresses that choose an iteration's prompts."""
@@ -88,7 +88,7 @@ def _other_number(line: _Line, place: str, right: int) -> str:
     """Says that a prompt has another number of reference pictures than the model takes."""
     mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
     count = len(line.paths)
-    had = f"{counted(count, 'reference picture') if count else 'no reference picture'}"
+    had = counted(count, "reference picture") if count else "no reference picture"
     return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
 
 
@@ -158,6 +158,24 @@ def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int)
         raise ValueError(f"an iteration takes {count} prompts, but there are {len(prompts)}")
     address = Address(run_seed=run_seed, purpose=CHOICE, iteration=iteration)
     return [prompts[i] for i in permutation(address, len(prompts))[:count]]
+
+
+def shape_of(prompt: Prompt, shapes: Sequence[SampleShape], run_seed: int) -> SampleShape:
+    """The shape that the prompt's file names, else one of `shapes`, each with the same probability.
+
+    The draw depends on run seed and prompt alone: previews, samples and evaluations of a prompt have one shape, in
+    every iteration.
+
+    Raises ValueError if the file names a shape that is none of `shapes`.
+    """
+    if (named := prompt.shape) is not None:
+        if found := next((shape for shape in shapes if named.is_size_of(shape)), None):
+            return found
+        raise ValueError(f"prompt {prompt.id} names the shape {named}, which is none of model.resolution")
+    if len(shapes) == 1:
+        return shapes[0]
+    address = Address(run_seed=run_seed, purpose="sample-shape", prompt_id=prompt.id)
+    return shapes[int(uniform(address, (1,))[0] * len(shapes))]
 
 
 def json_object(line: str, place: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ An emulated linear needs its input as an exact operand (E2M1 value times block s
 packed codes. On the CPU that takes in-place float32 passes over two scratch buffers:
 
 * E2M1 keeps one mantissa bit, so y is rounded to it by adding and subtracting ``1.5 · 2^22 · P`` where P is y's power
-  of
-  two, at least 1: the sum's last bit is then worth one E2M1 step and the hardware's tie rule is E2M1's. E4M3 scales are
-  rounded likewise with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are exact, so the addition may be fused.
+  of two, at least 1: the sum's last bit is then worth one E2M1 step and the hardware's tie rule is E2M1's. E4M3 scales
+  are rounded likewise with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are exact, so the addition may be
+  fused.
 * The largest of 16 neighbouring magnitudes is found on their integer bits, which order like the floats. torch reduces
   them several times faster, because integers have no NaN.
 * If every block scale is a normal E4M3 number, no code can leave [-6, 6] and the clamps are skipped.

@@ -25,7 +25,6 @@ _ALPHA_UNIT = np.float32(nvfp4.ALPHA_UNIT)
 class EmulatedNVFP4Linear(QuantizedLinear):
     """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient."""
 
-    tier = "nvfp4-emulated"
     format = "nvfp4"
     bias_dtype = torch.float32
     packed: Tensor

@@ -46,16 +46,11 @@ def pack(format: Format, weight: Tensor, amax: float | None = None, *, finite: b
 
     Raises ValueError for NaN or Inf in the weight.
     """
-    if format == "nvfp4":
-        packed = quantize_weight(weight, amax)
-        return {"packed": packed.packed, "scales": packed.scales, "amax": packed.amax}
     rows = weight.detach().to(torch.bfloat16).float()
+    if format == "nvfp4":
+        packed = nvfp4.quantize(nvfp4.pad_columns(rows), amax)
+        return {"packed": packed.packed, "scales": packed.scales, "amax": packed.amax}
     if not finite and not bool(torch.isfinite(rows).all()):
         raise ValueError(f"cannot quantise a weight whose amax is {float(rows.abs().max())}")
     codes, scale = fp8.quantize_rows(rows)
     return {"codes": codes.view(torch.uint8), "scale": scale.squeeze(1)}
-
-
-def quantize_weight(weight: Tensor, amax: float | None) -> nvfp4.NVFP4Tensor:
-    """Rounds a weight [out, in] to bfloat16, pads K to 32 and quantises it to NVFP4 with the given amax."""
-    return nvfp4.quantize(nvfp4.pad_columns(weight.detach().to(torch.bfloat16).float()), amax)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-E4M3_MAX = 448.0
 _ROUND_UP = 0x1FFFFF
 """Added to a float32's bits, it carries into the exponent if the mantissa is above 1.75 = 448 / 2^8."""
 _EXPONENT = 0x7F800000

@@ -17,7 +17,6 @@ class FP8Linear(QuantizedLinear):
     product is computed in float32: exact codes, for tests, without speed.
     """
 
-    tier = "fp8"
     format = "fp8-row"
     bias_dtype = torch.bfloat16
     codes: Tensor

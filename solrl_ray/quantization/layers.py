@@ -35,7 +35,6 @@ class QuantizedLinear(nn.Module, ABC):
     `load` writes into the same buffers, whose addresses never change unless they were freed: compiled code stays valid.
     """
 
-    tier: ClassVar[str]
     format: ClassVar[Format]
     bias_dtype: ClassVar[torch.dtype]
     in_features: int

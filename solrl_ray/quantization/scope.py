@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -25,8 +25,6 @@ LAYERS: dict[str, type[QuantizedLinear]] = {
     "fp8": FP8Linear,
     "nvfp4-emulated": EmulatedNVFP4Linear,
 }
-TIERS = (*UNQUANTIZED_TIERS, *LAYERS)
-"""All tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +34,11 @@ class QuantizationReport:
     tier: str
     layers: tuple[str, ...]
     """Module paths that were replaced, in module order."""
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str]
     """Module path of each linear that is not quantised → why."""
-    quantized_parameters: int = 0
+    quantized_parameters: int
     """Weights in the tier's format. A row of activations costs twice as many FLOPs in these layers."""
-    skipped_parameters: int = 0
+    skipped_parameters: int
     """Weights of the skipped linears."""
 
     @classmethod

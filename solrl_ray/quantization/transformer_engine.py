@@ -71,7 +71,6 @@ class EngineLinear(nn.Module):
 class EngineNVFP4Linear(QuantizedLinear):
     """An `EngineLinear` that stores exactly the published codes, block scales and amax."""
 
-    tier = "nvfp4"
     format = "nvfp4"
 
     def __init__(

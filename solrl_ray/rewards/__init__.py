@@ -15,8 +15,7 @@ from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
-from solrl_ray.rewards.frames import Framewise
-from solrl_ray.rewards.mixture import RewardMixture, Weighted
+from solrl_ray.rewards.mixture import Framewise, RewardMixture, Weighted
 
 __all__ = ["Reward", "RewardMixture", "check", "import_callable", "load", "load_one"]
 

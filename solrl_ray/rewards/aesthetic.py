@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection
 
 from solrl_ray.config.rewards import RewardConfig
@@ -18,13 +18,34 @@ from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.clip import check_sizes, clip_folder, read_preprocessing
-from solrl_ray.rewards.heads import ScoreHead
 from solrl_ray.rewards.preprocessing import Preprocessing
 
 FILE = "sac+logos+ava1-l14-linearMSE.pth"
 SOURCE = (
     "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth"
 )
+WIDTHS = (1024, 128, 64, 16, 1)
+DROPOUT_AFTER = {1024: 0.2, 128: 0.2, 64: 0.1}
+
+
+class ScoreHead(nn.Module):
+    """features-1024-128-64-16-1, without activations, as published, also by ImageReward. Parameters have the published
+    names.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip((features, *WIDTHS), WIDTHS, strict=False):
+            layers.append(nn.Linear(inputs, outputs))
+            if outputs in DROPOUT_AFTER:
+                layers.append(nn.Dropout(DROPOUT_AFTER[outputs]))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, features] to [B]."""
+        scores: Tensor = self.layers(features)
+        return scores.squeeze(-1)
 
 
 class Aesthetic(CheckpointReward):

@@ -99,12 +99,17 @@ them, [B, n, 3, H, W]. If the prompts have none: the parameter's default, or Non
 """
 
 
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """By name, in order; none of a function that is written in C and does not tell."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def wanted_by(function: Callable[..., Any]) -> dict[str, bool]:
     """Which of `SEEN` are parameters of a function, and whether they have a default."""
-    try:
-        found = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # written in C, it may not tell
-        return {}
+    found = parameters(function)
     return {name: found[name].default is not inspect.Parameter.empty for name in SEEN if name in found}
 
 

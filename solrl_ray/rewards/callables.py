@@ -4,7 +4,6 @@ settings of the process put back.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
 import signal
@@ -26,7 +25,7 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address, SampleShape
-from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, seen, wanted_by
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, parameters, seen, wanted_by
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class CallableReward(CheckpointReward):
         self._wanted = wanted_by(function)
         self._device = device
         self._code = code
-        if first_parameter(function) in VIDEO_PARAMETERS:
+        if next(iter(parameters(function)), "") in VIDEO_PARAMETERS:
             self.ndims = (VIDEOS,)
 
     @classmethod
@@ -160,14 +159,6 @@ class CallableReward(CheckpointReward):
                 f"Reward {self.name} returned {what}; right would be one number an image, as a tensor or a list."
             )
         return values
-
-
-def first_parameter(function: Callable[..., Any]) -> str:
-    """Its name; empty if Python cannot tell it."""
-    try:
-        return next(iter(inspect.signature(function).parameters), "")
-    except (TypeError, ValueError):  # of functions that are not written in Python
-        return ""
 
 
 def _set_handlers(handlers: dict[signal.Signals, Any]) -> None:

@@ -84,7 +84,7 @@ def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: s
     try:
         module.load_state_dict(weights)
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(f"{paths.unreadable(folder, name, key, error)[:600]}") from error
+        raise UserError(paths.unreadable(folder, name, key, error)[:600]) from error
 
 
 def find(resolved: Path | str, name: str) -> Path | None:

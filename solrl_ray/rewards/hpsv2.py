@@ -18,14 +18,14 @@ from solrl_ray.errors import UserError
 from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
-from solrl_ray.rewards.preprocessing import LongestSide
+from solrl_ray.rewards.preprocessing import longest_side
 from solrl_ray.rewards.texts import Texts
 
 
 class HPSv2(CheckpointReward):
     """cos(image, text), without a logit scale, in float32 (``hpsv2/img_score.py``); v2.1.
 
-    Each text is encoded once, alone. Preprocessing: `LongestSide`.
+    Each text is encoded once, alone. Preprocessing: `longest_side`.
     """
 
     file: ClassVar[str] = "HPS_v2.1_compressed.pt"
@@ -36,7 +36,7 @@ class HPSv2(CheckpointReward):
         self._device = torch.device(device)
         self._model: Any = freeze(model).to(self._device)
         self._tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
-        self._preprocessing = LongestSide(size=model.visual.image_size[0])
+        self._size: int = model.visual.image_size[0]
         self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
 
     @classmethod
@@ -55,7 +55,7 @@ class HPSv2(CheckpointReward):
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         texts = self._texts(prompts)
-        pixels = self._preprocessing(images.to(self._device, torch.float32))
+        pixels = longest_side(images.to(self._device, torch.float32), self._size)
         return (self._model.encode_image(pixels, normalize=True) * texts).sum(dim=-1)
 
     def _count_tokens(self, prompt: str) -> int:

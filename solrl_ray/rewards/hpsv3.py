@@ -11,7 +11,6 @@ the head below. Two of its properties, without which scores are others (MizzenAI
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -27,13 +26,10 @@ from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
 FILE = "HPSv3.safetensors"
-QUESTION = Path(__file__).with_name("hpsv3_question.txt")
-"""What the network was trained with, to the last space: part of the checkpoint. ``{prompt}`` is for the prompt."""
 TOKEN = "<|Reward|>"
 """Added to Qwen2-VL's tokenizer; the head reads the hidden state of it."""
 AREA = 256 * 28 * 28
 """Pixels of a resized image: 448 x 448 of a square one of 512 or 1024."""
-WIDTHS = (1024, 16, 2)
 
 
 class HPSv3(qwen_vl.QwenVLReward):
@@ -42,14 +38,14 @@ class HPSv3(qwen_vl.QwenVLReward):
     The network in bfloat16, the head in float32, as published.
     """
 
+    QUESTION = Path(__file__).with_name("hpsv3_question.txt")
+
     def __init__(
         self, name: str, model: Qwen2VLModel, head: nn.Module, processor: Qwen2VLProcessor, device: torch.device | str
     ) -> None:
-        super().__init__(name, processor, (AREA, AREA), device)
-        self._model: Any = freeze(model).to(self._device)
+        super().__init__(name, model, processor, (AREA, AREA), device)
         self._head = freeze(head).to(self._device)
         self._token = processor.tokenizer.convert_tokens_to_ids(TOKEN)
-        self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
@@ -71,9 +67,7 @@ class HPSv3(qwen_vl.QwenVLReward):
         model = qwen_vl.network(sizes, named, folder, FILE, keys("path"))
         return cls(name, model, head, processor, device)
 
-    def answer(self, images: Tensor, prompt: str) -> Tensor:
-        asked = self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt))
-        given = self.inputs(images, asked)
+    def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         hidden = qwen_vl.hidden_states(self._model, given)
         scores: Tensor = self._head(hidden[given["input_ids"] == self._token].float())
         return scores[:, 0]
@@ -81,14 +75,8 @@ class HPSv3(qwen_vl.QwenVLReward):
 
 def score_head(features: int) -> nn.Sequential:
     """features-1024-16-2 with a ReLU behind the first two, in float32. Parameters have the published names."""
-    first, second, outputs = WIDTHS
     return nn.Sequential(
-        nn.Linear(features, first),
-        nn.ReLU(),
-        nn.Dropout(0.05),
-        nn.Linear(first, second),
-        nn.ReLU(),
-        nn.Linear(second, outputs),
+        nn.Linear(features, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
     )
 
 

@@ -20,8 +20,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints
+from solrl_ray.rewards.aesthetic import ScoreHead
 from solrl_ray.rewards.base import CheckpointReward, Keys
-from solrl_ray.rewards.heads import ScoreHead
 from solrl_ray.rewards.preprocessing import Preprocessing
 from solrl_ray.rewards.texts import Texts
 

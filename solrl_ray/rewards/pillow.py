@@ -45,14 +45,14 @@ def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
     """The result of `PIL.Image.resize` for 8-bit images.
 
     Args:
-        images: [B, C, H, W] of whole numbers from 0 to 255, any dtype.
+        images: [..., H, W] of whole numbers from 0 to 255, any dtype.
         size: height and width of the result, pixels.
         interpolation: ``bilinear`` or ``bicubic``.
 
     Returns:
-        float64 [B, C, *size] of whole numbers from 0 to 255.
+        float64 [..., *size] of whole numbers from 0 to 255.
     """
-    height, width = images.shape[2:]
+    height, width = images.shape[-2:]
     images = images.to(torch.float64)
     if width != size[1]:
         images = _rounded(images @ _weights(width, size[1], interpolation).to(images.device).T)

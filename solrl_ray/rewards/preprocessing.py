@@ -100,28 +100,24 @@ class Preprocessing:
         return int(self.size * height / width), self.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongestSide:
+def longest_side(images: Tensor, size: int) -> Tensor:
     """HPSv2's preprocessing: the longest side becomes `size`, zeros fill the square, normalised with CLIP's constants.
+
+    float32 [B, 3, H, W] in [0, 1] to [B, 3, size, size] on the same device.
 
     As in `hpsv2.src.open_clip.transform`, 8-bit pixels become floats first, and the float tensor is resized (bicubic,
     antialiased: the default of torchvision since 0.17; earlier versions did not antialias tensors, which is one reason
     why older reports have other scores). So overshoot is kept, and the padding is black before normalising.
     """
-
-    size: int
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, size, size] on the same device."""
-        images = eight_bits(images) / 255
-        scale = self.size / max(images.shape[2:])
-        if scale != 1:
-            height, width = (round(side * scale) for side in images.shape[2:])
-            images = F.interpolate(images, (height, width), mode="bicubic", antialias=True, align_corners=False)
-        height, width = images.shape[2:]
-        top, left = (self.size - height) // 2, (self.size - width) // 2
-        images = F.pad(images, (left, self.size - width - left, top, self.size - height - top))
-        return _normalized(images, CLIP_MEAN, CLIP_STD)
+    images = eight_bits(images) / 255
+    scale = size / max(images.shape[2:])
+    if scale != 1:
+        height, width = (round(side * scale) for side in images.shape[2:])
+        images = F.interpolate(images, (height, width), mode="bicubic", antialias=True, align_corners=False)
+    height, width = images.shape[2:]
+    top, left = (size - height) // 2, (size - width) // 2
+    images = F.pad(images, (left, size - width - left, top, size - height - top))
+    return _normalized(images, CLIP_MEAN, CLIP_STD)
 
 
 def eight_bits(images: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
@@ -17,8 +17,9 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
+from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints, pillow
-from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
 
 DTYPE = torch.bfloat16
@@ -39,51 +40,55 @@ _RENAMED = (
 
 
 class QwenVLReward(CheckpointReward):
-    """The images of a prompt are one forward without padding, so a prompt's score does not depend on other prompts.
+    """The images or videos of a prompt are one forward without padding, so its score does not depend on other prompts.
 
     Images are rounded to 8 bits and resized as in Pillow to whole patches, by the rule of Qwen's image processor.
     """
 
-    def __init__(self, name: str, processor: Any, pixels: tuple[int, int], device: torch.device | str) -> None:
+    QUESTION: ClassVar[Path]
+    """File of what the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
+
+    def __init__(
+        self, name: str, model: nn.Module, processor: Any, pixels: tuple[int, int], device: torch.device | str
+    ) -> None:
         """
         Args:
             processor: Qwen's, of the checkpoint.
-            pixels: smallest and largest area of a resized image.
+            pixels: smallest and largest area of a resized image or frame.
         """
         super().__init__(name)
         self._device = torch.device(device)
+        self._model: Any = freeze(model).to(self._device)
         self._processor = processor
         self._pixels = pixels
+        self._question = self.QUESTION.read_text(encoding="utf-8")
 
     @abstractmethod
-    def answer(self, images: Tensor, prompt: str) -> Tensor:
-        """[B] scores of the images [B, 3, H, W] of one prompt."""
+    def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
+        """[B] scores of the `inputs` of B images or videos of one prompt."""
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         scores = torch.empty(len(images))
         for prompt in dict.fromkeys(prompts):
             rows = torch.tensor([row for row, other in enumerate(prompts) if other == prompt])
-            scores[rows] = self.answer(images[rows.to(images.device)], prompt).float().cpu()
+            shown = prompt.replace("<|", "< |")  # no text of it is one of Qwen's special tokens, such as <|image_pad|>
+            given = self.inputs(images[rows.to(images.device)], self._question.replace("{prompt}", shown))
+            scores[rows] = self.answer(given, prompt).float().cpu()
         return scores
 
     def inputs(self, images: Tensor, question: str) -> dict[str, Tensor]:
-        """The network's arguments for B images, each with the same question: its chat begins with the image."""
-        picture, text = {"type": "image"}, {"type": "text", "text": question}
-        chat = [{"role": "user", "content": [picture, text]}]
+        """The network's arguments for B images or videos, each followed by the same question."""
+        kind, options = "image", {"do_resize": False}
+        if images.ndim == VIDEOS:
+            kind, options, images = "video", options | {"do_sample_frames": False}, images.transpose(1, 2)
+        chat = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": question}]}]
         asked: str = self._processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        image_processor = self._processor.image_processor
-        factor = image_processor.patch_size * image_processor.merge_size
-        size = smart_resize(*images.shape[2:], factor, *self._pixels)
+        patches = getattr(self._processor, f"{kind}_processor")
+        size = smart_resize(*images.shape[-2:], patches.patch_size * patches.merge_size, *self._pixels)
         resized = pillow.resize(eight_bits(images.to(self._device)), size, "bicubic").to(torch.uint8)
-        given = self._processor(
-            images=list(resized), text=[asked] * len(images), images_kwargs={"do_resize": False}, return_tensors="pt"
-        )
+        seen = {f"{kind}s": list(resized), f"{kind}s_kwargs": options}
+        given = self._processor(text=[asked] * len(images), **seen, return_tensors="pt")
         return dict(given.to(self._device))
-
-
-def without_special_tokens(prompt: str) -> str:
-    """A prompt in which no text is read as one of Qwen's special tokens, such as ``<|image_pad|>``."""
-    return prompt.replace("<|", "< |")
 
 
 def load_processor(processor_class: Any, folder: Path, key: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from solrl_ray.config.problems import listed
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
@@ -33,8 +31,6 @@ CLASSES = {
     "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLProcessor),
 }
 """By ``model_type``."""
-QUESTION = Path(__file__).with_name("unifiedreward_question.txt")
-"""What the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
 MARKS = ("Alignment", "Coherence", "Style")
 LOW, HIGH = 1.0, 5.0
 MAX_TOKENS = 128
@@ -45,11 +41,7 @@ _MARK = re.compile(rf"({'|'.join(MARKS)}) Score(?: \(1-5\))?: *(\d+(?:\.\d+)?)")
 class UnifiedReward(qwen_vl.QwenVLReward):
     """The mean of the three marks, from 1 … 5 to 0 … 1. Tokens are chosen greedily, so an image has one score."""
 
-    def __init__(self, name: str, model: Any, processor: Any, device: torch.device | str) -> None:
-        size = processor.image_processor.size
-        super().__init__(name, processor, (size["shortest_edge"], size["longest_edge"]), device)
-        self._model: Any = freeze(model).to(self._device)
-        self._question = QUESTION.read_text(encoding="utf-8")
+    QUESTION = Path(__file__).with_name("unifiedreward_question.txt")
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, str]:
@@ -69,11 +61,11 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         folder, model_type = cls.folders(config, keys)
         model_class, processor_class = CLASSES[model_type]
         model = paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE)
-        return cls(name, model, qwen_vl.load_processor(processor_class, folder, keys("path")), device)
+        processor = qwen_vl.load_processor(processor_class, folder, keys("path"))
+        size = processor.image_processor.size
+        return cls(name, model, processor, (size["shortest_edge"], size["longest_edge"]), device)
 
-    def answer(self, images: Tensor, prompt: str) -> Tensor:
-        asked = self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt))
-        given = self.inputs(images, asked)
+    def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None}
         tokens = self._model.generate(**given, max_new_tokens=MAX_TOKENS, **greedy)[:, given["input_ids"].shape[1] :]
         answers = self._processor.batch_decode(tokens, skip_special_tokens=True)

@@ -12,27 +12,22 @@ own network and the head below. What scores depend on:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from solrl_ray.config.rewards import RewardConfig, evenly_spaced
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
-from solrl_ray.rewards import checkpoints, pillow, qwen_vl
+from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import VIDEOS, Keys
-from solrl_ray.rewards.preprocessing import eight_bits
 
 SETTINGS = "model_config.json"
 WEIGHTS = "model.pth"
-QUESTION = Path(__file__).with_name("videoreward_question.txt")
-"""What the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
 QUALITIES = ("VQ", "MQ", "TA")
 """In the order in which the question asks for them."""
 TOKENS = tuple(f"<|{quality}_reward|>" for quality in QUALITIES)
@@ -46,6 +41,7 @@ class VideoReward(qwen_vl.QwenVLReward):
     """
 
     ndims = (VIDEOS,)
+    QUESTION = Path(__file__).with_name("videoreward_question.txt")
 
     def __init__(
         self,
@@ -63,15 +59,13 @@ class VideoReward(qwen_vl.QwenVLReward):
             settings: of the published file.
             frames: of a video that are shown.
         """
-        super().__init__(name, processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"])), device)
-        self._model: Any = freeze(model).to(self._device)
+        super().__init__(name, model, processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"])), device)
         self._head = head.expand(len(QUALITIES), -1).to(self._device)
         self._frames = frames
         self._tokens = processor.tokenizer.convert_tokens_to_ids(list(TOKENS))
         scale = settings["inference_config"]
         self._mean = torch.tensor([float(scale[f"{quality}_mean"]) for quality in QUALITIES], device=self._device)
         self._std = torch.tensor([float(scale[f"{quality}_std"]) for quality in QUALITIES], device=self._device)
-        self._question = QUESTION.read_text(encoding="utf-8")
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
@@ -109,28 +103,13 @@ class VideoReward(qwen_vl.QwenVLReward):
         assert config.frames is not None  # `reward_kinds.check_frames`
         return cls(name, model, head, processor, settings, config.frames.count, device)
 
-    def answer(self, images: Tensor, prompt: str) -> Tensor:
-        shown = images[:, :, evenly_spaced(images.shape[2], self._frames)]
-        given = self._inputs(shown, self._question.replace("{prompt}", qwen_vl.without_special_tokens(prompt)))
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return super().compute(images[:, :, evenly_spaced(images.shape[2], self._frames)], prompts)
+
+    def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         hidden, tokens = qwen_vl.hidden_states(self._model, given), given["input_ids"]
         asked = torch.stack([hidden[tokens == token] for token in self._tokens], dim=1).float()
         return ((torch.einsum("bqw,qw->bq", asked, self._head) - self._mean) / self._std).sum(dim=1)
-
-    def _inputs(self, videos: Tensor, question: str) -> dict[str, Tensor]:
-        """The network's arguments for videos [B, 3, T, H, W], each with the same question behind it."""
-        chat = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}]
-        asked: str = self._processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        processor = self._processor.video_processor
-        size = smart_resize(*videos.shape[3:], processor.patch_size * processor.merge_size, *self._pixels)
-        frames = eight_bits(videos.transpose(1, 2).flatten(0, 1).to(self._device))
-        resized = pillow.resize(frames, size, "bicubic").to(torch.uint8).unflatten(0, (len(videos), -1))
-        given = self._processor(
-            text=[asked] * len(videos),
-            videos=list(resized),
-            videos_kwargs={"do_resize": False, "do_sample_frames": False},
-            return_tensors="pt",
-        )
-        return dict(given.to(self._device))
 
 
 def merged(state: Mapping[str, Tensor], lora: Mapping[str, Any]) -> dict[str, Tensor]:

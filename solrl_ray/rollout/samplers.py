@@ -7,10 +7,10 @@ from typing import Any
 
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.prompts.prompt_set import shape_of
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler
-from solrl_ray.sampling.shapes import shape_of
 
 
 class Samplers:

@@ -40,30 +40,21 @@ def together(states: Sequence[State]) -> State:
     return State(torch.cat([s.latents for s in states]), torch.cat([s.x0 for s in states if s.x0 is not None]))
 
 
-def integrate(velocity: Velocity, noise: torch.Tensor, sigmas: torch.Tensor, solver: Solver) -> torch.Tensor:
-    """Carries `noise` along the velocity field from sigma 1 to 0, with one evaluation a step.
+def advance(
+    velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solver, *, first: int = 0, end: int | None = None
+) -> State:
+    """Carries `state` along the velocity field from sigma 1, noise, to 0, with one evaluation a step; or only by the
+    steps ``first … end - 1``.
 
     Args:
         velocity: called with the latents and their sigma.
-        noise: [batch, *latent_shape] float32; its dtype is the state's (float64 for reference runs).
+        state: of latents [batch, *latent_shape] float32 (float64 for reference runs).
         sigmas: float64 [steps + 1], falling, last one 0 (`schedules.sigmas`).
         solver: ``euler``, or ``dpm2``: DPM-Solver++(2M) in x0 form.
-
-    Returns:
-        The clean latents x0, shape and dtype of `noise`.
 
     Raises:
         ValueError: unknown solver, a state that is not float32 or float64, sigmas that do not fall to 0, or a velocity
             of another shape or dtype than the latents.
-    """
-    return advance(velocity, State(noise), sigmas, solver, first=0, end=len(sigmas) - 1).latents
-
-
-def advance(velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solver, *, first: int, end: int) -> State:
-    """The steps ``first … end - 1`` of `integrate`, from `state`.
-
-    Raises:
-        ValueError: as `integrate`.
     """
     if solver not in _STEPS:
         raise ValueError(f"solver is {solver!r}; known are 'euler' and 'dpm2'")
@@ -73,7 +64,7 @@ def advance(velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solv
     grid: list[float] = sigmas.tolist()
     if len(grid) < 2 or grid[-1] != 0.0 or any(a <= b for a, b in pairwise(grid)):
         raise ValueError(f"sigmas must fall strictly and end in 0, got {grid}")
-    for step in range(first, end):
+    for step in range(first, len(grid) - 1 if end is None else end):
         latents, sigma = state.latents, grid[step]
         v = velocity(latents, sigma)
         if v.shape != latents.shape or v.dtype != latents.dtype:

@@ -63,10 +63,6 @@ class Manifest:
         return f"{'revision' if self.policy == 'old' else self.policy}-{self.revision:06d}"
 
     @property
-    def scaling(self) -> float:
-        return self.lora.alpha / self.lora.rank
-
-    @property
     def modules(self) -> tuple[str, ...]:
         """Paths of the modules that LoRA touches, sorted."""
         return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))

@@ -119,7 +119,7 @@ class Publisher:
         amax: dict[str, float] = {}
         bumped: list[str] = []
         for module in modules:
-            weight = merge_module(self._base[module], module, factors, self._scaling)
+            weight = merge_module(self._base[module], module, factors, self._lora.scaling)
             extremes.add(module, weight)
             merged.add({f"{module}.weight": weight})
             if policy != "old" or module not in self._formats:
@@ -161,15 +161,11 @@ class Publisher:
         """A module's weight in its format, and its amax, if the format has one."""
         rounded = merged
         if merged.dtype != torch.bfloat16:  # rounded once: not from the rounded sum of other bases
-            rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._scaling)
+            rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._lora.scaling)
         format, amax = self._formats[module], None
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax, finite=rounded is merged).items()}, amax
-
-    @property
-    def _scaling(self) -> float:
-        return self._lora.alpha / self._lora.rank
 
     def _check(self, factors: Mapping[str, torch.Tensor]) -> None:
         names = {f"{module}.{factor}" for module in self._base for factor in FACTORS}

@@ -17,7 +17,7 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
-from solrl_ray.quantization.planning import Format, plan
+from solrl_ray.quantization.planning import plan
 from solrl_ray.weight_sync.checksums import Stamp, Stamps, stamps_digest, tensors_digest
 from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
 from solrl_ray.weight_sync.payload import Payload
@@ -83,40 +83,39 @@ class Receiver:
         manifest = payload.manifest
         if self._layers.keys() != set(manifest.modules):
             self._layers = {module: touched_layer(self._model, module) for module in manifest.modules}
-        layers = self._layers
-        self._remember_base(manifest, layers)
-        self._check_mergeable(payload, layers)
-        sent = self._sent(payload, layers)
+        self._remember_base(manifest)
+        self._check_mergeable(payload)
+        sent = self._sent(payload)
         held = Stamps()
-        for module, layer in layers.items():
+        for module, layer in self._layers.items():
             held.add(self._overwrite(payload, module, layer, sent.get(module)))
         found = held.result()
         for name, each in found.items():
-            made_here = isinstance(layers[module_of(name)], QuantizedLinear) and module_of(name) not in sent
+            made_here = isinstance(self._layers[module_of(name)], QuantizedLinear) and module_of(name) not in sent
             if made_here and manifest.tensors.get(name) != each:
                 raise RunError(f"{name} of {manifest.name} differs here from the published one")
         return found
 
-    def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
+    def _remember_base(self, manifest: Manifest) -> None:
         """Copies of the weights of touched, unquantised modules; made before any revision is applied."""
         if self._base is None:
-            linears = {m: layer for m, layer in layers.items() if isinstance(layer, nn.Linear)}
+            linears = {m: layer for m, layer in self._layers.items() if isinstance(layer, nn.Linear)}
             self._base = {m: self._given[m] if self._given else x.weight.detach().clone() for m, x in linears.items()}
-            if len(linears) == len(layers):  # a worker that quantises some never holds the rest of the base
+            if len(linears) == len(self._layers):  # a worker that quantises some never holds the rest of the base
                 self._base_digest = tensors_digest({f"{m}.weight": weight for m, weight in self._base.items()})
         if self._base_digest not in ("", manifest.base_digest):
             raise RunError(f"{manifest.name} was made for other base weights than this worker's")
 
-    def _check_mergeable(self, payload: Payload, layers: Mapping[str, Layer]) -> None:
-        for module in (m for m, layer in layers.items() if isinstance(layer, nn.Linear)):
+    def _check_mergeable(self, payload: Payload) -> None:
+        for module in (m for m, layer in self._layers.items() if isinstance(layer, nn.Linear)):
             if f"{module}.lora_A" not in payload.tensors:
                 raise RunError(f"{payload.manifest.name} packs {module}, which this worker holds unquantised")
             if self._base is None or module not in self._base:
                 raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
 
-    def _sent(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
+    def _sent(self, payload: Payload) -> dict[str, Tensors]:
         """The new content of those quantised layers for which it was sent, by module."""
-        quantized = {m for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
+        quantized = {m for m, layer in self._layers.items() if isinstance(layer, QuantizedLinear)}
         sent: dict[str, Tensors] = {}
         for name, tensor in payload.tensors.items():
             if not is_factor(name) and module_of(name) in quantized:
@@ -132,26 +131,23 @@ class Receiver:
         try:
             if isinstance(layer, nn.Linear):
                 assert self._base is not None
-                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
+                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.lora.scaling))
                 return {f"{module}.weight": layer.weight}
-            layer.load(self._requantized(payload, module, layer.format) if sent is None else sent)
+            if sent is None:
+                merged = merge_module(self._quantized_base[module], module, factors, manifest.lora.scaling)
+                sent = pack(layer.format, merged, manifest.amax.get(module), finite=True)
+            layer.load(sent)
         except ValueError as error:
             raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
 
     def _check_quantizable(self, payload: Payload, module: str) -> None:
-        """Raises RunError unless `_requantized` can make a packed weight."""
+        """Raises RunError unless a packed weight can be made from factors."""
         manifest = payload.manifest
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
         if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
             raise RunError(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
-
-    def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
-        """A packed weight made from factors."""
-        manifest, base = payload.manifest, self._quantized_base[module]
-        merged = merge_module(base, module, payload.tensors, manifest.scaling)
-        return pack(format, merged, manifest.amax.get(module), finite=True)
 
 
 def bases_to_keep(model: nn.Module, config: Config, device: torch.device) -> Tensors:

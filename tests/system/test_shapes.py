@@ -11,9 +11,8 @@ from PIL import Image
 
 from actors.client import launch
 from solrl_ray.config.schema import Config
-from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts, shape_of
 from solrl_ray.report.data import read_run
-from solrl_ray.sampling.shapes import shape_of
 from tests.support.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -30,7 +30,6 @@ from solrl_ray.objectives.base import Velocities
 from solrl_ray.objectives.schedules import learning_rate
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.policy.ema import Ema
 from solrl_ray.records import SampleGroup, SampleShape
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.learning import config, embeddings, groups
@@ -228,9 +227,9 @@ def test_rates_and_decays_are_of_the_optimisers_steps_of_which_an_update_may_mak
     rates: list[float] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self, lr: (rates.append(lr), step(self, lr))[1])
-    update = Ema.update
+    update = adapters.Ema.update
     monkeypatch.setattr(
-        Ema, "update", lambda self, trained, decay: (averages.append(decay), update(self, trained, decay))
+        adapters.Ema, "update", lambda self, trained, decay: (averages.append(decay), update(self, trained, decay))
     )
     run(learner, 1).state().save(tmp_path / "half")
     learner.load(LearnerState.load(tmp_path / "half"))

@@ -18,8 +18,8 @@ from solrl_ray.config.schema import Compile, Config, QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.blocks import blocks
 from solrl_ray.models.compilation import cache_folder, compile_, compile_decoder, compiles, prepare, what_compiles
+from solrl_ray.models.components import blocks
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.records import Prompt, PromptEmbedding, Receipt, WorkUnit

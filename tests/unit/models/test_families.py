@@ -27,9 +27,9 @@ from torch.nn import functional
 from solrl_ray import models
 from solrl_ray.config.schema import Decoding, Lora, Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import text as text_parts
+from solrl_ray.models import family_checkpoint
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.policy import adapters
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import save_lora
@@ -288,7 +288,7 @@ def test_embeddings_are_those_of_the_stock_pipeline(family: Family, path: Path, 
 
 
 def test_what_is_cut_off_is_counted_by_tokenizer(family: Family, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_parts, "COUNTED", 2)  # in parts, the last one shorter
+    monkeypatch.setattr(family_checkpoint, "COUNTED", 2)  # in parts, the last one shorter
     config = family.config(path)
     long = "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k l m n o p q r s t u v w x y z"
     found = type(models.load(config, "cpu", components=())).truncated(config, [long, "a", f"{long} a"])

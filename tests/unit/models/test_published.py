@@ -25,7 +25,7 @@ from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
-from solrl_ray.models.blocks import blocks
+from solrl_ray.models.components import blocks
 from solrl_ray.models.shapes import shipped
 from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas

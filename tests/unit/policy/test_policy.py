@@ -20,7 +20,6 @@ from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.policy.ema import Ema
 from solrl_ray.policy.merge import merged_weight, round_once
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import standard_normal
@@ -196,7 +195,7 @@ def test_decay_moves_old_towards_default(transformer: nn.Module) -> None:
 
 def test_ema_moves_by_one_minus_decay_and_is_held_apart(transformer: nn.Module) -> None:
     set_all(transformer, "default", 1.0)
-    ema = Ema(adapters.factors(transformer, "default"))
+    ema = adapters.Ema(adapters.factors(transformer, "default"))
     set_all(transformer, "default", 5.0)
     ema.update(adapters.parameters(transformer, "default"), decay=0.75)
     assert all(torch.equal(v, torch.full_like(v, 2.0)) for v in ema.factors.values())

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
 from solrl_ray.policy.reading import load_lora
-from solrl_ray.policy.tool_files import tool_tensors
+from solrl_ray.policy.saving import tool_tensors
 from solrl_ray.policy.tool_names import Network, Tool
 
 RANK, ALPHA = 2, 4.0

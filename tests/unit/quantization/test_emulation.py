@@ -11,7 +11,7 @@ from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.activations import ActivationQuantizer, _on_device
 from solrl_ray.quantization.attestation import check_vectors
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
-from solrl_ray.quantization.formats import frozen_amax, pack, quantize_weight
+from solrl_ray.quantization.formats import frozen_amax, pack
 from tests.support.tensors import randn
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -95,7 +95,7 @@ def test_the_product_is_exact_up_to_float32_accumulation(inputs: int, outputs: i
     x = awkward(48, inputs, 5, 0, "outlier")
     out = EmulatedNVFP4Linear.from_linear(source)(x)
     a = nvfp4.quantize(nvfp4.pad_columns(x))
-    w = quantize_weight(source.weight, frozen_amax(source.weight))
+    w = nvfp4.NVFP4Tensor(**pack("nvfp4", source.weight, frozen_amax(source.weight)))
     alpha = float(a.amax) * float(w.amax) / (36 * 448**2)
     shift = source.bias.double() if bias else 0
     exact = a.operand().double() @ w.operand().double().t() * alpha + shift

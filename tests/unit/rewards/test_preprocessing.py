@@ -17,7 +17,7 @@ from torchvision.transforms import functional as tv
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from solrl_ray.rewards import pillow
-from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD, LongestSide, Preprocessing, eight_bits
+from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing, eight_bits, longest_side
 
 SIZES = [(512, 512), (300, 412), (37, 53), (224, 224), (224, 300)]
 
@@ -108,7 +108,7 @@ def test_hpsv2_resizes_the_longest_side_of_a_tensor_and_pads_with_black(height: 
     top, left = (224 - size[0]) // 2, (224 - size[1]) // 2
     expected = torch.zeros(3, 224, 224)
     expected[:, top : top + size[0], left : left + size[1]] = resized
-    assert (LongestSide(size=224)(picture)[0] - tv.normalize(expected, CLIP_MEAN, CLIP_STD)).abs().max() < 1e-5
+    assert (longest_side(picture, 224)[0] - tv.normalize(expected, CLIP_MEAN, CLIP_STD)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("kind", "largest", "mean"), [("smooth", 1.5, 0.33), ("noise", 4.5, 0.34)])

@@ -53,7 +53,7 @@ def test_hpsv3_is_the_published_network_one_image_at_a_time(
     folder, base, (model, head, processor) = hpsv3_parts
     monkeypatch.setattr(hpsv3, "AREA", 9 * 28 * 28)
     monkeypatch.setattr(qwen_vl, "DTYPE", torch.float32)  # bfloat16 differs with the number of images
-    question = hpsv3.QUESTION.read_text()
+    question = hpsv3.HPSv3.QUESTION.read_text()
     assert question.endswith("\n\n\n\nPlease provide the overall ratings of this image: <|Reward|>\n\nEND\n")
     expected, two_dimensional = [], []
     for image, prompt in zip(images, PROMPTS, strict=True):
@@ -191,7 +191,7 @@ def test_videoreward_is_the_sum_of_three_qualities_of_the_published_network(
 ) -> None:
     folder, base, (model, processor) = videoreward_parts
     monkeypatch.setattr(qwen_vl, "DTYPE", torch.float32)
-    question, network = videoreward.QUESTION.read_text(), model.base_model.model
+    question, network = videoreward.VideoReward.QUESTION.read_text(), model.base_model.model
     expected = []
     for film, prompt in zip(films, PROMPTS, strict=True):
         frames = [film[:, at] for at in (0, 2, 4, 6, 8, 10)]

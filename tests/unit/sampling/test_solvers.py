@@ -7,7 +7,7 @@ import torch
 
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import State, advance, integrate, together
+from solrl_ray.sampling.solvers import Solver, State, Velocity, advance, together
 
 FLUX = SigmaSchedule(kind="flux")
 SD3 = SigmaSchedule(kind="shift")
@@ -16,6 +16,10 @@ LINEAR = SigmaSchedule(kind="linear")
 
 def field(latents: torch.Tensor, sigma: float) -> torch.Tensor:
     return -0.7 * latents + 0.3 * sigma
+
+
+def integrate(velocity: Velocity, noise: torch.Tensor, grid: torch.Tensor, solver: Solver) -> torch.Tensor:
+    return advance(velocity, State(noise), grid, solver).latents
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_revision_survives_the_wire_bit_for_bit() -> None:
     manifest = received.manifest
     assert manifest == revision.manifest
     assert (manifest.revision, manifest.name) == (7, "revision-000007")
-    assert (manifest.lora, manifest.scaling) == (Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"]), 2.0)
+    assert (manifest.lora, manifest.lora.scaling) == (Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"]), 2.0)
     assert manifest.modules == (OUT, QUERY)
     assert payload.encode(manifest, received.tensors) == content
     assert all(torch.equal(tensor, revision.tensors[name]) for name, tensor in received.tensors.items())

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from solrl_ray.prompts.prompt_set import prompt_id
+from solrl_ray.prompts.prompt_set import prompt_id, shape_of
 from solrl_ray.records import Prompt, SampleShape
-from solrl_ray.sampling.shapes import shape_of
 
 SHAPES = (SampleShape(512, 512), SampleShape(512, 768), SampleShape(768, 512))
 
