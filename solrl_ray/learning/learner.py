@@ -195,8 +195,7 @@ class Learner:
             self._follow()
         self._open = None
         update.seconds += time.perf_counter() - started
-        advantages, clip = update.advantages(self._config), self._config.objective.advantage.clip
-        return update_metrics(update, done, advantages, revision=self.revision, clip=clip)
+        return update_metrics(update, done, revision=self.revision)
 
     def _opened(self) -> OpenUpdate:
         self._check_whole()

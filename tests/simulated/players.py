@@ -267,9 +267,6 @@ class Learner:
             samples=sum(len(group.indices) for group in self._fed),
             passes=1,
             seconds=0.5,
-            advantage_std=0.0,
-            advantage_max=0.0,
-            advantage_clipped=0.0,
         )
 
     def _step(self, gradient: float) -> None:
