@@ -112,7 +112,7 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
         async with Tasks() as tasks:
             line = Line(tmp_path, tasks, Killed)
             opened = await line.client.open(PLAN)
-            assert opened.candidates == 0
+            assert opened.results == ()
             ahead = (await line.client.open(AHEAD)).units
             assert ids(ahead) == ids(AHEAD.pool_units())
             assert await line.bring(result(opened.units[0])) == Ack()

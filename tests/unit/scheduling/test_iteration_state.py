@@ -142,7 +142,7 @@ def test_nonsense_is_refused_by_name() -> None:
             ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
         ):
             state.record(bad)
-    assert state.ledger.done == 0
+    assert state.all_wanted() == tuple(PLAN.pool_units())
 
 
 def test_samples_that_were_not_asked_for_are_refused() -> None:
