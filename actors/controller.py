@@ -172,7 +172,7 @@ class Controller:
         components.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
         level = components.fallback_level(updates + self._staleness, record)
-        if back := await components.brake.gone_back_to(updates):
+        if back := await components.checkpoints.gone_back_to(updates):
             best, state = back
             record = replace(record, rollback=best)
             await components.learners.load(state)

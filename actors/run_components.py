@@ -17,10 +17,9 @@ from actors.evaluation.schedule import EvaluationSchedule
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.training.checkpoints import CheckpointWriter
-from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
-from actors.world import Tasks, World
+from actors.world import Tasks, World, on_disk
 from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, reward_weights, unreproducible_rewards, warnings
@@ -54,7 +53,6 @@ class RunComponents:
     publisher: PolicyPublisher
     evaluations: EvaluationSchedule
     checkpoints: CheckpointWriter
-    brake: CollapseBrake
     requests: EvaluationRequests
     embeddings: PromptEmbeddings
     point: ResumePoint
@@ -63,6 +61,7 @@ class RunComponents:
     def __init__(self, config: Config, folder: Path, world: World) -> None:
         self.config, self.world = config, world
         self.folder = RunFolder(folder)
+        self.on_disk = partial(on_disk, world, config, folder)
         self.telemetry = Telemetry(config, self.folder, world)
         self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
@@ -127,8 +126,6 @@ class RunComponents:
             config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners)
-        save_best = self.checkpoints.save_best
-        self.brake = CollapseBrake(config, self.folder, world, self.telemetry, save_best)
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
@@ -171,11 +168,6 @@ class RunComponents:
     def fallback_level(self, iteration: int, *newest: IterationMetrics) -> int:
         """The level of an iteration's previews, from measurements of earlier ones; `newest`: not in the records yet."""
         return self.fallback.fallback_level(iteration, [*self.telemetry.iterations, *newest])
-
-    async def on_disk(self, work: Any, what: str) -> Any:
-        """The result of `work`, which reads or writes the run folder; `what` is its name."""
-        seconds = self.config.fleet.deadlines.checkpoint
-        return await self.world.blocking(work, f"{what} in {self.folder.path} (fleet.deadlines.checkpoint)", seconds)
 
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config

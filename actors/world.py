@@ -204,6 +204,12 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
+async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
+    """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
+    named = f"{what} in {folder} (fleet.deadlines.checkpoint)"
+    return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
+
+
 class Tasks:
     """The named tasks of a run. The first error of any task ends all and is raised where they were opened.
 

@@ -28,7 +28,7 @@ from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, Scorer
-from actors.world import Tasks, World
+from actors.world import Tasks, World, on_disk
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
@@ -139,10 +139,8 @@ class FinishedRunEvaluation:
                 evaluation.begin()
                 await evaluation.finish()
                 found[policy] = evaluation.answers
-            what = f"writing what was found in {self._request.out} (fleet.deadlines.checkpoint)"
-            await self._world.blocking(
-                lambda: write(config, self._request, self._state, found), what, deadlines.checkpoint
-            )
+            write_found = partial(write, config, self._request, self._state, found)
+            await on_disk(self._world, config, self._request.out, write_found, "writing what was found")
             self._telemetry.state("done")
 
 

@@ -12,13 +12,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from actors.monitoring.tracking import Tracking
-from actors.world import MetricsWriter, World
+from actors.world import MetricsWriter, World, on_disk
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
@@ -47,6 +48,7 @@ class Telemetry:
         self._config = config
         self._folder = folder
         self._world = world
+        self._on_disk = partial(on_disk, world, config, folder.path)
         self._writes: deque[tuple[Callable[[], None], str]] = deque()
         """Pending writes and their names."""
         self._asked, self._idle = asyncio.Event(), asyncio.Event()
@@ -84,13 +86,12 @@ class Telemetry:
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
         self._iteration = len(iterations)
-        path, blocking = self._folder.path, self._world.blocking
-        self._spans = await blocking(lambda: SpanWriter(path), *self._named("opening spans.jsonl"))
-        self._writers = await blocking(
-            lambda: self._world.metrics_writers(path, self._iteration), *self._named("opening tensorboard/")
+        path, file = self._folder.path, self._attestations_file
+        self._spans = await self._on_disk(lambda: SpanWriter(path), "opening spans.jsonl")
+        self._writers = await self._on_disk(
+            lambda: self._world.metrics_writers(path, self._iteration), "opening tensorboard/"
         )
-        file = self._attestations_file
-        for attestation in await blocking(lambda: read_attestations(file), *self._named("reading attestations.json")):
+        for attestation in await self._on_disk(lambda: read_attestations(file), "reading attestations.json"):
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
@@ -265,7 +266,7 @@ class Telemetry:
         if open_trackers := self._tracking.open:
             self.state(f"bringing the last metrics to {listed(open_trackers)}")
         await self._tracking.close()
-        await self._world.blocking(self._close_files, *self._named("closing tensorboard/ and spans.jsonl"))
+        await self._on_disk(self._close_files, "closing tensorboard/ and spans.jsonl")
         self.state("done")
 
     def _close_files(self) -> None:
@@ -274,10 +275,6 @@ class Telemetry:
         if self._spans is not None:
             self._spans.close()
             self._spans = None
-
-    def _named(self, what: str) -> tuple[str, float]:
-        """Name and deadline of work in the run folder."""
-        return f"{what} in {self._folder.path} (fleet.deadlines.checkpoint)", self._config.fleet.deadlines.checkpoint
 
     def _write_record(
         self, record: IterationMetrics | EvaluationMetrics, elsewhere: Callable[[MetricsWriter], None]
@@ -300,7 +297,7 @@ class Telemetry:
             while self._writes:
                 together = list(self._writes)  # one thread for all of them
                 works = [work for work, _ in together]
-                await self._world.blocking(lambda: [work() for work in works], *self._named(together[0][1]))  # noqa: B023
+                await self._on_disk(lambda: [work() for work in works], together[0][1])  # noqa: B023
                 for _ in together:
                     self._writes.popleft()
             self._idle.set()
