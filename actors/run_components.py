@@ -32,9 +32,8 @@ from solrl_ray.report.iteration_metrics import audit_plan
 from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.rollout.selection import SelectionRule
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.iteration_state import IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, staleness_of
 from solrl_ray.scheduling.scaling import forgotten
-from solrl_ray.scheduling.staleness import staleness_of
 from solrl_ray.scheduling.worker_state import replacement_name
 from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point

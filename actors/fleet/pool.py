@@ -23,8 +23,7 @@ from actors.fleet.worker import Observer, Weights, Worker
 from actors.world import Process, Tasks, World, first_error
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import Gone, Late, Leaving, RunError, UserError, WorkerGone
-from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.scheduling.worker_state import State, advance, leavers, replacement_name, worker_name
+from solrl_ray.scheduling.worker_state import Replacements, State, advance, leavers, replacement_name, worker_name
 
 _STARTING = (State.WAITING, State.STARTING)
 

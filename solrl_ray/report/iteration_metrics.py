@@ -15,8 +15,7 @@ from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
-from solrl_ray.scheduling.iteration_state import IterationSummary
-from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")

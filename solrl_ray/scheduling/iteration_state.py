@@ -39,7 +39,7 @@ class IterationPlan:
     revision: int
     """The revision that samples the chosen seeds again."""
     staleness: int = 0
-    """Revisions that the explorers are behind it (`scheduling.staleness`)."""
+    """Revisions that the explorers are behind it (`staleness_of`)."""
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
@@ -115,6 +115,22 @@ class IterationSummary:
     """A sentence for each repeated result with other bytes; the first one counted."""
     contrasts: tuple[tuple[float, ...], ...] = ()
     """Of several rewards with own statistics: those of the groups, in prompt order, to compare with the selections'."""
+
+
+def staleness_of(iteration: int, max_staleness: int) -> int:
+    """How many revisions behind the current one iteration `iteration` explores.
+
+    ::
+
+        staleness 0   explore t (revision t) ─► regenerate t ─► update t ─► explore t+1 (revision t+1) …
+        staleness 1   explore t (t-1) ─► explore t+1 (t) ─────────────────► explore t+2 (t+1) …
+                                        regenerate t ─► update t ─► regenerate t+1 ─► …
+
+    Iteration t explores with exactly revision max(0, t - staleness), even if a newer one exists, so that the selection
+    does not depend on speed. An explorer loads the next revision when nothing is left to explore with its present one,
+    so that repeated units always find workers with their revision.
+    """
+    return min(iteration, max_staleness)
 
 
 @lru_cache(maxsize=1024)

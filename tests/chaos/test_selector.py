@@ -22,7 +22,7 @@ from actors.world import Tasks
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.patience import SECONDS
 from tests.support.selecting import PLAN, group_of, ids, result

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from actors.dispatch.rollout_result import RolloutResult
+from actors.dispatch.open_iteration import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequests
@@ -32,8 +32,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
-from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.scheduling.worker_state import State
+from solrl_ray.scheduling.worker_state import Replacements, State
 from solrl_ray.storage import run_folder
 
 Break = Callable[[pytest.MonkeyPatch], None]

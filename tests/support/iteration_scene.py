@@ -19,7 +19,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, group_digest
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}

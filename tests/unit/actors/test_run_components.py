@@ -12,7 +12,7 @@ from actors.run_components import RunComponents
 from actors.world import Process
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError, UserError, WorkerGone
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.storage.resume import check_prompts
 from tests.simulated import virtual_clock
 from tests.simulated.memory_disk import MemoryDisk
