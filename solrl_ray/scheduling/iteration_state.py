@@ -25,8 +25,7 @@ import numpy as np
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, AuditPlan
-from solrl_ray.rollout.pruning import dropped
-from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule
+from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule, dropped
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
 

@@ -9,8 +9,7 @@ import torch
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
-from solrl_ray.rollout.pruning import dropped
-from solrl_ray.rollout.selection import SelectionRule
+from solrl_ray.rollout.selection import SelectionRule, dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import plan_entry
