@@ -93,7 +93,7 @@ class Exporter(Protocol):
 
 
 class MetricsWriter(Protocol):
-    """Writes records as they come; `solrl_ray.report.tensorboard.TensorBoardWriter` is one."""
+    """Writes records as they come; `solrl_ray.report.trackers.TrackerWriter` is one."""
 
     def iteration(self, metrics: IterationMetrics) -> None: ...
 
