@@ -82,8 +82,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
 
 def with_regenerators_alone(config: Config) -> Config:
     """The configuration of a run whose other actors request no resources."""
-    fleet = config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": Learners()})
-    return config.model_copy(update={"fleet": fleet})
+    return config.changed({"fleet.explorers": WorkerPool(), "fleet.learners": Learners()})
 
 
 class FinishedRunEvaluation:

@@ -52,7 +52,7 @@ class Fleet:
         """Of the explorers."""
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
-        handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
+        handed_out_by = config.fleet.changed({"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
         self.router = UnitRouter(world, tasks, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines

@@ -158,4 +158,4 @@ class CheckpointWriter:
         state.save(self._folder.checkpoint(updates))
         # With staleness, resuming needs the checkpoint before as well; keep one more in case the newest is damaged.
         checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
-        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}), self._best)
+        self._folder.prune(checkpoints.changed({"keep": checkpoints.keep + staleness}), self._best)

@@ -53,7 +53,6 @@ class Regenerator(SamplingWorker):
     _outside: _Outside | None = None
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
     @noted

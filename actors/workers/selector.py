@@ -124,7 +124,6 @@ class Selector(Callee):
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
     def open(self, plan: IterationPlan) -> Opened:

@@ -138,9 +138,7 @@ class Learner:
         self._open = OpenUpdate(
             iteration,
             sizes,
-            updates=self._config.learner.updates,
-            epochs=self._config.learner.epochs,
-            micro_batch=self._config.learner.micro_batch,
+            self._config.learner,
             rank=self._rank,
             world_size=self._world_size,
             device=self._model.device,

@@ -113,8 +113,8 @@ class Scene:
         self.world = cast(Any, Here(folder))
         self.watching = Watching()
         self.retired: list[str] = []
-        fleet = FleetConfig(max_inflight=9, strikes=2)
-        self.router = UnitRouter(self.world, tasks, fleet, self.watching, lambda name, _: self.retired.append(name))
+        fleet, told = FleetConfig(max_inflight=9, strikes=2), cast(Any, self.watching)
+        self.router = UnitRouter(self.world, tasks, fleet, told, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
             self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
         )
