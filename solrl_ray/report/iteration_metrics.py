@@ -78,7 +78,7 @@ def iteration_metrics(
         spearman=fidelity.spearman if fidelity else None,
         spearman_by_kind={kind: rank_fidelity(proxies[of], compared[of]).spearman for kind, of in of_kinds},
         kendall=fidelity.kendall if fidelity else None,
-        side_agreement=fidelity.top_bottom_overlap if fidelity else None,
+        side_agreement=fidelity.side_agreement if fidelity else None,
         audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest="",
