@@ -75,7 +75,7 @@ class RunComponents:
         self.telemetry.state("reading the run folder")
         self.point, sizes = await self.on_disk(self._find, "reading the run folder")
         await self.telemetry.resume(self.point.iterations, self.point.evaluations)
-        tasks.start(self.telemetry.keep_tracking(), "bringing metrics to trackers")
+        tasks.start(self.telemetry.tracking.keep(), "bringing metrics to trackers")
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")
@@ -112,7 +112,7 @@ class RunComponents:
             replacements=self.fleet.replacements,
             publication=lambda: dict(self.fleet.publication_counts),
         )
-        await self.embeddings.await_encoder()
+        await self.embeddings.started.wait()
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = await self.embeddings.probe(self.heldout[0])
@@ -193,7 +193,7 @@ class RunComponents:
         """Replace an encoder, unless none has ever worked. Raises RunError if no replacement is left."""
         process = self.world.process(actor)
         self.world.kill(actor)
-        if not self.embeddings.has_started:
+        if not self.embeddings.started.is_set():
             return False
         counted, process.counted = process.counted, bool(process.name)
         if not counted:

@@ -116,7 +116,7 @@ class FinishedRunEvaluation:
             embeddings = PromptEmbeddings(config, folder, self._world, tasks, show=show)
             for number in range(encoders(config)):
                 embeddings.join(f"encoder-{number}", self._world.text_encoder(f"encoder-{number}"))
-            await embeddings.await_encoder()
+            await embeddings.started.wait()
             references = await embeddings.of(self._prompts, config.evaluated_model)
             probe = await embeddings.probe(self._prompts[0])
             found: dict[str, dict[str, Evaluated]] = {}

@@ -94,7 +94,8 @@ class UnitRouter:
         self._world, self._tasks = world, tasks
         self._telemetry = telemetry
         self._retire = retire
-        self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
+        self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge)
+        self._strikes = fleet.strikes
         self._workers: dict[str, Recipient] = {}
         """Workers that may get units, by name."""
         self._owners: dict[str, Owner] = {}
@@ -229,10 +230,11 @@ class UnitRouter:
         worker = self._workers.get(name)
         alone = worker is not None and worker.is_alone
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
-        limit = self._dispatcher.strike_limit
         self._telemetry.struck(name)
-        self._telemetry.message(f"{unit.describe()} is repeated; strike {strikes} of {limit} for {name}: {reason}")
-        if strikes >= limit:
+        self._telemetry.message(
+            f"{unit.describe()} is repeated; strike {strikes} of {self._strikes} for {name}: {reason}"
+        )
+        if strikes >= self._strikes:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()
 

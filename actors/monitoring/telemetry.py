@@ -78,7 +78,7 @@ class Telemetry:
         self._tiers: set[tuple[str, str]] = set()
         """Roles with the tiers attested so far."""
         self._exporter = world.exporter(config.run.name)
-        self._tracking = Tracking(config, folder.path, world, self.message)
+        self.tracking = Tracking(config, folder.path, world, self.message)
 
     async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over the run's earlier measurements and workers; opens the TensorBoard events."""
@@ -211,7 +211,7 @@ class Telemetry:
             self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
-        self._tracking.bring(lambda writer: writer.iteration(metrics))
+        self.tracking.bring(lambda writer: writer.iteration(metrics))
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
@@ -219,7 +219,7 @@ class Telemetry:
         if metrics.fall:
             self.message(f"warning: {stability.describe_fall(metrics)}")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
-        self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
+        self.tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
         if metrics.policy == "ema":
             self._exporter.set("solrl_alarm", bool(metrics.fall), measure="heldout_reward")
@@ -263,9 +263,9 @@ class Telemetry:
         """Pass on the rest, then say that the run is done."""
         self.state("writing the last metrics")
         await self.written()
-        if open_trackers := self._tracking.open:
+        if open_trackers := self.tracking.open:
             self.state(f"bringing the last metrics to {listed(open_trackers)}")
-        await self._tracking.close()
+        await self.tracking.close()
         await self._on_disk(self._close_files, "closing tensorboard/ and spans.jsonl")
         self.state("done")
 
@@ -302,10 +302,6 @@ class Telemetry:
                     self._writes.popleft()
             self._idle.set()
             await self._asked.wait()
-
-    async def keep_tracking(self) -> None:
-        """Pass what comes to `tracking.trackers`; runs as a task."""
-        await self._tracking.keep()
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter

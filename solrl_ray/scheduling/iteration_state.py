@@ -277,14 +277,9 @@ class IterationState:
     # What has come of it
 
     @property
-    def is_explored(self) -> bool:
-        """Whether all candidates have rewards."""
-        return len(self.selections) == len(self.plan.prompt_ids)
-
-    @property
     def complete(self) -> bool:
         """Whether every prompt has its group, and every audited one its audit."""
-        return self.is_explored and self.ledger.complete
+        return len(self.selections) == len(self.plan.prompt_ids) and self.ledger.complete
 
     @property
     def audits_done(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,9 @@ class Embeddings:
     """Notes who joins."""
 
     def __init__(self, has_started: bool) -> None:
-        self.has_started = has_started
+        self.started = asyncio.Event()
+        if has_started:
+            self.started.set()
         self.joined: list[str] = []
 
     def join(self, name: str, actor: Any) -> None:
