@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from actors.dispatch.rollout_result import RolloutResult
+from actors.dispatch.open_iteration import RolloutResult
 from actors.evaluation.requests import EvaluationRequests
 from actors.run_components import RunComponents
 from actors.training.iteration_clock import IterationClock
@@ -30,8 +30,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics, Progress
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.scheduling.iteration_state import IterationSummary
-from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of
 
 
 class Controller:
@@ -113,7 +112,7 @@ class Controller:
         await components.rollouts.drop_before(iteration)
         ahead = self._tasks.start(self._explore_ahead(iteration), f"exploring iteration {iteration + 1} ahead")
         offers = self._tasks.start(self._offer(iteration), f"offering samples of iteration {iteration}")
-        rollout = await components.rollouts.finish(iteration)
+        rollout = await components.rollouts[iteration].finish()
         offers.cancel()
         await ahead
         return rollout
@@ -172,7 +171,7 @@ class Controller:
         components.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
         level = components.fallback_level(updates + self._staleness, record)
-        if back := await components.brake.gone_back_to(updates):
+        if back := await components.checkpoints.gone_back_to(updates):
             best, state = back
             record = replace(record, rollback=best)
             await components.learners.load(state)

@@ -19,7 +19,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.report import trackers
 from solrl_ray.report.page import build
-from solrl_ray.report.tensorboard import TensorBoardWriter
 
 T = TypeVar("T")
 
@@ -81,7 +80,7 @@ class RayWorld:
         return PrometheusExporter(run)
 
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
-        return [TensorBoardWriter(folder / "tensorboard", first_iteration=first_iteration)]
+        return [trackers.tensorboard(folder / "tensorboard", first_iteration=first_iteration)]
 
     def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
         return trackers.opened(name, config, folder)

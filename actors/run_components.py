@@ -17,10 +17,9 @@ from actors.evaluation.schedule import EvaluationSchedule
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.training.checkpoints import CheckpointWriter
-from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
-from actors.world import Tasks, World
+from actors.world import Tasks, World, on_disk
 from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, reward_weights, unreproducible_rewards, warnings
@@ -33,9 +32,8 @@ from solrl_ray.report.iteration_metrics import audit_plan
 from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.rollout.selection import SelectionRule
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.iteration_state import IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, staleness_of
 from solrl_ray.scheduling.scaling import forgotten
-from solrl_ray.scheduling.staleness import staleness_of
 from solrl_ray.scheduling.worker_state import replacement_name
 from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
@@ -54,7 +52,6 @@ class RunComponents:
     publisher: PolicyPublisher
     evaluations: EvaluationSchedule
     checkpoints: CheckpointWriter
-    brake: CollapseBrake
     requests: EvaluationRequests
     embeddings: PromptEmbeddings
     point: ResumePoint
@@ -63,6 +60,7 @@ class RunComponents:
     def __init__(self, config: Config, folder: Path, world: World) -> None:
         self.config, self.world = config, world
         self.folder = RunFolder(folder)
+        self.on_disk = partial(on_disk, world, config, folder)
         self.telemetry = Telemetry(config, self.folder, world)
         self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
@@ -77,7 +75,7 @@ class RunComponents:
         self.telemetry.state("reading the run folder")
         self.point, sizes = await self.on_disk(self._find, "reading the run folder")
         await self.telemetry.resume(self.point.iterations, self.point.evaluations)
-        tasks.start(self.telemetry.keep_tracking(), "bringing metrics to trackers")
+        tasks.start(self.telemetry.tracking.keep(), "bringing metrics to trackers")
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")
@@ -114,7 +112,7 @@ class RunComponents:
             replacements=self.fleet.replacements,
             publication=lambda: dict(self.fleet.publication_counts),
         )
-        await self.embeddings.await_encoder()
+        await self.embeddings.started.wait()
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = await self.embeddings.probe(self.heldout[0])
@@ -127,8 +125,6 @@ class RunComponents:
             config, world, self.fleet.router, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners)
-        save_best = self.checkpoints.save_best
-        self.brake = CollapseBrake(config, self.folder, world, self.telemetry, save_best)
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
@@ -172,11 +168,6 @@ class RunComponents:
         """The level of an iteration's previews, from measurements of earlier ones; `newest`: not in the records yet."""
         return self.fallback.fallback_level(iteration, [*self.telemetry.iterations, *newest])
 
-    async def on_disk(self, work: Any, what: str) -> Any:
-        """The result of `work`, which reads or writes the run folder; `what` is its name."""
-        seconds = self.config.fleet.deadlines.checkpoint
-        return await self.world.blocking(work, f"{what} in {self.folder.path} (fleet.deadlines.checkpoint)", seconds)
-
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
         self.folder.lock.acquire(seconds=LOCK_SECONDS)
@@ -202,7 +193,7 @@ class RunComponents:
         """Replace an encoder, unless none has ever worked. Raises RunError if no replacement is left."""
         process = self.world.process(actor)
         self.world.kill(actor)
-        if not self.embeddings.has_started:
+        if not self.embeddings.started.is_set():
             return False
         counted, process.counted = process.counted, bool(process.name)
         if not counted:

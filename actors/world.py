@@ -93,7 +93,7 @@ class Exporter(Protocol):
 
 
 class MetricsWriter(Protocol):
-    """Writes records as they come; `solrl_ray.report.tensorboard.TensorBoardWriter` is one."""
+    """Writes records as they come; `solrl_ray.report.trackers.TrackerWriter` is one."""
 
     def iteration(self, metrics: IterationMetrics) -> None: ...
 
@@ -202,6 +202,12 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
+    """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
+    named = f"{what} in {folder} (fleet.deadlines.checkpoint)"
+    return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
 
 
 class Tasks:

@@ -41,9 +41,8 @@ from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.report.curve import Curve
 from solrl_ray.report.data import read_run
-from solrl_ray.rollout.pruning import survivors
 from solrl_ray.rollout.sampler import Previewed, Sampler
-from solrl_ray.rollout.selection import PromptSelection
+from solrl_ray.rollout.selection import PromptSelection, survivors
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.storage.run_folder import RunFolder
 

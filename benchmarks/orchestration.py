@@ -200,9 +200,6 @@ class SleepingLearner(Callee):
             samples=self._samples,
             passes=1,
             seconds=self._seconds,
-            advantage_std=0.0,
-            advantage_max=0.0,
-            advantage_clipped=0.0,
         )
 
     def state(self) -> LearnerState:

@@ -179,7 +179,7 @@ async def message_seconds() -> float:
 
     actor, seconds = ray.remote(Echo).options(num_cpus=0).remote(), []
     for number in range(ROUNDS):
-        dispatcher = Dispatcher(max_inflight=2, hedge=3.0, strikes=3)
+        dispatcher = Dispatcher(max_inflight=2, hedge=3.0)
         for worker in range(TOGETHER):
             dispatcher.ready(f"explorer-{worker}", "explorers", ("old", number))
         units = [

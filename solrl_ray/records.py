@@ -186,7 +186,7 @@ class UnitResult:
 
     unit: WorkUnit
     rewards: tuple[float, ...]
-    """For a pruned member: its early score (`rollout.pruning.dropped`)."""
+    """For a pruned member: its early score (`rollout.selection.dropped`)."""
     worker: str
     score_class: str
     """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""

@@ -28,7 +28,7 @@ from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, Scorer
-from actors.world import Tasks, World
+from actors.world import Tasks, World, on_disk
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
@@ -82,8 +82,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
 
 def with_regenerators_alone(config: Config) -> Config:
     """The configuration of a run whose other actors request no resources."""
-    fleet = config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": Learners()})
-    return config.model_copy(update={"fleet": fleet})
+    return config.changed({"fleet.explorers": WorkerPool(), "fleet.learners": Learners()})
 
 
 class FinishedRunEvaluation:
@@ -117,7 +116,7 @@ class FinishedRunEvaluation:
             embeddings = PromptEmbeddings(config, folder, self._world, tasks, show=show)
             for number in range(encoders(config)):
                 embeddings.join(f"encoder-{number}", self._world.text_encoder(f"encoder-{number}"))
-            await embeddings.await_encoder()
+            await embeddings.started.wait()
             references = await embeddings.of(self._prompts, config.evaluated_model)
             probe = await embeddings.probe(self._prompts[0])
             found: dict[str, dict[str, Evaluated]] = {}
@@ -139,10 +138,8 @@ class FinishedRunEvaluation:
                 evaluation.begin()
                 await evaluation.finish()
                 found[policy] = evaluation.answers
-            what = f"writing what was found in {self._request.out} (fleet.deadlines.checkpoint)"
-            await self._world.blocking(
-                lambda: write(config, self._request, self._state, found), what, deadlines.checkpoint
-            )
+            write_found = partial(write, config, self._request, self._state, found)
+            await on_disk(self._world, config, self._request.out, write_found, "writing what was found")
             self._telemetry.state("done")
 
 

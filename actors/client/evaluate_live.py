@@ -120,8 +120,7 @@ async def _merged(
 ) -> dict[str, Publication]:
     # Does not affect the result: merging gives the same bits on any device.
     threads = max(1, (os.cpu_count() or 1) // 2)
-    fleet = config.fleet.model_copy(update={"learners": Learners(threads=threads)})
-    merging = config.model_copy(update={"fleet": fleet})
+    merging = config.changed({"fleet.learners": Learners(threads=threads)})
     world = RayWorld(ActorFactory(merging, request.run, ActorClasses(), scope=name))
     merger = Actor(on_this_node(Merger, "merger", name).remote(merging, 0), "merger")
     try:

@@ -175,8 +175,7 @@ def with_tier(config: Config) -> Config:
     tier, device = _tier_on(config, config.fleet.explorers)
     if tier != wanted:
         print(f"rollout.explore.precision {wanted} is {tier} on {device}", flush=True)
-        preview = config.rollout.explore.model_copy(update={"precision": tier})
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
+        config = config.changed({"rollout.explore.precision": tier})
     for other in config.fleet.other_explorers:
         _tier_on(config, other)  # raises if it lacks the tier
     return config
@@ -235,18 +234,18 @@ def located(config: Config) -> Config:
     upload = config.checkpoints.upload
     if upload and "://" not in upload:
         upload = str(files.located(upload, "checkpoints.upload").absolute())
-    return config.model_copy(
-        update={
+    return config.changed(
+        {
             "rewards": [_absolute(reward, "path", "base") for reward in config.rewards],
             "prompts": _absolute(config.prompts, "train", "heldout"),
             "model": _absolute(config.model, "path", "preview_decoder"),
-            "checkpoints": config.checkpoints.model_copy(update={"upload": upload}),
+            "checkpoints.upload": upload,
         }
     )
 
 
 def _absolute(section: Section, *keys: str) -> Section:
-    return section.model_copy(update={key: absolute(getattr(section, key)) for key in keys})
+    return section.changed({key: absolute(getattr(section, key)) for key in keys})
 
 
 def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> None:

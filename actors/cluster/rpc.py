@@ -15,7 +15,10 @@ from actors.cluster import progress_notes, termination
 
 
 class Callee:
-    """Base of the actors that the controller calls. `ControllerActor`, which other processes call, is a plain actor."""
+    """Base of the actors that the controller calls. `ControllerActor`, which other processes call, is a plain actor.
+
+    Ray shows an actor's `repr` in its dashboard and before each line that its process logs.
+    """
 
     def do(self, packed: bytes, *references: Any) -> Any:
         """The result of the called handler; `references`: its arguments by reference, in order."""

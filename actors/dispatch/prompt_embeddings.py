@@ -73,7 +73,8 @@ class PromptEmbeddings:
         """The encoder that started first, and its identity."""
         self._cache: EmbeddingCache
         """From then on."""
-        self._started = asyncio.Event()
+        self.started = asyncio.Event()
+        """Set once an encoder has."""
         self._queue: deque[Prompt] = deque()
         self._is_wanted = asyncio.Event()
         """Whether the queue holds something."""
@@ -92,15 +93,6 @@ class PromptEmbeddings:
         self._encoders.append(encoder)
         self._tasks.start(self._serve(encoder), f"the calls of {name}")
 
-    @property
-    def has_started(self) -> bool:
-        """Whether an encoder ever has."""
-        return self._started.is_set()
-
-    async def await_encoder(self) -> None:
-        """Return once an encoder has started."""
-        await self._started.wait()
-
     # Prompts
 
     async def encode(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> int:
@@ -109,7 +101,7 @@ class PromptEmbeddings:
 
         Raises UserError for a reference picture that is gone or has changed.
         """
-        await self._started.wait()
+        await self.started.wait()
         prompts, further = self._with_negative(prompts), self._with_negative(further) if further else ()
         missing = await self._on_disk(lambda cache: cache.lacking(prompts), "looking for embeddings")
         if missing and further:
@@ -240,7 +232,7 @@ class PromptEmbeddings:
         if self._first is None:
             self._first = name, identity
             self._cache = EmbeddingCache(self._folder, identity)
-            self._started.set()
+            self.started.set()
         first, expected = self._first
         for key in sorted(identity.keys() | expected.keys()):
             if identity.get(key) != expected.get(key):

@@ -1,4 +1,4 @@
-"""The rollouts of the open iterations: one, or two where exploring runs ahead (`scheduling.staleness`).
+"""The rollouts of the open iterations: one, or two where exploring runs ahead (`rollout.max_staleness`).
 
 The older one is regenerated and learned from. The younger one is explored with the revision before its own.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.dispatch.open_iteration import OpenIteration, Regenerating
-from actors.dispatch.rollout_result import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import UnitRouter
 from actors.monitoring.telemetry import Telemetry
@@ -18,7 +17,7 @@ from actors.world import Tasks, World
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 
 SHOW_SECONDS = 0.2
 """Seconds between two updates of the shown progress."""
@@ -88,10 +87,6 @@ class Rollouts:
         this = self._open[iteration]
         if this.plan.staleness:
             this.revised(await self._selector.revise(iteration, policy_digest))
-
-    async def finish(self, iteration: int) -> RolloutResult:
-        """Return once every prompt of an open iteration has its group."""
-        return await self._open[iteration].finish()
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
         """The summary of an iteration whose groups are complete. A group that the selector lost is made again.

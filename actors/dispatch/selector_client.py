@@ -22,8 +22,7 @@ from actors.world import Sent, Tasks, World
 from solrl_ray.errors import InputGone, WorkerGone
 from solrl_ray.records import UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
-from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.scheduling.worker_state import replacement_name
+from solrl_ray.scheduling.worker_state import Replacements, replacement_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, NonsenseError, RunError, UserError
@@ -85,25 +86,16 @@ class Recipient(Protocol):
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None: ...
 
 
-class Watcher(Protocol):
-    """Is told of each answer; `actors.monitoring.telemetry.Telemetry` is one."""
-
-    def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None: ...
-
-    def struck(self, worker: str) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-
 class UnitRouter:
     def __init__(
-        self, world: World, tasks: Tasks, fleet: FleetConfig, watcher: Watcher, retire: Callable[[str, str], None]
+        self, world: World, tasks: Tasks, fleet: FleetConfig, telemetry: Telemetry, retire: Callable[[str, str], None]
     ) -> None:
         """`retire` replaces an untrustworthy worker: its name, and the reason."""
         self._world, self._tasks = world, tasks
-        self._watcher = watcher
+        self._telemetry = telemetry
         self._retire = retire
-        self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
+        self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge)
+        self._strikes = fleet.strikes
         self._workers: dict[str, Recipient] = {}
         """Workers that may get units, by name."""
         self._owners: dict[str, Owner] = {}
@@ -176,7 +168,7 @@ class UnitRouter:
     def answered(self, worker: Recipient, unit: WorkUnit, batch: str, value: Any, large: Any) -> None:
         """A worker has answered; its slot is free."""
         self._dispatcher.answered(worker.name, unit, now=self._world.now(), seconds=value.seconds)
-        self._watcher.unit(worker.name, unit, value.started, value.seconds)
+        self._telemetry.unit(worker.name, unit, value.started, value.seconds)
         owner = self._owners.get(batch)
         if owner is not None:
             judged = self._judged(owner, Answer(worker.name, unit, value, large))
@@ -226,7 +218,7 @@ class UnitRouter:
 
     def _repeat(self, answer: Answer, reason: str) -> None:
         """Repeat a unit whose answer was lost on its way."""
-        self._watcher.message(f"{answer.unit.describe()} is done again ({reason})")
+        self._telemetry.message(f"{answer.unit.describe()} is done again ({reason})")
         self._dispatcher.requeue(answer.unit, answer.worker)
         self.wake()
 
@@ -238,10 +230,11 @@ class UnitRouter:
         worker = self._workers.get(name)
         alone = worker is not None and worker.is_alone
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
-        limit = self._dispatcher.strike_limit
-        self._watcher.struck(name)
-        self._watcher.message(f"{unit.describe()} is repeated; strike {strikes} of {limit} for {name}: {reason}")
-        if strikes >= limit:
+        self._telemetry.struck(name)
+        self._telemetry.message(
+            f"{unit.describe()} is repeated; strike {strikes} of {self._strikes} for {name}: {reason}"
+        )
+        if strikes >= self._strikes:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()
 
@@ -260,7 +253,7 @@ class UnitRouter:
             owner, worker = self._owners[each.batch], self._workers[each.worker]
             worker.give(each.unit, each.batch, *owner.call(each.unit))
             if each.hedge:
-                self._watcher.message(f"{each.unit.describe()} is late; {each.worker} repeats it")
+                self._telemetry.message(f"{each.unit.describe()} is late; {each.worker} repeats it")
         self._look_for_late_units(now)
 
     def _look_for_late_units(self, now: float) -> None:

@@ -15,7 +15,7 @@ import torch
 from actors.dispatch.unit_router import Answer, Owner, UnitRouter
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
-from actors.world import World
+from actors.world import World, on_disk
 from solrl_ray.common.files import make_folder
 from solrl_ray.config.pools import REGENERATORS
 from solrl_ray.config.schema import Config
@@ -187,7 +187,5 @@ class Evaluator:
             save_pictures(folder, pictures, self._config.model.fps)
             save_references(self._folder.references, pictured, self._config.model.shapes[0])
 
-        seconds = self._config.fleet.deadlines.checkpoint
-        what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"
-        await self._world.blocking(write, what, seconds)
+        await on_disk(self._world, self._config, self._folder.path, write, "writing an evaluation")
         self._telemetry.evaluation(metrics, [list(images[p.id]) for p in pictured])

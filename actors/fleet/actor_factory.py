@@ -84,7 +84,7 @@ class ActorFactory:
     def text_encoder(self, name: str) -> Actor:
         worker, role = self._config.fleet.encoders, self._classes.text_encoder
         if encodes_on_cards(self._config.fleet):
-            return self._on_card(slot_of(name), name, "text_encoder", role, self._config)
+            return self._on_card(name, "text_encoder", role, self._config)
         reserves = worker.num_gpus or worker.num_cpus
         make = self._anywhere(role, name, worker) if reserves else self._here(role, name)
         return self._actor(name, make.remote(self._config), "text_encoder")
@@ -94,20 +94,21 @@ class ActorFactory:
         return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
     def explorer(self, name: str) -> Actor:
-        if is_on_a_card(self._config, pool_of(name), slot_of(name)):
-            return self._on_card(slot_of(name), name, "explorer", self._classes.explorer, name, self._exploring)
-        make = self._anywhere(self._classes.explorer, name, pools(self._config.fleet)[pool_of(name)])
-        return self._actor(name, make.remote(name, self._exploring), "explorer")
+        return self._sampling_worker(name, "explorer", self._classes.explorer, self._exploring)
 
     def explore_with(self, config: Config) -> None:
         """Give explorers that are made from now on this configuration, as of another fallback level."""
         self._exploring = config
 
     def regenerator(self, name: str) -> Actor:
-        if is_on_a_card(self._config, pool_of(name), slot_of(name)):
-            return self._on_card(slot_of(name), name, "regenerator", self._classes.regenerator, name, self._config)
-        make = self._anywhere(self._classes.regenerator, name, self._config.fleet.regenerators)
-        return self._actor(name, make.remote(name, self._config), "regenerator")
+        return self._sampling_worker(name, "regenerator", self._classes.regenerator, self._config)
+
+    def _sampling_worker(self, name: str, role: str, made: type, config: Config) -> Actor:
+        pool = pool_of(name)
+        if is_on_a_card(self._config, pool, slot_of(name)):
+            return self._on_card(name, role, made, name, config)
+        make = self._anywhere(made, name, pools(self._config.fleet)[pool])
+        return self._actor(name, make.remote(name, config), role)
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `reserve_learner_bundles`, if there is one.
@@ -116,7 +117,7 @@ class ActorFactory:
         """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):
-            return self._on_card(rank, name, "learner", made, self._config, rank, takes_lists=True)
+            return self._on_card(name, "learner", made, self._config, rank, takes_lists=True)
         make = self._seated(made, name, rank)
         return self._actor(name, make.remote(self._config, rank), "learner", takes_lists=True)
 
@@ -131,8 +132,9 @@ class ActorFactory:
             process.lost = True
             ray.kill(actor.handle, no_restart=True)
 
-    def _on_card(self, number: int, name: str, role: str, made: type, *arguments: Any, **properties: Any) -> Actor:
-        """A role of a card, whose process is made if there is none."""
+    def _on_card(self, name: str, role: str, made: type, *arguments: Any, **properties: Any) -> Actor:
+        """A role of the card with the number of its slot, whose process is made if there is none."""
+        number = slot_of(name)
         if number not in self._cards or self._cards[number][1].lost:
             process = Process(f"card-{number}" + (f".{self._made_cards}" if number in self._cards else ""))
             handle = self._seated(Card, process.name, number).remote(process.name, self._config)

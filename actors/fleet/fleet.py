@@ -19,10 +19,8 @@ from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
-from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.scaling import Targets, option
-from solrl_ray.scheduling.waits import Waits
-from solrl_ray.scheduling.worker_state import pool_of, role_of
+from solrl_ray.scheduling.worker_state import Replacements, Waits, pool_of, role_of
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
@@ -54,7 +52,7 @@ class Fleet:
         """Of the explorers."""
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
-        handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
+        handed_out_by = config.fleet.changed({"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
         self.router = UnitRouter(world, tasks, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines

@@ -16,32 +16,16 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 from actors.dispatch.unit_router import Loss, UnitRouter
 from actors.fleet.worker import Observer, Weights, Worker
-from actors.world import Process, Tasks, World, first_error
+from actors.world import Tasks, World, first_error
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import Gone, Late, Leaving, RunError, UserError, WorkerGone
-from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.scheduling.worker_state import State, advance, leavers, replacement_name, worker_name
+from solrl_ray.scheduling.worker_state import Replacements, State, advance, leavers, replacement_name, worker_name
 
 _STARTING = (State.WAITING, State.STARTING)
-
-
-class PoolObserver(Observer, Protocol):
-    """Is also told which workers leave, and which have no place."""
-
-    def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
-        """It has waited so long for a place while others of its pool are at work; called once."""
-
-    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
-        """`replacement`: empty if the worker was leaving."""
-
-    def unfit(self, worker: str, reason: str) -> None:
-        """It joined others at work but could not start, or would work otherwise than they do."""
-
-    def left(self, worker: str) -> None: ...
 
 
 class Pool:
@@ -56,7 +40,7 @@ class Pool:
         router: UnitRouter,
         deadlines: Deadlines,
         replacements: Replacements,
-        observer: PoolObserver,
+        observer: Observer,
     ) -> None:
         """
         Args:

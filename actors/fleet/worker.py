@@ -100,6 +100,17 @@ class Observer(Protocol):
     def changed(self) -> None:
         """Something about a worker has changed."""
 
+    def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
+        """It has waited so long for a place while others of its pool are at work; called once."""
+
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
+        """`replacement`: empty if the worker was leaving."""
+
+    def unfit(self, worker: str, reason: str) -> None:
+        """It joined others at work but could not start, or would work otherwise than they do."""
+
+    def left(self, worker: str) -> None: ...
+
 
 class Worker:
     def __init__(

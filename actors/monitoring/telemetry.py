@@ -12,13 +12,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from actors.monitoring.tracking import Tracking
-from actors.world import MetricsWriter, World
+from actors.world import MetricsWriter, World, on_disk
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
@@ -47,6 +48,7 @@ class Telemetry:
         self._config = config
         self._folder = folder
         self._world = world
+        self._on_disk = partial(on_disk, world, config, folder.path)
         self._writes: deque[tuple[Callable[[], None], str]] = deque()
         """Pending writes and their names."""
         self._asked, self._idle = asyncio.Event(), asyncio.Event()
@@ -76,7 +78,7 @@ class Telemetry:
         self._tiers: set[tuple[str, str]] = set()
         """Roles with the tiers attested so far."""
         self._exporter = world.exporter(config.run.name)
-        self._tracking = Tracking(config, folder.path, world, self.message)
+        self.tracking = Tracking(config, folder.path, world, self.message)
 
     async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over the run's earlier measurements and workers; opens the TensorBoard events."""
@@ -84,13 +86,12 @@ class Telemetry:
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
         self._iteration = len(iterations)
-        path, blocking = self._folder.path, self._world.blocking
-        self._spans = await blocking(lambda: SpanWriter(path), *self._named("opening spans.jsonl"))
-        self._writers = await blocking(
-            lambda: self._world.metrics_writers(path, self._iteration), *self._named("opening tensorboard/")
+        path, file = self._folder.path, self._attestations_file
+        self._spans = await self._on_disk(lambda: SpanWriter(path), "opening spans.jsonl")
+        self._writers = await self._on_disk(
+            lambda: self._world.metrics_writers(path, self._iteration), "opening tensorboard/"
         )
-        file = self._attestations_file
-        for attestation in await blocking(lambda: read_attestations(file), *self._named("reading attestations.json")):
+        for attestation in await self._on_disk(lambda: read_attestations(file), "reading attestations.json"):
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
@@ -210,7 +211,7 @@ class Telemetry:
             self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
-        self._tracking.bring(lambda writer: writer.iteration(metrics))
+        self.tracking.bring(lambda writer: writer.iteration(metrics))
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
@@ -218,7 +219,7 @@ class Telemetry:
         if metrics.fall:
             self.message(f"warning: {stability.describe_fall(metrics)}")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
-        self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
+        self.tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
         if metrics.policy == "ema":
             self._exporter.set("solrl_alarm", bool(metrics.fall), measure="heldout_reward")
@@ -262,10 +263,10 @@ class Telemetry:
         """Pass on the rest, then say that the run is done."""
         self.state("writing the last metrics")
         await self.written()
-        if open_trackers := self._tracking.open:
+        if open_trackers := self.tracking.open:
             self.state(f"bringing the last metrics to {listed(open_trackers)}")
-        await self._tracking.close()
-        await self._world.blocking(self._close_files, *self._named("closing tensorboard/ and spans.jsonl"))
+        await self.tracking.close()
+        await self._on_disk(self._close_files, "closing tensorboard/ and spans.jsonl")
         self.state("done")
 
     def _close_files(self) -> None:
@@ -274,10 +275,6 @@ class Telemetry:
         if self._spans is not None:
             self._spans.close()
             self._spans = None
-
-    def _named(self, what: str) -> tuple[str, float]:
-        """Name and deadline of work in the run folder."""
-        return f"{what} in {self._folder.path} (fleet.deadlines.checkpoint)", self._config.fleet.deadlines.checkpoint
 
     def _write_record(
         self, record: IterationMetrics | EvaluationMetrics, elsewhere: Callable[[MetricsWriter], None]
@@ -300,15 +297,11 @@ class Telemetry:
             while self._writes:
                 together = list(self._writes)  # one thread for all of them
                 works = [work for work, _ in together]
-                await self._world.blocking(lambda: [work() for work in works], *self._named(together[0][1]))  # noqa: B023
+                await self._on_disk(lambda: [work() for work in works], together[0][1])  # noqa: B023
                 for _ in together:
                     self._writes.popleft()
             self._idle.set()
             await self._asked.wait()
-
-    async def keep_tracking(self) -> None:
-        """Pass what comes to `tracking.trackers`; runs as a task."""
-        await self._tracking.keep()
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter

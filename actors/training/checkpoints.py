@@ -1,18 +1,32 @@
-"""When a run's checkpoints, LoRA files (`lora`, `lora_best`), summary and report are written."""
+"""When a run's checkpoints, LoRA files (`lora`, `lora_best`), summary and report are written, and what follows a
+collapse: nothing, the end of the run, or the best evaluated checkpoint once more.
+
+::
+
+    evaluation of revision t ─► update t + 1 ─► [ has it collapsed? ] ─► revision t + 1
+                                                     └─ rollback: the state of the best checkpoint is revision t + 1
+
+The evaluation of revision t has ended with update t + 1, whatever the placement. So the decision is always made there.
+Nothing is published twice, iterations and revisions are counted on, and the checkpoint after t + 1 updates is the one
+gone back to: a run that is killed before it decides again by the same records, and one killed after it goes on from it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from actors.monitoring.telemetry import Telemetry
 from actors.training.learner_group import LearnerGroup
-from actors.world import World
+from actors.world import World, on_disk
 from solrl_ray import models
 from solrl_ray.common.files import remove
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.evaluation import stability
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.objectives.schedules import ROLLBACK_STEP
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.storage.checkpoints import Uploader, newest_state
@@ -25,6 +39,7 @@ class CheckpointWriter:
     ) -> None:
         self._config, self._folder, self._world, self._telemetry = config, folder, world, telemetry
         self._learners = learners
+        self._on_disk = partial(on_disk, world, config, folder.path)
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder.path, config.checkpoints, telemetry.message) if upload else None
 
@@ -34,10 +49,9 @@ class CheckpointWriter:
 
     async def save(self, state: LearnerState, updates: int) -> float:
         """Write the checkpoint from which a run resumes; from then on the iteration counts. Returns its seconds."""
-        began, seconds = self._world.now(), self._config.fleet.deadlines.checkpoint
+        began = self._world.now()
         await self._telemetry.written()  # so that the metrics of all iterations in a checkpoint are on the disk
-        what = f"the checkpoint after {updates} updates in {self._folder.path} (fleet.deadlines.checkpoint)"
-        await self._world.blocking(lambda: self._write(state, updates), what, seconds)
+        await self._on_disk(lambda: self._write(state, updates), f"the checkpoint after {updates} updates")
         self._learners.saved()
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(updates), self._best)
@@ -48,34 +62,65 @@ class CheckpointWriter:
         await self._learners.leave(nodes)
         return saved
 
+    async def gone_back_to(self, updates: int) -> tuple[int, LearnerState] | None:
+        """If the run goes back: updates of the best evaluated checkpoint, and its state, as the one after `updates`.
+
+        Call when update number `updates` is made and not published. Raises RunError if the run ends, or if there is no
+        such checkpoint any more.
+        """
+        asked = self._config.run.on_collapse
+        newest = next((each for each in reversed(self._telemetry.evaluations) if each.policy == "ema"), None)
+        if asked == "warn" or newest is None or not newest.fall or newest.iteration != updates - 1:
+            return None
+        said = stability.describe_fall(newest)
+        if asked == "stop":
+            await self._on_disk(self._save_best, "writing lora_best")
+            raise RunError(
+                f"run.on_collapse is stop: {said}. The best trained policy is in {self._folder.lora_best}; a smaller "
+                "learner.optimizer.lr may hold, or go on with --resume and run.on_collapse=warn"
+            )
+        best = int(newest.fall["best"])
+        try:
+            state = await self._on_disk(
+                lambda: LearnerState.load(self._folder.checkpoint(best)), f"reading the checkpoint after {best} updates"
+            )
+        except UserError as error:
+            raise RunError(
+                f"run.on_collapse is rollback, and {said}, but that checkpoint cannot be read: {error}; go on with "
+                "--resume and run.on_collapse=warn"
+            ) from error
+        rollbacks = 1 + sum(record.rollback is not None for record in self._telemetry.iterations)
+        self._telemetry.message(
+            f"the run goes back to the policy after {best} updates, with {ROLLBACK_STEP**rollbacks:g} of the "
+            "configured learning rate"
+        )
+        return best, replace(state, updates=updates, rollbacks=rollbacks)
+
     async def finish(self, seconds: float) -> None:
         """Write LoRA files, summary and report; then the run is done. `seconds`: its wall time."""
-        deadlines = self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
-        what = "reading the last checkpoint"
-        state = await self._world.blocking(self._complete, what, deadlines.checkpoint)
+        state = await self._on_disk(self._complete, "reading the last checkpoint")
         summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
         await self._telemetry.written()
 
         def write() -> None:
             self._save_lora(self._folder.lora, state)
-            self.save_best()
+            self._save_best()
             write_summary(self._folder.path, summary)
 
-        where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"
-        await self._world.blocking(write, f"writing LoRA files and summary {where}", deadlines.checkpoint)
-        what, path = f"writing the report {where}", self._folder.path
+        await self._on_disk(write, "writing LoRA files and summary")
+        path = self._folder.path
         try:
-            await self._world.blocking(lambda: self._world.write_report(path), what, deadlines.checkpoint)
+            await self._on_disk(lambda: self._world.write_report(path), "writing the report")
         except Exception as error:  # the run is complete, whatever hinders its page
             self._telemetry.message(f"no report: {error}; `solrl report {path}` makes it")
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints and the report")
-            close, limit = self._uploader.close, deadlines.upload
+            close, limit = self._uploader.close, self._config.fleet.deadlines.upload
             await self._world.blocking(lambda: close(seconds=limit), "the last copies", 2 * limit)
         await self._telemetry.close()
 
-    def save_best(self) -> None:
+    def _save_best(self) -> None:
         """Write ``lora_best``, the weights of the best evaluated checkpoint. Blocks.
 
         If that cannot be read there is none, which the user is told: the run is complete without it.
@@ -113,4 +158,4 @@ class CheckpointWriter:
         state.save(self._folder.checkpoint(updates))
         # With staleness, resuming needs the checkpoint before as well; keep one more in case the newest is damaged.
         checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
-        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}), self._best)
+        self._folder.prune(checkpoints.changed({"keep": checkpoints.keep + staleness}), self._best)

@@ -5,7 +5,7 @@ A record begins where the one before ended, with the publication of its revision
 
 from __future__ import annotations
 
-from actors.dispatch.rollout_result import RolloutResult
+from actors.dispatch.open_iteration import RolloutResult
 from actors.fleet.fleet import Fleet
 from actors.world import World
 from solrl_ray.config.schema import Config

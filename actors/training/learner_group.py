@@ -31,7 +31,7 @@ from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.scheduling.placement import amounts
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publish import RevisionShard, assemble

@@ -21,7 +21,6 @@ class Card(Callee):
         self._model = SharedModel(config)
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return self._name
 
     def host(self, name: str, role: type, *arguments: Any) -> None:

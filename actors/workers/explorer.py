@@ -37,7 +37,6 @@ class Explorer(SamplingWorker):
         """Whether its scores are reproducible."""
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 

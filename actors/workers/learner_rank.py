@@ -53,7 +53,6 @@ class LearnerRank(Callee):
         """The model of the card whose role this is; None: it has a process and a model of its own."""
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
     def share(self, model: SharedModel) -> None:

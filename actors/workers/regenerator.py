@@ -26,8 +26,7 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Ref
 from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
-from solrl_ray.rollout.sampler import group_of, references_for
-from solrl_ray.rollout.samplers import Samplers
+from solrl_ray.rollout.sampler import Samplers, group_of, references_for
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.receive import Receiver
 
@@ -54,7 +53,6 @@ class Regenerator(SamplingWorker):
     _outside: _Outside | None = None
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
     @noted

@@ -24,8 +24,7 @@ from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout.sampler import Previewed, Sampled
-from solrl_ray.rollout.samplers import Samplers
+from solrl_ray.rollout.sampler import Previewed, Sampled, Samplers
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest

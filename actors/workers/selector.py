@@ -65,8 +65,6 @@ class Opened:
 
     groups: tuple[SampleGroup, ...]
     """Finished groups."""
-    candidates: int
-    """Candidates whose rewards are known."""
     units: tuple[WorkUnit, ...]
     """All units that workers should do now."""
     audits: tuple[str, ...] = ()
@@ -126,7 +124,6 @@ class Selector(Callee):
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
     def open(self, plan: IterationPlan) -> Opened:
@@ -163,7 +160,6 @@ class Selector(Callee):
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
         return Opened(
             groups=groups,
-            candidates=state.counts().candidates,
             units=opened.wanted(),
             audits=state.audits_done,
             results=results,
@@ -182,9 +178,7 @@ class Selector(Callee):
             opened.later = [entry]
         opened.revised, state = True, opened.state
         _, groups = self._replay_all(state, opened.later[1:])  # an audit that is lost is made again at the end
-        return Opened(
-            groups=groups, candidates=state.counts().candidates, units=opened.wanted(), audits=state.audits_done
-        )
+        return Opened(groups=groups, units=opened.wanted(), audits=state.audits_done)
 
     def drop(self, iteration: int) -> None:
         """Forget an iteration that a checkpoint contains."""

@@ -37,7 +37,6 @@ class TextEncoder(Callee):
         self._shared: SharedModel | None = None
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"encoder of {self._config.model.family} prompts"
 
     def share(self, model: SharedModel) -> None:

@@ -1,11 +1,11 @@
-"""The output of a command: in any locale, and of a run also where nobody reads it any more."""
+"""The output of a command: its tables, in any locale, and of a run also where nobody reads it any more."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 
@@ -35,3 +35,10 @@ def lost_if_refused() -> Iterator[None]:
         sys.stdout.flush()
     except OSError:
         drop()
+
+
+def plain_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table as plain text, with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -40,7 +40,7 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
     if all_prompts and loaded.sources.of("evaluation.prompts") != "--set":
         evaluation = evaluation.changed({"prompts": len(read_prompts(config.prompts.heldout, "--prompts"))})
     evaluation = evaluation.changed({"pictures": min(evaluation.pictures, evaluation.prompts), "reference": ""})
-    config = config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
+    config = config.changed({"rewards": columns or config.rewards, "evaluation": evaluation})
     return LoadedConfig(config, sources)
 
 

@@ -137,9 +137,7 @@ class Learner:
         self._open = OpenUpdate(
             iteration,
             sizes,
-            updates=self._config.learner.updates,
-            epochs=self._config.learner.epochs,
-            micro_batch=self._config.learner.micro_batch,
+            self._config.learner,
             rank=self._rank,
             world_size=self._world_size,
             device=self._model.device,
@@ -194,8 +192,7 @@ class Learner:
             self._follow()
         self._open = None
         update.seconds += time.perf_counter() - started
-        advantages, clip = update.advantages(self._config), self._config.objective.advantage.clip
-        return update_metrics(update, done, advantages, revision=self.revision, clip=clip)
+        return update_metrics(update, done, revision=self.revision)
 
     def _opened(self) -> OpenUpdate:
         self._check_whole()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, LearnerConfig
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, cut, equal_parts, rank_slots, rewards_and_groups
@@ -110,20 +110,18 @@ class OpenUpdate:
         self,
         iteration: int,
         sizes: Sequence[int],
+        config: LearnerConfig,
         *,
-        updates: int,
-        epochs: int,
-        micro_batch: int,
         rank: int,
         world_size: int,
         device: torch.device,
-        one_shape: bool = True,
+        one_shape: bool,
     ) -> None:
         """
         Args:
             sizes: samples of each prompt, in prompt order.
-            updates: equal parts of the prompts, of an optimiser step each.
-            epochs: how often all parts are trained on, in the same order.
+            config: in how many equal parts of the prompts, of an optimiser step each, and how often all parts are
+                trained on, in the same order.
             one_shape: whether samples of two prompts may share a micro-batch.
         """
         self.iteration, self.sizes = iteration, tuple(sizes)
@@ -134,10 +132,10 @@ class OpenUpdate:
         self.seconds = 0.0
         """Time spent on it."""
         self.parts = list[StepShare]()
-        for epoch, part in product(range(epochs), equal_parts(self.sizes, updates)):
-            cuts = cut(part, micro_batch, () if one_shape else self.sizes)
+        for epoch, part in product(range(config.epochs), equal_parts(self.sizes, config.updates)):
+            cuts = cut(part, config.micro_batch, () if one_shape else self.sizes)
             ends = [cuts[min(first + world_size, len(cuts)) - 1].stop for first in range(0, len(cuts), world_size)]
-            slots = rank_slots(cuts, micro_batch=micro_batch, rank=rank, world_size=world_size)
+            slots = rank_slots(cuts, micro_batch=config.micro_batch, rank=rank, world_size=world_size)
             ended = deque(ended_groups(part, self.sizes, ends))
             self.parts.append(StepShare(part, epoch, deque(slots), Sums.zero(device), ended=ended))
 

@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from solrl_ray.learning.open_update import OpenUpdate, Sums
 
 
@@ -29,12 +26,6 @@ class UpdateMetrics:
     passes: int
     """Forward and backward passes of this rank."""
     seconds: float
-    advantage_std: float
-    """Population standard deviation over the samples; group means are 0."""
-    advantage_max: float
-    """Largest magnitude, before clipping."""
-    advantage_clipped: float
-    """Share of samples beyond the clip."""
     ratio_mean: float | None = None
     """Mean ratio of probabilities under trained and sampling policy; None if the objective has none."""
     ratio_deviation: float | None = None
@@ -55,14 +46,8 @@ Step = tuple[Sums, float, tuple[float, float] | None]
 """Of an optimiser step: sums over all ranks, gradient norm, and its signal and noise."""
 
 
-def update_metrics(
-    update: OpenUpdate, done: Sequence[Step], advantages: NDArray[np.float64], *, revision: int, clip: float
-) -> UpdateMetrics:
-    """
-    Args:
-        done: each optimiser step.
-        clip: of the advantages.
-    """
+def update_metrics(update: OpenUpdate, done: Sequence[Step], *, revision: int) -> UpdateMetrics:
+    """`done`: each optimiser step."""
     loss, policy_loss, kl, ratio, clipped = (
         math.fsum(float(sums.shares[i]) for sums, _, _ in done) / len(done) for i in range(5)
     )
@@ -76,12 +61,9 @@ def update_metrics(
         policy_loss=policy_loss,
         kl=kl,
         gradient_norm=math.fsum(norm for _, norm, _ in done) / len(done),
-        samples=len(advantages),
+        samples=len(update.samples),
         passes=sum(sums.passes for sums, _, _ in done),
         seconds=update.seconds,
-        advantage_std=float(np.std(advantages)),
-        advantage_max=float(np.max(np.abs(advantages))),
-        advantage_clipped=float(np.mean(np.abs(advantages) > clip)),
         ratio_mean=ratio if has_ratio else None,
         ratio_deviation=max(deviations) if has_ratio else None,
         first_ratio_deviation=deviations[0] if has_ratio else None,

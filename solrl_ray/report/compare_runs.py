@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from solrl_ray.common.output import plain_table
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
-from solrl_ray.report.rendering import digits, plain_table, write_page
+from solrl_ray.report.rendering import digits, write_page
 
 PAGE_FILE = "runs.html"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.common.files import replace_file
+from solrl_ray.common.output import plain_table
 from solrl_ray.config.problems import counted
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation.paired_gain import paired_gain
@@ -16,7 +17,7 @@ from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt
 from solrl_ray.report.grids import REFERENCE, picture_paths
 from solrl_ray.report.pictures import LOSSLESS, Gallery
-from solrl_ray.report.rendering import digits, plain_table, signed, write_page
+from solrl_ray.report.rendering import digits, signed, write_page
 
 JSON_FILE, TEXT_FILE, PAGE_FILE = "evaluation.json", "evaluation.txt", "evaluation.html"
 BASE = "base"

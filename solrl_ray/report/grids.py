@@ -1,4 +1,4 @@
-"""Pictures on the disk: image tensors to PNG files and back, and contact sheets."""
+"""Pictures on the disk: image tensors to PNG files and back, contact sheets, and of videos a strip and a small clip."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from solrl_ray.common.files import replace_file
+from solrl_ray.config.rewards import evenly_spaced
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.references import pictures as seen_pictures
 from solrl_ray.records import Prompt, SampleShape
-from solrl_ray.report import clips
 
 if TYPE_CHECKING:  # takes seconds; finding pictures does not need it
     import torch
@@ -23,13 +23,44 @@ PictureKey = tuple[str, int]
 REFERENCE = "reference"
 """Name of the row, and in an evaluation's folder of the folder, of prompts' reference pictures."""
 LARGEST = 256
-"""Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
+"""Longest side of a picture in a contact sheet, and of a clip, pixels; larger ones are reduced."""
 ENLARGED = 96
 """Pictures are enlarged by a whole number to at least this width, pixels."""
 VIDEO = 4
 """Dimensions of a video [3, T, H, W]."""
+STRIP_FRAMES = 5
+MOST_FRAMES = 33
+"""Frames of a clip at most; of longer videos every second, third, … for as many times as long."""
+CLIP_SUFFIX = ".webp"
 GAP = 2
 """Space between the pictures of a contact sheet and around it, pixels."""
+
+
+def eight_bits(image: torch.Tensor) -> torch.Tensor:
+    """What files keep: uint8, on the CPU. Floats are clipped to [0, 1], uint8 stays as it is."""
+    if not image.is_floating_point():
+        return image.cpu()
+    return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()
+
+
+def strip(video: torch.Tensor) -> torch.Tensor:
+    """Evenly spaced frames of a video [3, T, H, W] side by side: [3, H, n · W]."""
+    return video[:, evenly_spaced(video.shape[1], STRIP_FRAMES)].permute(0, 2, 1, 3).flatten(2)
+
+
+def encode_clip(video: torch.Tensor, fps: int) -> bytes:
+    """A video [3, T, H, W], in [0, 1] or uint8, as animated WebP, which repeats for ever."""
+    every = -(-video.shape[1] // MOST_FRAMES)
+    levels = eight_bits(video[:, ::every])
+    frames = [Image.fromarray(frame.contiguous().numpy()) for frame in levels.permute(1, 2, 3, 0)]
+    for frame in frames:
+        frame.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    duration = round(1000 * every / fps)
+    frames[0].save(
+        buffer, format="WEBP", save_all=True, append_images=frames[1:], duration=duration, loop=0, quality=70
+    )
+    return buffer.getvalue()
 
 
 def to_picture(image: torch.Tensor) -> Image.Image:
@@ -37,8 +68,8 @@ def to_picture(image: torch.Tensor) -> Image.Image:
     (or uint8) a strip of frames.
     """
     if image.ndim == VIDEO:
-        image = clips.strip(image)
-    return Image.fromarray(clips.eight_bits(image).permute(1, 2, 0).contiguous().numpy())
+        image = strip(image)
+    return Image.fromarray(eight_bits(image).permute(1, 2, 0).contiguous().numpy())
 
 
 def encode_png(picture: Image.Image) -> bytes:
@@ -55,7 +86,7 @@ def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor], fps
     for (prompt_id, sample), image in sorted(pictures.items()):
         file = folder / f"{prompt_id}-{sample}.png"
         if image.ndim == VIDEO:
-            replace_file(file.with_suffix(clips.SUFFIX), clips.encode_clip(image, fps))
+            replace_file(file.with_suffix(CLIP_SUFFIX), encode_clip(image, fps))
         replace_file(file, encode_png(to_picture(image)))
 
 
@@ -85,6 +116,12 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
             raise UserError(f"{path} is not named <prompt id>-<sample>.png; it must be elsewhere.")
         found[prompt_id, int(sample)] = path
     return dict(sorted(found.items()))
+
+
+def clip_of(picture: Path) -> Path | None:
+    """The clip beside a strip's file; None beside a picture's."""
+    clip = picture.with_suffix(CLIP_SUFFIX)
+    return clip if clip.is_file() else None
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:

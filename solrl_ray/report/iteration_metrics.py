@@ -15,8 +15,7 @@ from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
-from solrl_ray.scheduling.iteration_state import IterationSummary
-from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
@@ -79,7 +78,7 @@ def iteration_metrics(
         spearman=fidelity.spearman if fidelity else None,
         spearman_by_kind={kind: rank_fidelity(proxies[of], compared[of]).spearman for kind, of in of_kinds},
         kendall=fidelity.kendall if fidelity else None,
-        side_agreement=fidelity.top_bottom_overlap if fidelity else None,
+        side_agreement=fidelity.side_agreement if fidelity else None,
         audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest="",

@@ -122,12 +122,6 @@ def _numbers(progress: Progress) -> Table:
     return table
 
 
-def _heldout(entry: tuple[int, str, float, float]) -> str:
-    updates, policy, mean, stderr = entry
-    name = f"after {updates}" if policy not in ("base", "real") else policy
-    return f"{name} {mean:.3f} ± {stderr:.3f}"
-
-
 def _workers(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
@@ -169,8 +163,9 @@ class PlainLines:
         for number in range(self._iterations, len(progress.train_rewards)):
             news.append(self._iteration(progress, number))
         self._iterations = max(self._iterations, len(progress.train_rewards))
-        for entry in progress.heldout[self._evaluations :]:
-            news.append(f"held-out reward: {_heldout(entry)}")
+        for updates, policy, mean, stderr in progress.heldout[self._evaluations :]:
+            name = policy if policy in ("base", "real") else f"after {updates}"
+            news.append(f"held-out reward: {name} {mean:.3f} ± {stderr:.3f}")
         self._evaluations = max(self._evaluations, len(progress.heldout))
         if progress.state not in self._states:
             self._states.add(progress.state)

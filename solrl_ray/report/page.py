@@ -19,7 +19,6 @@ from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
 from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_selection_digest
-from solrl_ray.report.timing import worker_times
 from solrl_ray.rollout.fallback import in_a_row
 
 REPORT_FILE = "report.html"
@@ -78,7 +77,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "pruned": any(record.dropped for record in iterations),
         "fidelity": tables.fidelity(data),
         "fallback_after": in_a_row(config.fidelity.patience),
-        "workers": worker_times(config, iterations),
+        "workers": tables.worker_times(config, iterations),
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
         "evaluating": sum(record.seconds for record in data.evaluations if not record.overlapped),

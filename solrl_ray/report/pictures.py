@@ -12,9 +12,8 @@ from pathlib import Path
 from PIL import Image
 
 from solrl_ray.errors import UserError
-from solrl_ray.report.clips import SUFFIX, clip_of
 from solrl_ray.report.data import RunData
-from solrl_ray.report.grids import PictureKey
+from solrl_ray.report.grids import CLIP_SUFFIX, PictureKey, clip_of
 from solrl_ray.report.rendering import digits
 
 LARGEST = 320
@@ -122,7 +121,7 @@ def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
     Raises UserError if it cannot be read.
     """
     try:
-        if path.suffix == SUFFIX:
+        if path.suffix == CLIP_SUFFIX:
             return path.read_bytes(), "webp"
         with Image.open(path) as file:
             if max(file.size) <= LOSSLESS and file.format == "PNG":

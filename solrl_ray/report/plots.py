@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from solrl_ray.evaluation.paired_gain import PairedGain
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.report.curve import Curve, Point
-from solrl_ray.report.timing import SEGMENTS, wall_segments
+from solrl_ray.report.tables import SEGMENTS, wall_segments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -49,7 +49,6 @@ class Span:
 
 
 _SPAN = TypeAdapter(Span)
-_NAMES = [field.name for field in fields(Span)]
 
 
 class SpanWriter:
@@ -60,7 +59,7 @@ class SpanWriter:
         self._open()
 
     def write(self, span: Span) -> None:
-        line = json.dumps({name: getattr(span, name) for name in _NAMES}) + "\n"
+        line = json.dumps(asdict(span)) + "\n"
         if self._bytes + len(line) > LARGEST:
             self.close()
             (self._folder / FILE).replace(self._folder / OLDER)

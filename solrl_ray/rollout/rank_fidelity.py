@@ -21,7 +21,7 @@ class RankFidelity:
     """Pearson correlation of the ranks; equal rewards share their average rank."""
     kendall: float
     """Kendall's tau-b, which corrects for ties."""
-    top_bottom_overlap: float
+    side_agreement: float
     """Share of seeds on the same side, better or worse half, under both rewards. By chance: about 0.5."""
 
 
@@ -49,7 +49,7 @@ def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
     return RankFidelity(
         spearman=float(spearman.mean()),
         kendall=float(kendall.mean()),
-        top_bottom_overlap=float((_is_top(x) == _is_top(y)).mean()),
+        side_agreement=float((_is_top(x) == _is_top(y)).mean()),
     )
 
 

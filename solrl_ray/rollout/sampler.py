@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from solrl_ray.config.strategies import reward_weights
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.stock_call import Drawing
 from solrl_ray.objectives.gdpo import contrasts
+from solrl_ray.prompts.prompt_set import shape_of
 from solrl_ray.records import (
     Address,
     Prompt,
@@ -34,7 +36,7 @@ from solrl_ray.records import (
     WorkUnit,
 )
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout.pruning import survivors
+from solrl_ray.rollout.selection import survivors
 from solrl_ray.sampling import sde, solvers
 from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
@@ -320,6 +322,37 @@ class Sampler:
         address = Address(run_seed=self._run_seed, purpose="sde-increment", iteration=part.iteration, step=step)
         where = [replace(address, prompt_id=part.prompt_id, index=index) for index in part.indices]
         return initial_noise(where, self._model.latent_shape).to(self._model.device)
+
+
+class Samplers:
+    """A `Sampler` for each shape of a run, so that a unit's forwards have the shape of its prompt's samples. All share
+    the model's modules.
+    """
+
+    def __init__(self, config: Config, model: DiffusionModel, reward: Reward, **options: Any) -> None:
+        """`options` are those of `Sampler`."""
+        self._run_seed, self._shapes = config.run.seed, config.model.shapes
+        self._samplers = {
+            shape: Sampler(config, model.of_shape(shape), reward, **options) for shape in config.model.shapes
+        }
+
+    @property
+    def warm_ups(self) -> tuple[Callable[[PromptEmbedding], None], ...]:
+        """`Sampler.warm_up` of each shape."""
+        return tuple(sampler.warm_up for sampler in self._samplers.values())
+
+    def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
+        return self._of(prompt)(unit, prompt, embedding)
+
+    def evaluate(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Sampled:
+        """The prompts are of one shape."""
+        return self._of(prompts[0]).evaluate(unit, prompts, embeddings)
+
+    def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
+        return self._of(prompt).preview(unit, prompt, embedding)
+
+    def _of(self, prompt: Prompt) -> Sampler:
+        return self._samplers[shape_of(prompt, self._shapes, self._run_seed)]
 
 
 def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:

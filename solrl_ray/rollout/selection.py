@@ -3,6 +3,13 @@
 One total order decides: higher reward first, of equal rewards the smaller index first. `best` is the front of that
 order and `worst` its back, so the K chosen indices are distinct whatever the ties. Neither arrival order nor the fleet
 can change them (design law 3).
+
+Which members of a pruned unit go on is decided likewise, by the unit's own early scores::
+
+    all members ──after steps──► x0 estimates, scored ──► best and worst go on ──to the end──► ranked
+                                                      └─► the middle is dropped
+
+Explorers decide by it (`survivors`), and the selector finds the pruned members in their answers by it (`dropped`).
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from dataclasses import dataclass
 
 from solrl_ray.config.schema import SelectionKind
 from solrl_ray.objectives.gdpo import Contrast
-from solrl_ray.records import Address, Candidate, Selection
+from solrl_ray.records import Address, Candidate, Selection, UnitResult
 from solrl_ray.sampling.noise import permutation
 
 
@@ -30,6 +37,38 @@ def extremes(rewards: Sequence[float], keep: int) -> tuple[list[int], list[int]]
         raise ValueError(f"keep must lie between 2 and the {len(rewards)} rewards, got {keep}")
     order = sorted(range(len(rewards)), key=lambda position: (-rewards[position], position))
     return order[: keep // 2], order[::-1][: keep - keep // 2]
+
+
+def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
+    """Positions of the `keep` members that continue, rising: half of them with the highest early scores, half with the
+    lowest; of equal scores the earlier member is better.
+
+    Raises:
+        ValueError: fewer than `keep` scores, or `keep` is below 2.
+    """
+    best, worst = extremes(early, keep)
+    return tuple(sorted(best + worst))
+
+
+def dropped(result: UnitResult) -> tuple[int, ...]:
+    """Candidate indices of the pruned members, rising; none if the unit is not pruned.
+
+    Raises:
+        ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward than
+            its early score.
+    """
+    unit, early = result.unit, result.early
+    if len(early) != (len(unit.indices) if unit.prune else 0):
+        raise ValueError(f"{result.worker} answered {unit.describe()} with {len(early)} early scores")
+    if unit.prune is None:
+        return ()
+    kept = set(survivors(early, unit.prune.keep))
+    out = [position for position in range(len(early)) if position not in kept]
+    if not result.components and any(result.rewards[position] != early[position] for position in out):
+        raise ValueError(
+            f"{result.worker} answered {unit.describe()} with other rewards than early scores of those dropped"
+        )
+    return tuple(unit.indices[position] for position in out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

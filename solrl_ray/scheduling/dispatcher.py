@@ -15,7 +15,7 @@ first. A worker gets no second unit if another worker without any is about to be
 last units would wait behind another, beside an idle worker.
 
 >>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
->>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
+>>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0)
 >>> dispatcher.add([unit], batch="iteration 0", pool="explorers")
 >>> dispatcher.assign(now=0.0)
 []
@@ -84,15 +84,14 @@ class _Worker:
 
 
 class Dispatcher:
-    def __init__(self, *, max_inflight: int, hedge: float, strikes: int) -> None:
+    def __init__(self, *, max_inflight: int, hedge: float) -> None:
         """
         Args:
             max_inflight: units that a worker may have at a time (``fleet.max_inflight``).
             hedge: medians of its stage after which an idle worker gets a unit too; 0: never.
-            strikes: refused answers after which a worker is retired.
         """
         self._max_inflight = max_inflight
-        self._strikes = Strikes(strikes)
+        self._strikes = Strikes()
         self._hedge = hedge
         self._hedging: defaultdict[str, Hedging] = defaultdict(lambda: Hedging(hedge))
         """By pool."""
@@ -229,11 +228,6 @@ class Dispatcher:
         strikes = self._strikes.refuse(worker, unit, reason, alone=alone)
         self.requeue(unit, worker)
         return strikes
-
-    @property
-    def strike_limit(self) -> int:
-        """Strikes after which a worker is retired."""
-        return self._strikes.limit
 
     # The decision
 

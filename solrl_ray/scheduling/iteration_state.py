@@ -25,8 +25,7 @@ import numpy as np
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, AuditPlan
-from solrl_ray.rollout.pruning import dropped
-from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule
+from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule, dropped
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
 
@@ -39,7 +38,7 @@ class IterationPlan:
     revision: int
     """The revision that samples the chosen seeds again."""
     staleness: int = 0
-    """Revisions that the explorers are behind it (`scheduling.staleness`)."""
+    """Revisions that the explorers are behind it (`staleness_of`)."""
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
@@ -115,6 +114,22 @@ class IterationSummary:
     """A sentence for each repeated result with other bytes; the first one counted."""
     contrasts: tuple[tuple[float, ...], ...] = ()
     """Of several rewards with own statistics: those of the groups, in prompt order, to compare with the selections'."""
+
+
+def staleness_of(iteration: int, max_staleness: int) -> int:
+    """How many revisions behind the current one iteration `iteration` explores.
+
+    ::
+
+        staleness 0   explore t (revision t) ─► regenerate t ─► update t ─► explore t+1 (revision t+1) …
+        staleness 1   explore t (t-1) ─► explore t+1 (t) ─────────────────► explore t+2 (t+1) …
+                                        regenerate t ─► update t ─► regenerate t+1 ─► …
+
+    Iteration t explores with exactly revision max(0, t - staleness), even if a newer one exists, so that the selection
+    does not depend on speed. An explorer loads the next revision when nothing is left to explore with its present one,
+    so that repeated units always find workers with their revision.
+    """
+    return min(iteration, max_staleness)
 
 
 @lru_cache(maxsize=1024)
@@ -262,14 +277,9 @@ class IterationState:
     # What has come of it
 
     @property
-    def is_explored(self) -> bool:
-        """Whether all candidates have rewards."""
-        return len(self.selections) == len(self.plan.prompt_ids)
-
-    @property
     def complete(self) -> bool:
         """Whether every prompt has its group, and every audited one its audit."""
-        return self.is_explored and self.ledger.complete
+        return len(self.selections) == len(self.plan.prompt_ids) and self.ledger.complete
 
     @property
     def audits_done(self) -> tuple[str, ...]:

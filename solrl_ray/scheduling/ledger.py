@@ -98,10 +98,5 @@ class Ledger:
         return self._workers.get(unit_id, "")
 
     @property
-    def done(self) -> int:
-        """Units with a result."""
-        return len(self._digests)
-
-    @property
     def complete(self) -> bool:
         return len(self._digests) == len(self._units)

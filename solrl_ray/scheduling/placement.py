@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+from solrl_ray.common.output import plain_table
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, key_of, shares
 from solrl_ray.config.schema import Config
@@ -198,10 +199,7 @@ def table(fits: Sequence[Fit]) -> str:
                 str(entry.missing) if entry.missing else "none",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return plain_table(rows)
 
 
 def amounts(resources: Mapping[str, float]) -> str:

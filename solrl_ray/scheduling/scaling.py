@@ -47,7 +47,7 @@ class Targets:
 
     def applied(self, config: Config) -> Config:
         """The configuration with these sizes."""
-        return config.model_copy(update={"fleet": resized(config.fleet, self._wanted)})
+        return config.changed({"fleet": resized(config.fleet, self._wanted)})
 
     def ask(self, sizes: Mapping[str, int]) -> str:
         """Resize these pools; returns what will happen, in a sentence a pool.

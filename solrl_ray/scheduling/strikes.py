@@ -14,9 +14,7 @@ from solrl_ray.records import WorkUnit
 
 
 class Strikes:
-    def __init__(self, limit: int) -> None:
-        """`limit`: strikes after which a worker is retired."""
-        self.limit = limit
+    def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._right: set[str] = set()
         self._refused: dict[str, str] = {}

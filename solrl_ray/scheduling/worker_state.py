@@ -7,13 +7,16 @@
     each of them and DRAINING ──lost──► DEAD
 
 A replacement is a new worker with its own name. It enters at WAITING, for a place in the cluster, and must fetch and
-prove its policy revision before it gets work.
+prove its policy revision before it gets work. How many losses a run tolerates, and what share of their time workers
+only waited for weights, is counted here as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import Enum
+
+from solrl_ray.errors import RunError
 
 
 class State(Enum):
@@ -93,3 +96,38 @@ def leavers(states: Mapping[str, State], count: int, on_cards: Collection[str] =
     return sorted(staying, key=lambda name: (name in on_cards, states[name] is not State.WAITING, -slot_of(name)))[
         : max(0, count)
     ]
+
+
+class Replacements:
+    """Replacements left in this run, over all pools. A fleet that keeps dying needs a diagnosis, not retries."""
+
+    def __init__(self, total: int) -> None:
+        self.left = self.total = total
+
+    def spend(self, worker: str, reason: str) -> None:
+        """Use one up. Raises RunError if none is left."""
+        if self.left == 0:
+            raise RunError(
+                f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are used"
+            )
+        self.left -= 1
+
+
+class Waits:
+    """Finished waits for weights, until they are read; times are seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._ended: list[tuple[float, float]] = []
+
+    def add(self, seconds: float, *, until: float) -> None:
+        """Note that a worker waited for `seconds`, `until` it had proved the weights."""
+        self._ended.append((until - seconds, until))
+
+    def share(self, *, began: float, ended: float, workers: int) -> float:
+        """Share of `workers` × (`ended` - `began`) spent waiting, by the waits since the last call.
+
+        A wait that began earlier counts from `began` on.
+        """
+        waited = sum(max(0.0, until - max(since, began)) for since, until in self._ended)
+        self._ended.clear()
+        return waited / (workers * (ended - began)) if ended > began and workers else 0.0

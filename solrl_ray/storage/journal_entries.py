@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from solrl_ray.records import Selection, UnitResult, WorkUnit
-from solrl_ray.rollout.pruning import dropped
+from solrl_ray.rollout.selection import dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
 

@@ -13,7 +13,7 @@ from actors.ray_world import RayWorld
 from actors.training.learner_group import LearnerGroup
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 
 
 class Light:

@@ -124,7 +124,7 @@ async def live(folder: Path, *overrides: str) -> AsyncIterator[Live]:
         async with Tasks() as tasks:
             embeddings = PromptEmbeddings(config, RunFolder(folder).embeddings, there, tasks)
             embeddings.join("encoder-0", there.text_encoder("encoder-0"))
-            await embeddings.await_encoder()
+            await embeddings.started.wait()
             nothing: Any = None
             probe = ray.put("probe")
             publisher = PolicyPublisher(config, there, tasks, scene.fleet, nothing, nothing, probe)

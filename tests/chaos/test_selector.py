@@ -22,7 +22,7 @@ from actors.world import Tasks
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.patience import SECONDS
 from tests.support.selecting import PLAN, group_of, ids, result
@@ -112,7 +112,7 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
         async with Tasks() as tasks:
             line = Line(tmp_path, tasks, Killed)
             opened = await line.client.open(PLAN)
-            assert opened.candidates == 0
+            assert opened.results == ()
             ahead = (await line.client.open(AHEAD)).units
             assert ids(ahead) == ids(AHEAD.pool_units())
             assert await line.bring(result(opened.units[0])) == Ack()

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from actors.dispatch.rollout_result import RolloutResult
+from actors.dispatch.open_iteration import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter
-from actors.training.collapse_brake import CollapseBrake
 from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Selector
 from actors.world import Process
@@ -33,8 +32,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
-from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.scheduling.worker_state import State
+from solrl_ray.scheduling.worker_state import Replacements, State
 from solrl_ray.storage import run_folder
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -238,13 +236,13 @@ def forgets_the_best_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_rollbacks_in_one_process_only(patch: pytest.MonkeyPatch) -> None:
-    brake, counts = CollapseBrake.gone_back_to, dict[int, int]()
+    brake, counts = CheckpointWriter.gone_back_to, dict[int, int]()
 
-    async def gone_back_to(self: CollapseBrake, updates: int) -> tuple[int, LearnerState] | None:
+    async def gone_back_to(self: CheckpointWriter, updates: int) -> tuple[int, LearnerState] | None:
         back = await brake(self, updates)
         if back is None:
             return None
         counts[id(self)] = counts.get(id(self), 0) + 1
         return back[0], replace(back[1], rollbacks=counts[id(self)])
 
-    patch.setattr(CollapseBrake, "gone_back_to", gone_back_to)
+    patch.setattr(CheckpointWriter, "gone_back_to", gone_back_to)

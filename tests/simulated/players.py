@@ -26,7 +26,7 @@ from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.rollout.pruning import survivors
+from solrl_ray.rollout.selection import survivors
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from solrl_ray.storage.journal import parsed
@@ -267,9 +267,6 @@ class Learner:
             samples=sum(len(group.indices) for group in self._fed),
             passes=1,
             seconds=0.5,
-            advantage_std=0.0,
-            advantage_max=0.0,
-            advantage_clipped=0.0,
         )
 
     def _step(self, gradient: float) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from actors.dispatch.open_iteration import OpenIteration
-from actors.dispatch.rollout_result import RolloutResult
+from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.fleet import Fleet

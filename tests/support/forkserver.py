@@ -50,7 +50,7 @@ PRELOADED = (
     "solrl_ray.rewards.clip",
     "solrl_ray.learning.learner",
     "solrl_ray.report.page",
-    "solrl_ray.report.tensorboard",
+    "solrl_ray.report.trackers",
     "peft",
     "deepspeed",
     "matplotlib.backends.backend_svg",

@@ -19,7 +19,7 @@ from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, group_digest
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
@@ -113,8 +113,8 @@ class Scene:
         self.world = cast(Any, Here(folder))
         self.watching = Watching()
         self.retired: list[str] = []
-        fleet = FleetConfig(max_inflight=9, strikes=2)
-        self.router = UnitRouter(self.world, tasks, fleet, self.watching, lambda name, _: self.retired.append(name))
+        fleet, told = FleetConfig(max_inflight=9, strikes=2), cast(Any, self.watching)
+        self.router = UnitRouter(self.world, tasks, fleet, told, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
             self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
         )

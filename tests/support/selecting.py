@@ -62,7 +62,7 @@ def begun(folder: Path) -> Selector:
     """Both prompts are explored but for one unit, and the first one is regenerated."""
     selector = Selector(folder)
     opened = selector.open(PLAN)
-    assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
+    assert (opened.groups, opened.results, opened.message) == ((), (), "")
     assert ids(opened.units) == POOL
     (regenerate,) = explore(selector, opened.units[:3])
     assert regenerate.id == OF_BEEF

@@ -15,7 +15,7 @@ from actors.training.learner_group import LearnerGroup
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, PeerGone
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.weight_sync.checksums import stamps
 from tests.simulated import players, virtual_clock
 from tests.simulated.faults import Fault

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from actors.dispatch.rollout_result import RolloutResult, StageClock
+from actors.dispatch.open_iteration import RolloutResult, StageClock
 from actors.dispatch.rollouts import Rollouts
 from actors.workers.selector import Selector
 from actors.world import Tasks

@@ -214,7 +214,7 @@ def test_a_later_run_in_the_folder_encodes_only_what_is_missing() -> None:
 
 def test_encoders_share_the_work_as_each_gets_done() -> None:
     async def play(scene: Scene) -> None:
-        await scene.embeddings.await_encoder()
+        await scene.embeddings.started.wait()
         began = scene.world.now()
         assert await scene.embeddings.encode(prompts("abcdefghij")) == 10
         # Ten calls by four encoders: three rounds, and nobody waits beside a free one.
@@ -308,7 +308,7 @@ def test_a_deadline_also_counts_the_reference_pictures_of_prompts(tmp_path: Path
 
 def test_an_encoder_that_does_not_start_is_named() -> None:
     async def play(scene: Scene) -> None:
-        await scene.embeddings.await_encoder()
+        await scene.embeddings.started.wait()
 
     key = r"\(fleet\.deadlines\.start; raise it if the machine is slow or busy\)"
     with pytest.raises(
@@ -319,7 +319,7 @@ def test_an_encoder_that_does_not_start_is_named() -> None:
 
 def test_encoders_must_agree_on_what_fixes_an_embedding() -> None:
     async def play(scene: Scene) -> None:
-        await scene.embeddings.await_encoder()
+        await scene.embeddings.started.wait()
         scene.join("encoder-1")
         scene.player("encoder-1").identity = {"device": "cuda/NVIDIA H100"}
         await asyncio.sleep(100.0)

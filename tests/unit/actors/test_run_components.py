@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from actors.run_components import RunComponents
 from actors.world import Process
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError, UserError, WorkerGone
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.storage.resume import check_prompts
 from tests.simulated import virtual_clock
 from tests.simulated.memory_disk import MemoryDisk
@@ -49,7 +50,9 @@ class Embeddings:
     """Notes who joins."""
 
     def __init__(self, has_started: bool) -> None:
-        self.has_started = has_started
+        self.started = asyncio.Event()
+        if has_started:
+            self.started.set()
         self.joined: list[str] = []
 
     def join(self, name: str, actor: Any) -> None:

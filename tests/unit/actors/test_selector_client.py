@@ -11,7 +11,7 @@ import pytest
 from actors.dispatch.selector_client import SelectorClient
 from actors.workers.selector import Ack
 from actors.world import Sent, Tasks
-from solrl_ray.scheduling.replacements import Replacements
+from solrl_ray.scheduling.worker_state import Replacements
 from tests.support.iteration_scene import Here, settled
 from tests.support.selecting import PLAN, result
 

@@ -38,7 +38,7 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     opened = again.open(PLAN)
     assert [group.prompt_id for group in opened.groups] == ["beef"]
     assert opened.groups[0].indices == (1, 0)
-    assert opened.candidates == 6
+    assert len(opened.results) == 3
     assert opened.message == ""
     assert ids(opened.units) == [POOL[3]]
     (last,) = explore(again, opened.units)
@@ -54,7 +54,7 @@ def test_a_damaged_line_in_the_middle_is_told_with_what_is_computed_again(tmp_pa
     after = len(lines) - 3
     assert f"line 3 of {path.name} is damaged; it and the {after} after it" in opened.message
     assert "iteration 4" in opened.message
-    assert opened.candidates == 2
+    assert len(opened.results) == 1
     assert Selector(tmp_path).open(PLAN).message == ""  # the journal goes on from there
 
 
@@ -75,7 +75,7 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Pa
         selector = Selector(folder)
         opened = selector.open(PLAN)
         held = sum(end <= cut for end in ends)
-        assert opened.candidates == 2 * journal[: ends[held - 1] if held else 0].count(b'"kind":"explore"')
+        assert len(opened.results) == journal[: ends[held - 1] if held else 0].count(b'"kind":"explore"')
         assert opened.groups == ()  # none of their files is there
         wanted = opened.units
         while wanted:
@@ -86,7 +86,7 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Pa
         assert selector.wanted(4) == ()
         assert selector.close(4) == expected
         again = Selector(folder).open(PLAN)
-        assert (again.units, again.candidates, len(again.groups)) == ((), 8, 2)
+        assert (again.units, len(again.results), len(again.groups)) == ((), 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
     assert path.read_bytes() != whole
     again = Selector(tmp_path)
     opened = again.open(PLAN)
-    assert (opened.groups, opened.candidates) == ((), 6)
+    assert (opened.groups, len(opened.results)) == ((), 3)
     assert ids(opened.units) == [OF_BEEF, POOL[3]]
     on_disk(again, group_of(opened.units[0]))
     assert path.read_bytes() == whole
@@ -136,7 +136,7 @@ def test_a_lost_group_that_comes_back_with_other_bytes_ends_the_run(tmp_path: Pa
 def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
     begun(tmp_path)
     opened = Selector(tmp_path).open(replace(PLAN, policy_digest="bb"))
-    assert (opened.groups, opened.candidates) == ((), 0)
+    assert (opened.groups, opened.results) == ((), ())
     assert opened.message == (
         "iteration 4 is done again: iteration-000004.jsonl.stale was made by another revision's bytes"
     )
@@ -150,7 +150,7 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
 def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path: Path) -> None:
     Selector(tmp_path).open(replace(PLAN, score_class="a/b"))
     opened = Selector(tmp_path).open(replace(PLAN, score_class="c/b"))
-    assert opened.candidates == 0
+    assert opened.results == ()
     assert opened.message == (
         "iteration 4 is done again: iteration-000004.jsonl.stale was made by workers of other score classes "
         "(another device, thread count or library), or with other prompts"
@@ -211,7 +211,7 @@ def test_what_was_explored_ahead_is_kept_and_what_was_regenerated_only_of_the_sa
     same = Selector(tmp_path)
     opened = same.open(AHEAD)
     # Not before it is known what they are regenerated with.
-    assert (opened.candidates, opened.groups, opened.units, same.wanted(4)) == (8, (), (), ())
+    assert (len(opened.results), opened.groups, opened.units, same.wanted(4)) == (4, (), (), ())
     revised = same.revise(4, "bb")
     assert [group.prompt_id for group in revised.groups] == [ready.prompt_id]
     assert revised.units == same.wanted(4) == (unfinished,)

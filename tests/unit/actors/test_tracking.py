@@ -67,7 +67,7 @@ def messages(
         async with Tasks() as tasks:
             tasks.start(made.keep_writing(), "writing metrics")
             await made.resume([], [])
-            tasks.start(made.keep_tracking(), "bringing metrics to trackers")
+            tasks.start(made.tracking.keep(), "bringing metrics to trackers")
             first, _, last = made_runs.evaluations()
             made.evaluation(first, [])
             for number in range(2):

@@ -197,12 +197,7 @@ def test_ranks_with_different_samples_refuse_further_updates_if_gradients_were_m
 
 def test_metrics_say_what_was_learned_from(build: Build) -> None:
     metrics = build().update(0, groups(0), embeddings())
-    rewards, positions = rewards_and_groups(groups(0))
-    centred = rewards - np.array([rewards[positions == p].mean() for p in positions])
     assert (metrics.samples, metrics.passes, metrics.revision) == (10, 9, 1)
-    assert metrics.advantage_std == pytest.approx(np.std(centred / (np.std(rewards) + 1e-4)), rel=1e-12)
-    assert metrics.advantage_max == pytest.approx(np.abs(centred).max() / (np.std(rewards) + 1e-4), rel=1e-12)
-    assert metrics.advantage_clipped == 0.0
     assert metrics.kl == 0.0
     assert metrics.loss == metrics.policy_loss
 

@@ -40,9 +40,6 @@ def record(
         samples=4,
         passes=passes,
         seconds=1.0,
-        advantage_std=1.0,
-        advantage_max=2.0,
-        advantage_clipped=0.0,
     )
     return iteration_metrics(
         config or made_runs.config(),

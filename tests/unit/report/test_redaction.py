@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.config.schema import Config
-from solrl_ray.report.redaction import redacted
+from solrl_ray.report.trackers import redacted
 from tests.support import made_runs
 
 QUESTION = "Is {prompt} to be seen/read? See https://scale.example. Answer yes/no."

@@ -18,7 +18,7 @@ from solrl_ray.models.stock_call import Drawing
 from solrl_ray.report.data import read_run
 from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
-from solrl_ray.report.timing import REST, SEGMENTS, wall_segments
+from solrl_ray.report.tables import REST, SEGMENTS, wall_segments
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluation, evaluations, iteration, write_metrics, write_run
 from tests.support.processes import python

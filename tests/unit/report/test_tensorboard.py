@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from solrl_ray.report.tensorboard import TensorBoardWriter
+from solrl_ray.report.trackers import tensorboard
 from tests.support.made_runs import evaluations, iteration
 
 
@@ -21,7 +21,7 @@ def read_events(folder: Path) -> EventAccumulator:
 
 
 def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) -> None:
-    with closing(TensorBoardWriter(tmp_path)) as writer:
+    with closing(tensorboard(tmp_path)) as writer:
         for number in range(3):
             writer.iteration(iteration(number))
         final = evaluations()[2]
@@ -39,10 +39,10 @@ def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) ->
 
 
 def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path: Path) -> None:
-    with closing(TensorBoardWriter(tmp_path)) as writer:
+    with closing(tensorboard(tmp_path)) as writer:
         for number in range(3):
             writer.iteration(iteration(number))
-    with closing(TensorBoardWriter(tmp_path, first_iteration=1)) as writer:
+    with closing(tensorboard(tmp_path, first_iteration=1)) as writer:
         writer.iteration(replace(iteration(1), reward_mean=0.9))
     entries = read_events(tmp_path).Scalars("reward/train")
     assert [(entry.step, round(entry.value, 3)) for entry in entries] == [(0, 0.3), (1, 0.9)]

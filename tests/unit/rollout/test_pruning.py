@@ -20,8 +20,8 @@ from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Prompt, PromptEmbedding, Pruning, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
-from solrl_ray.rollout.pruning import dropped, survivors
 from solrl_ray.rollout.sampler import Previewed, Sampler
+from solrl_ray.rollout.selection import dropped, survivors
 from tests import oracle
 
 CONFIGS = Path(__file__).parents[3] / "configs"

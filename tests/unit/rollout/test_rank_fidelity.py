@@ -18,7 +18,7 @@ def test_a_worked_example_with_ties() -> None:
     assert found.spearman == pytest.approx(4 / 4.5)
     # Four pairs agree, one is tied on each side, none disagrees: tau-b = 4 / sqrt(5 · 5).
     assert found.kendall == pytest.approx(0.8)
-    assert found.top_bottom_overlap == 1.0
+    assert found.side_agreement == 1.0
 
 
 def test_figures_are_averages_over_prompts() -> None:
@@ -26,7 +26,7 @@ def test_figures_are_averages_over_prompts() -> None:
     found = rank_fidelity([up, up, up, up], [up, up, up, down])
     assert found.spearman == pytest.approx(0.5)
     assert found.kendall == pytest.approx(0.5)
-    assert found.top_bottom_overlap == 0.75
+    assert found.side_agreement == 0.75
 
 
 def average_ranks(values: list[float]) -> np.ndarray:
@@ -68,10 +68,10 @@ def test_bad_rewards_are_refused() -> None:
 
 def test_of_an_odd_number_the_smaller_half_is_the_better_one_and_ties_go_to_earlier_seeds() -> None:
     # Of three, one is better: seed 1, and seed 2. Seed 0 stays on its side.
-    assert rank_fidelity([[1.0, 3.0, 2.0]], [[1.0, 2.0, 3.0]]).top_bottom_overlap == pytest.approx(1 / 3)
+    assert rank_fidelity([[1.0, 3.0, 2.0]], [[1.0, 2.0, 3.0]]).side_agreement == pytest.approx(1 / 3)
     # Of five, two are: seeds 1 and 2, and seeds 2 and 3. The three best of both are the same.
-    assert rank_fidelity([[0, 3, 2, 1, -1]], [[0, 1, 3, 2, -1]]).top_bottom_overlap == pytest.approx(3 / 5)
+    assert rank_fidelity([[0, 3, 2, 1, -1]], [[0, 1, 3, 2, -1]]).side_agreement == pytest.approx(3 / 5)
     # Seeds 0 and 1, by their places among four equal ones; seeds 3 and 4. Seed 2 stays.
-    assert rank_fidelity([[1, 1, 1, 1, 0]], [[1, 2, 3, 4, 5]]).top_bottom_overlap == pytest.approx(1 / 5)
+    assert rank_fidelity([[1, 1, 1, 1, 0]], [[1, 2, 3, 4, 5]]).side_agreement == pytest.approx(1 / 5)
     # All are equal under both: the same seeds are better.
-    assert rank_fidelity([[0] * 5], [[7] * 5]).top_bottom_overlap == 1.0
+    assert rank_fidelity([[0] * 5], [[7] * 5]).side_agreement == 1.0

@@ -14,8 +14,7 @@ from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, SampleShape, UnitResult, WorkUnit
-from solrl_ray.rollout.sampler import Sampler, group_of
-from solrl_ray.rollout.samplers import Samplers
+from solrl_ray.rollout.sampler import Sampler, Samplers, group_of
 from solrl_ray.validation.session import Brightness
 
 CONFIGS = Path(__file__).parents[3] / "configs"
