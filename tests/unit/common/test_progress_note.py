@@ -28,6 +28,7 @@ def test_the_innermost_of_what_is_being_done_is_told_and_nothing_after_it() -> N
 
 @pytest.mark.parametrize("library", [of_diffusers, of_transformers])
 def test_it_is_told_how_far_a_librarys_bar_is(library: object) -> None:
+    library.enable_progress_bar()  # type: ignore[attr-defined] # `solrl validate` switches them off for its process
     said = []
     with progress_note("loading transformer"):
         for _ in library.tqdm(range(3), desc="Loading checkpoint shards"):  # type: ignore[attr-defined]
