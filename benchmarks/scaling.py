@@ -205,7 +205,7 @@ def calibrate() -> None:
     import ray
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
-    costs = Orchestration(message=1000 * asyncio.run(message_seconds()))
+    costs = Orchestration(conditions="this machine", message=1000 * asyncio.run(message_seconds()))
     units, unexplained = [], []
     for work in (benchmark.SHORT, benchmark.Work(16, 3)):
         measured, told = slept(costs, work)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.world import Sent, Tasks, World
+from actors.world import Sent, Tasks, World, on_disk
 from solrl_ray.config.pools import encodes_on_cards, encoding_batch
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import RunError, UserError, WorkerGone
@@ -63,7 +63,7 @@ class PromptEmbeddings:
             lost: told the name of a lost encoder, its actor and why; returns whether another will join. If none is
                 left and none will join, the run ends.
         """
-        self._model, self._evaluated = config.model, config.evaluated_model
+        self._config, self._model, self._evaluated = config, config.model, config.evaluated_model
         self._deadlines, self._keep_free = config.fleet.deadlines, config.checkpoints.min_free_gb
         self._batch, self._leaves = encoding_batch(config.fleet), encodes_on_cards(config.fleet)
         self._folder, self._world, self._tasks = folder, world, tasks
@@ -184,8 +184,7 @@ class PromptEmbeddings:
         raise RunError(f"{self._folder} does not keep embeddings of prompts: some are damaged again after a moment")
 
     async def _on_disk(self, work: Callable[[EmbeddingCache], T], what: str) -> T:
-        what += f" in {self._folder} (fleet.deadlines.checkpoint)"
-        return await self._world.blocking(lambda: work(self._cache), what, self._deadlines.checkpoint)
+        return await on_disk(self._world, self._config, self._folder, lambda: work(self._cache), what)
 
     # The queue
 

@@ -17,14 +17,16 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, NonsenseError, RunError, UserError
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher, Held
+
+if TYPE_CHECKING:  # loads Ray, which handing out units does without
+    from actors.monitoring.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class UnitRouter:
         self._telemetry = telemetry
         self._retire = retire
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge)
-        self._strikes = fleet.strikes
+        self._strike_limit = fleet.strikes
         self._workers: dict[str, Recipient] = {}
         """Workers that may get units, by name."""
         self._owners: dict[str, Owner] = {}
@@ -232,9 +234,9 @@ class UnitRouter:
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
         self._telemetry.struck(name)
         self._telemetry.message(
-            f"{unit.describe()} is repeated; strike {strikes} of {self._strikes} for {name}: {reason}"
+            f"{unit.describe()} is repeated; strike {strikes} of {self._strike_limit} for {name}: {reason}"
         )
-        if strikes >= self._strikes:
+        if strikes >= self._strike_limit:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()
 

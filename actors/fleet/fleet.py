@@ -20,7 +20,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
 from solrl_ray.scheduling.scaling import Targets, option
-from solrl_ray.scheduling.worker_state import Replacements, Waits, pool_of, role_of
+from solrl_ray.scheduling.worker_state import Replacements, pool_of, role_of
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
@@ -30,6 +30,26 @@ SHOW_SECONDS = 0.2
 """Seconds between two updates of the shown worker states; one takes a look at every worker."""
 _NO_COUNTS = dict.fromkeys(("bytes", "packed", "bumped", "resyncs", "load_seconds"), 0.0)
 """A publication without reports yet: see `IterationMetrics.publication`."""
+
+
+class Waits:
+    """Finished waits for weights, until they are read; times are seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._ended: list[tuple[float, float]] = []
+
+    def add(self, seconds: float, *, until: float) -> None:
+        """Note that a worker waited for `seconds`, `until` it had proved the weights."""
+        self._ended.append((until - seconds, until))
+
+    def share(self, *, began: float, ended: float, workers: int) -> float:
+        """Share of `workers` × (`ended` - `began`) spent waiting, by the waits since the last call.
+
+        A wait that began earlier counts from `began` on.
+        """
+        waited = sum(max(0.0, until - max(since, began)) for since, until in self._ended)
+        self._ended.clear()
+        return waited / (workers * (ended - began)) if ended > began and workers else 0.0
 
 
 class Fleet:

@@ -34,6 +34,8 @@ from solrl_ray.storage.run_folder import RunFolder
 
 
 class CheckpointWriter:
+    """Writes what a run keeps of its policies, and reads the checkpoint that it goes back to after a collapse."""
+
     def __init__(
         self, config: Config, folder: RunFolder, world: World, telemetry: Telemetry, learners: LearnerGroup
     ) -> None:

@@ -51,11 +51,11 @@ WIDTH = 100
 """Columns of what a plan prints."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GPU_FLOPS, THREAD_FLOPS = 300e12, 16e9
-"""Assumed of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at 128 tokens in 77 s, the
-better of two measurements on an EPYC.
+"""Assumed for encoding prompts, of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at
+128 tokens in 77 s, the better of two measurements on an EPYC.
 """
 LOAD_BYTES = 2.5e9
-"""Assumed bytes a second from the page cache to a device."""
+"""Assumed bytes a second from the page cache to a device, for text encoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

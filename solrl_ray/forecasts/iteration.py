@@ -48,7 +48,7 @@ class Stages:
 class Orchestration(Section):
     """Milliseconds of the controller, which does one thing at a time."""
 
-    conditions: str = ""
+    conditions: str
     """Under which they were measured."""
     message: float = 0.0
     """Sending a worker a unit or a revision, and taking the answer."""

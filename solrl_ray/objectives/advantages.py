@@ -61,4 +61,5 @@ def _divisor(config: Advantage, std: float, count: int, global_std: float) -> fl
         return global_std + EPSILON
     if config.std == "group":
         return std + EPSILON
+    # Of the population's deviation, not by `ddof`: other bits.
     return std * math.sqrt(count / max(1, count - 1)) + UNBIASED_EPSILON

@@ -1,7 +1,7 @@
 """TensorBoard, W&B and trackio get the same data and names (`solrl_ray.metrics.scalars`), pictures as one sheet.
 
-A run has one id for all trackers, kept in its folder. A resumed run continues the same tracked run; a new run in a
-folder of the same name does not. Data that an interrupted process sent stays there, beside the repeated iterations.
+For W&B and trackio a run has one id, kept in its folder. A resumed run continues the same tracked run; a new run in a
+folder of the same name does not. Data that an interrupted process sent there stays, beside the repeated iterations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.tensorboard import SummaryWriter
 
 from solrl_ray.common.files import read_json, replace_file
 from solrl_ray.config.schema import Config
@@ -71,6 +70,8 @@ def tensorboard(folder: Path, *, first_iteration: int = 0) -> TrackerWriter:
 
     A resumed run passes `first_iteration`: TensorBoard then drops the interrupted process's events from there on.
     """
+    from torch.utils.tensorboard import SummaryWriter
+
     events = SummaryWriter(str(folder), purge_step=first_iteration or None)
 
     def add(values: Mapping[str, Any], step: int) -> None:

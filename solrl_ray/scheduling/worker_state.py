@@ -7,8 +7,7 @@
     each of them and DRAINING ──lost──► DEAD
 
 A replacement is a new worker with its own name. It enters at WAITING, for a place in the cluster, and must fetch and
-prove its policy revision before it gets work. How many losses a run tolerates, and what share of their time workers
-only waited for weights, is counted here as well.
+prove its policy revision before it gets work. How many a run may have is counted here as well.
 """
 
 from __future__ import annotations
@@ -111,23 +110,3 @@ class Replacements:
                 f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are used"
             )
         self.left -= 1
-
-
-class Waits:
-    """Finished waits for weights, until they are read; times are seconds of a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._ended: list[tuple[float, float]] = []
-
-    def add(self, seconds: float, *, until: float) -> None:
-        """Note that a worker waited for `seconds`, `until` it had proved the weights."""
-        self._ended.append((until - seconds, until))
-
-    def share(self, *, began: float, ended: float, workers: int) -> float:
-        """Share of `workers` × (`ended` - `began`) spent waiting, by the waits since the last call.
-
-        A wait that began earlier counts from `began` on.
-        """
-        waited = sum(max(0.0, until - max(since, began)) for since, until in self._ended)
-        self._ended.clear()
-        return waited / (workers * (ended - began)) if ended > began and workers else 0.0

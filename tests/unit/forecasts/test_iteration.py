@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 ONE = Stages(explore=1.0, regenerate=1.0, update=1.0)
 CARDS = "fleet.placement=colocated"
 AHEAD = "rollout.max_staleness=1"
+FREE = Orchestration(conditions="none")
 
 
 def made(
@@ -35,7 +36,7 @@ def made(
     prompts: int = 8,
     units: int = 2,
     stages: Stages = ONE,
-    costs: Orchestration | None = None,
+    costs: Orchestration = FREE,
 ) -> Iteration:
     """8 prompts × 2 explore units, stages of 1 s."""
     given = (
@@ -43,7 +44,7 @@ def made(
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {regenerators or explorers}}}}}",
         f"learner.world_size={explorers}",
     )
-    return iteration(load([ROOT / "configs/demo.yaml"], [*given, *settings]), stages, costs or Orchestration())
+    return iteration(load([ROOT / "configs/demo.yaml"], [*given, *settings]), stages, costs)
 
 
 @pytest.mark.parametrize(("explorers", "seconds"), [(1, 18.0), (2, 10.0), (4, 6.0), (16, 3.0), (500, 3.0)])
@@ -162,14 +163,14 @@ def test_with_staleness_regenerators_wait_for_their_revision() -> None:
 
 
 def test_the_controllers_messages_delay_the_first_units_and_are_the_pace_if_they_take_longer() -> None:
-    costs = Orchestration(message=10, iteration=500, gap=250)
+    costs = Orchestration(conditions="none", message=10, iteration=500, gap=250)
     found = made(16, 16, costs=costs)
     # 16 revisions and 16 units are sent; the gap is counted to the units.
     assert found.parts["orchestration"] == pytest.approx(0.5 + 32 * 0.01)
     assert found.parts["explore"] == pytest.approx(1.25)
     messages = (16 + 8 + 16 + 16) * 0.01
     assert found.busy["controller"] == pytest.approx(messages / 2.5)
-    slow = made(16, 16, costs=Orchestration(message=1000))
+    slow = made(16, 16, costs=Orchestration(conditions="none", message=1000))
     assert slow.parts["orchestration"] == pytest.approx(32 + (16 + 8 + 32) - 2)
     assert slow.busy["controller"] == 1
 

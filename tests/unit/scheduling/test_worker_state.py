@@ -2,7 +2,6 @@ import pytest
 
 from solrl_ray.scheduling.worker_state import (
     State,
-    Waits,
     advance,
     kind_of,
     leavers,
@@ -91,23 +90,3 @@ def test_who_is_on_a_card_leaves_last_even_if_it_waits_for_its_place() -> None:
     states = {"explorer-0.1": State.WAITING, "explorer-1": State.READY, "explorer-2": State.WAITING}
     assert leavers(states, 3, {"explorer-0.1"}) == ["explorer-2", "explorer-1", "explorer-0.1"]
     assert leavers(states, 3) == ["explorer-2", "explorer-0.1", "explorer-1"]
-
-
-def test_waits_are_shares_of_all_workers_time_and_asked_for_once() -> None:
-    waits = Waits()
-    waits.add(2.0, until=12.0)
-    waits.add(4.0, until=14.0)
-    assert waits.share(began=10.0, ended=20.0, workers=3) == pytest.approx(6.0 / 30.0)
-    assert waits.share(began=20.0, ended=30.0, workers=3) == 0.0
-
-
-def test_what_was_waited_before_the_iteration_began_is_not_counted() -> None:
-    waits = Waits()
-    waits.add(8.0, until=11.0)
-    waits.add(8.0, until=9.0)
-    assert waits.share(began=10.0, ended=20.0, workers=1) == pytest.approx(0.1)
-
-
-def test_an_iteration_without_time_or_workers_has_no_share() -> None:
-    assert Waits().share(began=1.0, ended=1.0, workers=2) == 0.0
-    assert Waits().share(began=1.0, ended=2.0, workers=0) == 0.0
