@@ -1,4 +1,6 @@
-"""All pools: their sizes, proofs that workers hold the right weights, and the watch for nodes that are taken away."""
+"""All pools: their sizes, proofs that workers hold the right weights, how long they wait for them, and the watch for
+nodes that are taken away.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The project's interface to a diffusion model: encode, velocity, decode.
+"""The project's interface to a diffusion model: encode, velocity (with guidance), decode.
 
 A family is one subclass: the classes of its diffusers pipeline, how a prompt becomes tensors, how its transformer is
 called, and how its latents go into the autoencoder. The rest is here.

@@ -1,4 +1,5 @@
-"""TensorBoard, W&B and trackio get the same data and names (`solrl_ray.metrics.scalars`), pictures as one sheet.
+"""TensorBoard, W&B and trackio get the same data and names (`solrl_ray.metrics.scalars`), pictures as one sheet; of a
+configuration only what others may read (`redacted`).
 
 For W&B and trackio a run has one id, kept in its folder. A resumed run continues the same tracked run; a new run in a
 folder of the same name does not. Data that an interrupted process sent there stays, beside the repeated iterations.

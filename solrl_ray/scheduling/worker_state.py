@@ -1,4 +1,5 @@
-"""States of a worker, as a pure machine: DEAD is final, and READY requires proved weights.
+"""States of a worker, as a pure machine (DEAD is final, and READY requires proved weights), and how many replacements a
+run has left.
 
 ::
 
@@ -7,7 +8,7 @@
     each of them and DRAINING ──lost──► DEAD
 
 A replacement is a new worker with its own name. It enters at WAITING, for a place in the cluster, and must fetch and
-prove its policy revision before it gets work. How many a run may have is counted here as well.
+prove its policy revision before it gets work.
 """
 
 from __future__ import annotations
