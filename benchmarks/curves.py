@@ -1,8 +1,9 @@
 """Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`.
 
     python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
+    python benchmarks/curves.py benchmarks/results/emoji_shapes.json --each-seed
 
-Prints the table of a file that `world_shapes.py` wrote.
+Prints the table of a file that `world_shapes.py` wrote: means over seeds, or each seed.
 """
 
 from __future__ import annotations
@@ -49,16 +50,24 @@ def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str =
     )
 
 
-def curves(results: dict[str, Any], place: str) -> str:
-    """A table: means over the seeds that trained so long, and how many they are where not all did."""
+def curves(results: dict[str, Any], place: str, *, each_seed: bool = False) -> str:
+    """A table: means over the seeds that trained so long, and how many they are where not all did; or each seed."""
     times = AFTER[place]
-    header = ["shape", "rate", "seeds", *(f"after {each:,.0f} s" for each in times)]
+    header = ["shape", "rate", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
     rows = [
-        [words(shape), f"{float(rate):g}", str(len(of_seed)), *(_cell(of_seed, shape, each, place) for each in times)]
+        [words(shape), f"{float(rate):g}", name, *(_cell(runs, shape, each, place) for each in times)]
         for shape, of_rate in sorted(results["runs"].items())
         for rate, of_seed in sorted(of_rate.items(), key=lambda item: float(item[0]))
+        for name, runs in _rows(of_seed, each_seed)
     ]
     return table(header, rows)
+
+
+def _rows(of_seed: dict[str, Any], each_seed: bool) -> list[tuple[str, dict[str, Any]]]:
+    """What rows are about, by name: the runs of one seed each, or those of all."""
+    if each_seed:
+        return [(seed, {seed: run}) for seed, run in sorted(of_seed.items())]
+    return [(str(len(of_seed)), of_seed)]
 
 
 def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> str:
@@ -76,8 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="what world_shapes.py wrote")
     parser.add_argument("--as", dest="place", choices=AFTER, default=HEADLINE, help="what an iteration is charged as")
+    parser.add_argument("--each-seed", action="store_true", help="in place of means over seeds")
     arguments = parser.parse_args()
-    print(curves(json.loads(arguments.file.read_text()), arguments.place))
+    print(curves(json.loads(arguments.file.read_text()), arguments.place, each_seed=arguments.each_seed))
 
 
 if __name__ == "__main__":
