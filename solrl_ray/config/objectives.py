@@ -100,14 +100,12 @@ class ObjectiveSection(Section):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`: that is
-        what a `clip_range` is for.
-        """
-        return getattr(self, "clip_range", None) is not None
+        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`."""
+        return False
 
     def references(self) -> tuple[Reference, ...]:
-        """Policies whose velocities the loss needs, in the order of computing: those of `kl`, if it has that key."""
-        return ("base",) if getattr(self, "kl", 0) else ()
+        """Policies whose velocities the loss needs, in the order of computing."""
+        return ()
 
     def anchor_decay(self) -> Anchor | None:
         """How the policy ``anchor`` follows after each optimiser step; None without one."""
@@ -148,6 +146,13 @@ class DiffusionNftConfig(ForwardProcessSection):
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(steps, self.timestep_fraction)
 
+    @property
+    def is_bounded(self) -> bool:
+        return self.clip_range is not None
+
+    def references(self) -> tuple[Reference, ...]:
+        return ("base",) if self.kl else ()
+
 
 class AwmConfig(ForwardProcessSection):
     """Advantage-weighted matching (arXiv 2509.25050)."""
@@ -177,8 +182,12 @@ class AwmConfig(ForwardProcessSection):
     def passes(self, steps: int, transitions: int) -> int:
         return self.timesteps
 
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
     def references(self) -> tuple[Reference, ...]:
-        base = super().references()
+        base: tuple[Reference, ...] = ("base",) if self.kl else ()
         return (*base, "anchor") if self.anchor.weight else base
 
     def anchor_decay(self) -> Anchor | None:
@@ -211,6 +220,13 @@ class FlowGrpoConfig(ObjectiveSection):
     def passes(self, steps: int, transitions: int) -> int:
         return transitions
 
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
+    def references(self) -> tuple[Reference, ...]:
+        return ("base",) if self.kl else ()
+
 
 class DanceGrpoConfig(ObjectiveSection):
     """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
@@ -229,6 +245,10 @@ class DanceGrpoConfig(ObjectiveSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(transitions, self.timestep_fraction)
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
 
 
 ObjectiveConfig: TypeAlias = Annotated[
