@@ -32,6 +32,7 @@ from actors.world import Tasks, World, on_disk
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import full_tier
 from solrl_ray.evaluation.held_out import evaluation_metrics, policy_factors, reward_names
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
@@ -60,6 +61,9 @@ class Merger(LearnerRank):
 
     def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
         return self._publisher.build(updates, factors, policy=policy)
+
+    def _tier_of_explorers(self) -> str:
+        return full_tier(self._config.model)  # no explorer takes what it merges, and a run folder may say `auto`
 
 
 CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)

@@ -35,7 +35,8 @@ def factors(config: Config, seed: int) -> Tensors:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """A run folder with one checkpoint, whose policies differ."""
-    config = small_config(tmp_path, "made", "evaluation.prompts=2", "fleet.deadlines.start=900")
+    given = "evaluation.prompts=2", "fleet.deadlines.start=900", "rollout.explore.precision=auto"
+    config = small_config(tmp_path, "made", *given)
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
     (run.path / "format").write_text(f"{FORMAT}\n")

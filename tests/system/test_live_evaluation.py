@@ -72,7 +72,7 @@ class LiveRun:
 def test_a_live_run_does_others_evaluations_beside_its_update_and_changes_by_no_byte(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config(tmp_path, "live")
+    config = small_config(tmp_path, "live", "rollout.explore.precision=auto")
     folder, out = RunFolder.of(config), tmp_path / "out"
     (tmp_path / "clip.yaml").write_text("rewards: [{kind: clipscore, path: 'builtin:testbed/reward'}]")
     (tmp_path / "more.yaml").write_text(BRIGHTNESS)
