@@ -16,6 +16,11 @@ from solrl_ray.config.own_functions import Trial
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
+LEAVING = 5.0
+"""Seconds in which a child that has answered may give back what its libraries hold, such as semaphores: Python warns
+of those that are left.
+"""
+
 
 def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list[float]] | None:
     """Try functions in a child process.
@@ -46,6 +51,7 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
         if isinstance(found, str):
             raise UserError(found)
         scores: list[list[float]] | None = found
+        child.join(LEAVING)
         return scores
     finally:
         ours.close()

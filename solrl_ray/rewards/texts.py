@@ -9,6 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from solrl_ray.config.problems import counted
+
 logger = logging.getLogger(__name__)
 
 
@@ -17,7 +19,9 @@ KEPT = 1024
 
 
 class Texts:
-    """Tensors by prompt; the last `KEPT` are kept. Prompts over `limit` tokens are cut, with a warning and a count."""
+    """Tensors by prompt; the last `KEPT` are kept. Prompts over `limit` tokens are cut and counted.
+    The 1st, 2nd, 4th, 8th … is told.
+    """
 
     def __init__(self, name: str, encode: Callable[[str], Tensor], count: Callable[[str], int], limit: int) -> None:
         """
@@ -47,6 +51,7 @@ class Texts:
         tokens = self._count(prompt)
         if tokens > self._limit and hash(prompt) not in self._cut:
             self._cut.add(hash(prompt))
-            cut = f"{self._name}: a prompt of {tokens} tokens is cut to {self._limit}"
-            logger.warning("%s (%d prompts cut so far): %.60s", cut, self.truncated, prompt)
+            if self.truncated.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a prompt set may have thousands
+                cut = f"{self._name}: a prompt of {tokens} tokens is cut to {self._limit}"
+                logger.warning("%s (%s cut so far): %.60s", cut, counted(self.truncated, "prompt"), prompt)
         return self._encode(prompt)

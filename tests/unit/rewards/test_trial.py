@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +28,17 @@ from tests.support.patience import patience
 SHAPES = (SampleShape(16, 16),)
 Trials = Callable[[str], list[trial.Trial]]
 SOURCE = """
-import os, time
+import multiprocessing, os, time
 import torch
 
 def tensor(images, prompts):
     assert images.shape == (2, 3, 16, 16) and images.dtype == torch.float32 and 0 <= images.min() <= images.max() <= 1
     return images.mean(dim=(1, 2, 3))
+
+def locks(images, prompts):
+    global lock
+    lock = multiprocessing.get_context("spawn").Lock()  # as a progress bar has one
+    return numbers(images, prompts)
 
 def numbers(images, prompts):
     return [len(prompt) for prompt in prompts]
@@ -136,6 +144,21 @@ def test_what_functions_give_comes_back_from_the_child_and_what_they_set_is_told
         assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
         assert scores[0] != scores[1]
     assert "sets the number of threads of this process" in capfd.readouterr().err
+
+
+def test_nothing_is_left_behind_by_a_child_that_answered(of: Trials, tmp_path: Path) -> None:
+    (tmp_path / "trials").write_bytes(pickle.dumps(of("locks")))
+    code = """
+import pickle, sys
+from solrl_ray.cli import reward_trial
+if __name__ == "__main__":
+    print(reward_trial.in_child(pickle.load(open(sys.argv[1], "rb")), gpu=False, seconds=120))
+"""
+    (tmp_path / "user.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "user.py"), str(tmp_path / "trials")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(240.0), check=True)
+    assert done.stdout == f"[[{float(len('a red square'))}, {float(len('two blue circles'))}]]\n"
+    assert "leaked" not in done.stderr
 
 
 @pytest.mark.parametrize(
