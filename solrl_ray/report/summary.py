@@ -20,8 +20,8 @@ from solrl_ray.evaluation import stability
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 from solrl_ray.rollout.constant_rewards import constant_rewards
+from solrl_ray.storage.run_folder import SUMMARY_FILE
 
-SUMMARY_FILE = "summary.json"
 COVERED = (
     "metrics.jsonl",
     "spans.jsonl",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # takes seconds; paths do not need it
 RESUME_PATIENCE = 20.0
 """Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
 STARTS = "starts.json"
+SUMMARY_FILE = "summary.json"
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "evaluations",
@@ -254,6 +255,8 @@ class RunFolder:
 
         `staleness`: iterations beyond whose journals stay as well: their exploring revisions exist.
         """
+        if _ended_after(self.path / SUMMARY_FILE) > updates:  # or the run would seem to be over before it is evaluated
+            remove(self.path / SUMMARY_FILE)
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:
                 remove(damaged := folder.with_name(f"{folder.name}.damaged"))
@@ -359,6 +362,14 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
     """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
     named = ((number_of(path.name), path) for path in folder.glob("iteration-*"))
     return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
+
+
+def _ended_after(summary: Path) -> int:
+    """Updates after which it was written; 0 if there is none, or if it is damaged, which is told when it is read."""
+    try:
+        return int(parse(summary.read_bytes())["iterations"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _line(record: Measured) -> bytes:

@@ -276,6 +276,10 @@ def test_a_rebuilt_group_learns_before_other_roles_of_a_new_card_start() -> None
     assert learned < min(sent.index(f"{role}-0.1 is sent start") for role in ("explorer", "regenerator"))
 
 
+def test_a_run_whose_last_checkpoint_is_lost_after_its_end_is_evaluated_again_though_it_is_cut_off_before() -> None:
+    assert not violation(Plan.of(1322571))
+
+
 @pytest.mark.parametrize("seed", [2106534, 2110452])
 def test_a_card_that_dies_after_its_answer_while_others_still_learn_costs_one_replacement(seed: int) -> None:
     assert not violation(Plan.of(seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from actors.client import launch
 from actors.client.launch import concluded
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.storage.checkpoints import state_before
@@ -77,6 +79,17 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
     assert note.startswith("the checkpoint after 4 updates is passed over: ")
     assert "policy.safetensors is damaged" in note
     assert note.endswith("; going on from the one after 3")
+
+
+@pytest.mark.parametrize(("ended_after", "goes"), [(4, True), (3, False), (None, False)])
+def test_the_summary_of_a_run_that_goes_back_before_its_end_goes(
+    folder: RunFolder, ended_after: int | None, goes: bool
+) -> None:
+    summary = folder.path / "summary.json"
+    summary.write_text("damaged" if ended_after is None else json.dumps(with_checksum({"iterations": ended_after})))
+    damage(folder, 4)
+    resume_point(folder, iterations=9)
+    assert summary.exists() != goes
 
 
 def test_the_journal_of_what_was_explored_ahead_stays_and_nothing_else(folder: RunFolder) -> None:
