@@ -39,7 +39,7 @@ from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.resume import check_prompts
-from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
+from solrl_ray.storage.run_folder import RESUME_PATIENCE, SUMMARY_FILE, RunFolder
 from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
@@ -106,7 +106,7 @@ def train(
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
     page = folder.path / REPORT_FILE
     with lost_if_refused():
-        print(f"summary: {folder.path / 'summary.json'}")
+        print(f"summary: {folder.path / SUMMARY_FILE}")
         print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
     return 0
 

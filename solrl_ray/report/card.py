@@ -24,7 +24,8 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
 from solrl_ray.report.rendering import markdown, rendered
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, stamp
+from solrl_ray.report.summary import Summary, stamp
+from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 CARD = "README.md"
 LORA_FILE = "pytorch_lora_weights.safetensors"

@@ -17,8 +17,8 @@ from solrl_ray.evaluation.paired_gain import PairedGain, paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import REFERENCE, PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
-from solrl_ray.storage.run_folder import RunFolder, Start
+from solrl_ray.report.summary import Summary, find_evaluation
+from solrl_ray.storage.run_folder import SUMMARY_FILE, RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
 NOT_RUNNING = "not running"

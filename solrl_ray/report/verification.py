@@ -13,10 +13,10 @@ from solrl_ray.config.problems import counted
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.report.data import read_attestations, read_summary
-from solrl_ray.report.summary import SUMMARY_FILE, stamp
+from solrl_ray.report.summary import stamp
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
-from solrl_ray.storage.run_folder import RunFolder, Unreadable
+from solrl_ray.storage.run_folder import SUMMARY_FILE, RunFolder, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
