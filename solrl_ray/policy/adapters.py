@@ -79,7 +79,11 @@ def use(transformer: nn.Module, active: Active) -> None:
     Only the factors of ``default`` ever require gradients, whichever adapter is active. Gradient checkpointing
     recomputes forwards in the backward pass: switch back before it.
     """
-    for _, layer in _layers(transformer):
+    _switch([layer for _, layer in _layers(transformer)], active)
+
+
+def _switch(layers: list[LoraLayer], active: Active) -> None:
+    for layer in layers:
         if layer.disable_adapters != (active == "base"):  # both calls go through all factors
             layer.enable_adapters(active != "base")
         if active != "base" and layer.active_adapters != [active]:
@@ -93,17 +97,22 @@ def use(transformer: nn.Module, active: Active) -> None:
 @contextmanager
 def using(transformer: nn.Module, active: Active) -> Iterator[None]:
     """`use` inside a ``with`` block; restores the active adapter afterwards."""
-    before = active_adapter(transformer)
-    use(transformer, active)
+    layers = [layer for _, layer in _layers(transformer)]  # once: finding them takes as long as switching them
+    before = _active(layers)
+    _switch(layers, active)
     try:
         yield
     finally:
-        use(transformer, before)
+        _switch(layers, before)
 
 
 def active_adapter(transformer: nn.Module) -> Active:
     """The adapter that forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
-    found = {"base" if layer.disable_adapters else ",".join(layer.active_adapters) for _, layer in _layers(transformer)}
+    return _active([layer for _, layer in _layers(transformer)])
+
+
+def _active(layers: list[LoraLayer]) -> Active:
+    found = {"base" if layer.disable_adapters else ",".join(layer.active_adapters) for layer in layers}
     for active in ("default", "old", "anchor", "base"):
         if found == {active}:
             return active  # type: ignore[return-value]

@@ -19,7 +19,6 @@ from solrl_ray.common.finite import Extremes, first_not_finite
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.common.tensor_serialization import Portable, to_host
 from solrl_ray.config.schema import Config, Lora
-from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.quantization.formats import frozen_amax, pack
@@ -72,10 +71,9 @@ class Publisher:
         self._base_stamps: dict[str, Stamp] = {}
 
     @classmethod
-    def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
-        """For a transformer with or without adapters, and explorers of `tier`, by default the configured one."""
+    def for_model(cls, transformer: nn.Module, config: Config, *, tier: str) -> Publisher:
+        """For a transformer with or without adapters, and explorers of `tier`."""
         linears = touched_linears(transformer, config.model.lora.targets)
-        tier = tier or pool_sampling(config).tier
         quantized = plan(linears, tier, config.model.quantization).quantized
         return cls(
             {module: linear.weight.detach() for module, linear in linears.items()},

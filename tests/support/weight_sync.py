@@ -63,7 +63,7 @@ def config(tier: str = "nvfp4-emulated", mode: str = "packed", *, lora: Lora = L
 
 
 def publisher(net: nn.Module | None = None, tier: str = "nvfp4-emulated", mode: str = "packed") -> Publisher:
-    return Publisher.for_model(model() if net is None else net, config(tier, mode))
+    return Publisher.for_model(model() if net is None else net, config(tier, mode), tier=tier)
 
 
 def explorer(tier: str = "nvfp4-emulated") -> nn.Module:

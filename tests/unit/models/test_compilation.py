@@ -154,7 +154,7 @@ def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_co
     assert attestation.warm_ups == 1 + len(shapes)  # the probe's forward, too
     assert known > 0
     base = models.load(config.model, "cpu", components={"transformer"}).transformer
-    revision = Publisher.for_model(base, config).build(0, lora_factors(base, config))
+    revision = Publisher.for_model(base, config, tier="float32").build(0, lora_factors(base, config))
     receipt = explorer.load_revision(Publication(revision=revision, mode="packed").payload("explorer"), embedding, True)
     assert isinstance(receipt, Receipt)
     unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1, 2, 3))

@@ -380,7 +380,7 @@ def random_factors(model: DiffusionModel) -> dict[str, Tensor]:
 def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path: Path) -> None:
     learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
     config = weight_sync.config("nvfp4-emulated").model_copy(update={"model": learner.config})
-    revision = Publisher.for_model(learner.transformer, config).build(1, random_factors(learner))
+    revision = Publisher.for_model(learner.transformer, config, tier="nvfp4-emulated").build(1, random_factors(learner))
     publication = Publication(revision=revision, mode="packed")
     assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
     latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)

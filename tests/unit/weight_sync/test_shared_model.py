@@ -110,7 +110,8 @@ def factors(settings: Config, number: int) -> dict[str, torch.Tensor]:
 
 def revision(settings: Config, number: int, transformer: nn.Module | None = None, *, pack: bool = False) -> Revision:
     """Made from a learner's transformer, by default from one of its own."""
-    publisher = Publisher.for_model(alone(settings) if transformer is None else transformer, settings)
+    base, tier = alone(settings) if transformer is None else transformer, settings.rollout.explore.precision
+    publisher = Publisher.for_model(base, settings, tier=tier)
     made = factors(settings, number)
     return assemble([publisher.shard(number, made, pack=pack)], settings.model.lora, made)
 
@@ -356,7 +357,8 @@ def test_a_role_that_starts_while_a_policy_is_merged_finds_the_base(tiny_pipelin
     card.load(REGENERATOR, made)
     newcomer = card._tree()
     assert differing(newcomer, base) == set()
-    assert Publisher.for_model(newcomer, ours).build(1, factors(ours, 1)).manifest == made.manifest
+    publisher = Publisher.for_model(newcomer, ours, tier="nvfp4-emulated")
+    assert publisher.build(1, factors(ours, 1)).manifest == made.manifest
     card.shared.enter("regenerator")
     separate = alone(ours)
     Receiver(separate).apply(factors_of(made))
