@@ -3,7 +3,8 @@
     python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
     python benchmarks/curves.py benchmarks/results/emoji_shapes.json --each-seed
 
-Prints the table of a file that `world_shapes.py` wrote: means over seeds, or each seed.
+Prints the table of a file that `world_shapes.py` wrote: means over seeds, or each seed, with its highest and its last
+reward.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str =
 
 
 def curves(results: dict[str, Any], place: str, *, each_seed: bool = False) -> str:
-    """A table: means over the seeds that trained so long, and how many they are where not all did; or each seed."""
+    """A table: means over the seeds that trained so long, and how many they are where not all did; or each seed, with
+    the highest of its rewards and the last, whatever was charged by then.
+    """
     times = AFTER[place]
     header = ["shape", "rate", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
+    header += ["highest", "last"] if each_seed else []
     rows = [
         [words(shape), f"{float(rate):g}", name, *(_cell(runs, shape, each, place) for each in times)]
+        + ([f"{max(runs[name]['reward']):.3f}", f"{runs[name]['reward'][-1]:.3f}"] if each_seed else [])
         for shape, of_rate in sorted(results["runs"].items())
         for rate, of_seed in sorted(of_rate.items(), key=lambda item: float(item[0]))
         for name, runs in _rows(of_seed, each_seed)

@@ -177,6 +177,14 @@ def test_rewards_after_charged_seconds_are_read_between_evaluations_and_not_beyo
     assert np.isnan(curves.after(run(0.45, 0.65), name, 5 * charged, "judge"))
 
 
+def test_a_row_of_one_seed_ends_with_its_highest_and_its_last_reward() -> None:
+    name = world_shapes.EMOJI.shapes[0]
+    fell = run(0.45, 0.2) | {"iterations": [0, 5, 10], "reward": [0.45, 0.9, 0.2]}
+    found = {"runs": {name: {"0.001": {"42": fell, "43": run(0.45, 0.65)}}}}
+    rows = curves.curves(found, "flux1_dev", each_seed=True).splitlines()[2:]
+    assert [row.strip("| ").split(" | ")[-2:] for row in rows] == [["0.900", "0.200"], ["0.650", "0.650"]]
+
+
 def test_an_iteration_of_videos_is_charged_with_its_decoding() -> None:
     # 16 samples of 10 steps, decoded whole, and 4 timesteps of each: a reference, and forward and backward (old is
     # what is trained, in an iteration of one step). Prices of h200.yaml, in seconds; then the revision and Ray.
