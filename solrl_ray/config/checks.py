@@ -81,12 +81,17 @@ def _rollout(config: Config) -> Iterator[Problem]:
     micro_batch = "rollout.regenerate.micro_batch" if is_one_stage(config) else "rollout.explore.micro_batch"
     size = config.value_of(micro_batch)
     if rollout.pool % size:
-        below = max((divisor for divisor in range(1, size) if rollout.pool % divisor == 0), default=1)
-        yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}")
+        fits = _divisor(rollout.pool, size)
+        yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {fits}")
     precision, full = rollout.explore.precision, full_tier(config.model)
     if precision in UNQUANTIZED_TIERS and precision != full:
         right = f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}"
         yield Problem("rollout.explore.precision", right)
+
+
+def _divisor(number: int, below: int) -> int:
+    """The largest one below `below`, which is none itself."""
+    return max(n for n in range(1, min(below, number + 1)) if number % n == 0)
 
 
 def _objective(config: Config) -> Iterator[Problem]:
@@ -106,7 +111,7 @@ def _objective(config: Config) -> Iterator[Problem]:
         right = f"1: objective.kind {objective.kind} does not bound how far samples move the policy{bound}"
         yield Problem("learner.epochs", right)
     if rollout.prompts % config.learner.updates:
-        fits = max(n for n in range(1, config.learner.updates) if rollout.prompts % n == 0)
+        fits = _divisor(rollout.prompts, config.learner.updates)
         yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}, such as {fits}")
     schedule, total = config.learner.schedule, config.run.iterations * config.learner.optimizer_steps
     room = total - schedule.warmup

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from solrl_ray.config.section import AtLeastZero, Natural, Positive, Seconds, Section
+from solrl_ray.config.section import AtLeastZero, Natural, Positive, Seconds, Section, Workers
 
 
 class Worker(Section):
@@ -32,7 +32,7 @@ class Worker(Section):
 class WorkerPool(Worker):
     """Actors of one kind, each with these resources."""
 
-    count: Positive = 1
+    count: Workers = 1
     """How many there are."""
     fallback_labels: list[dict[str, str]] = []
     """Labels of nodes to use if none with `labels` has room, in this order; ``{}``: any node."""

@@ -18,7 +18,7 @@ from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
+from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero, Workers
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -35,7 +35,7 @@ class Run(Section):
     """Folder that holds run folders."""
     seed: Natural = 42
     """The run seed: part of every random address."""
-    iterations: Positive = 20
+    iterations: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     """Iterations to train; each ends with an update of `learner.updates` × `learner.epochs` optimiser steps."""
     deterministic: bool = False
     """Whether GPUs use kernels with the same bits each time, at a cost; CPUs always do. Part of the score class."""
@@ -260,7 +260,7 @@ class Schedule(Section):
 
 
 class LearnerConfig(Section):
-    world_size: Positive = 1
+    world_size: Workers = 1
     """Ranks of the learner group, which share the optimiser's state (ZeRO-1). Fixes the LoRA digest."""
     micro_batch: Positive = 12
     """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""

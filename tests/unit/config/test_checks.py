@@ -32,6 +32,8 @@ rewards.0.remote.references | true model.references 0 \
   | rewards=[{kind: remote, remote: {url: 'http://h', references: true}}]
 rollout.explore.micro_batch | 24 rollout.pool 100 20 | rollout.pool=100
 rollout.explore.micro_batch | 24 | rollout.pool=20 & rollout.keep=4
+rollout.explore.micro_batch | 9000000000000 rollout.pool 96 | rollout.explore.micro_batch=9000000000000
+learner.updates | 9000000000000 rollout.prompts 48 | learner.updates=9000000000000
 rollout.keep | 24 96 direct | rollout.strategy=direct
 rollout.regenerate.micro_batch | 7 96 6 | rollout.strategy=scaled & rollout.regenerate.micro_batch=7
 rollout.accept_quantized_training | false true quantized | rollout.strategy=quantized & rollout.explore.precision=fp8
