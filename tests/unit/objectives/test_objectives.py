@@ -144,18 +144,16 @@ def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: 
 @pytest.mark.parametrize("kl", ["0", "1e-3"])
 @pytest.mark.parametrize("method", ["sol_rl", "awm", "flow_grpo", "dance_grpo"])
 def test_an_update_makes_the_forwards_that_the_plan_counts_and_none_of_the_reference_without_kl(
-    bench: Callable[..., Bench], method: str, kl: str, monkeypatch: pytest.MonkeyPatch
+    bench: Callable[..., Bench], method: str, kl: str
 ) -> None:
     own = ("objective.clip_range=0.1", "objective.old_decay.kind=copy") if method == "sol_rl" else ()
     own += () if method == "dance_grpo" else (f"objective.kl={kl}",)
     levels = "objective.timesteps=1" if method == "awm" else "learner.updates=2"
     one = bench(method, *own, levels, "learner.epochs=2", "objective.step_range=[0, 2]")
     one.iterate(0)  # so that no policy is another's copy
-    policies: list[str] = []
-    use = adapters.use
-    monkeypatch.setattr(adapters, "use", lambda model, name: (policies.append(name), use(model, name))[1])
     forwards: list[str] = []
-    hook = one.model.transformer.register_forward_hook(lambda *_: forwards.append(policies[-1]))
+    transformer = one.model.transformer
+    hook = transformer.register_forward_hook(lambda *_: forwards.append(adapters.active_adapter(transformer)))
     groups = [one.group(1, prompt) for prompt in PROMPTS]
     forwards.clear()
     metrics = one.learner.update(1, groups, one.embeddings)
