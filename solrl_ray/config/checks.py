@@ -90,7 +90,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
 
 
 def _divisor(number: int, below: int) -> int:
-    """The largest one below `below`, which is none itself."""
+    """The largest divisor of `number` below `below`, which does not divide it."""
     return max(n for n in range(1, min(below, number + 1)) if number % n == 0)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Workers = Annotated[int, Field(ge=1, le=4096)]
-"""A plan puts each on its card."""
+"""How many of a kind. A plan puts each one on a card, so a number without bound would keep it busy for hours."""
 AboveZero = Annotated[float, Field(gt=0)]
 Seconds = AboveZero
 AtLeastZero = Annotated[float, Field(ge=0)]
