@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import solrl_ray
 from solrl_ray.cli import export, push, verbs
 from solrl_ray.common.files import located
+from solrl_ray.config import removed
 from solrl_ray.errors import UserError
 
 
@@ -17,6 +18,9 @@ class _Parser(argparse.ArgumentParser):
     """Reports wrong arguments as other bad input: one sentence, status 2."""
 
     def error(self, message: str) -> NoReturn:
+        for command, instead in removed.COMMANDS.items():
+            if f"invalid choice: '{command}'" in message:
+                raise UserError(f"The command {command} was removed: {instead}.")
         raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
 
     def parse_args(  # type: ignore[override]
@@ -25,6 +29,9 @@ class _Parser(argparse.ArgumentParser):
         """As argparse, but configurations may also come after options."""
         found, left = self.parse_known_args(args, namespace)
         unknown = [word for word in left if word.startswith("-") or "=" in word or not hasattr(found, "config")]
+        if gone := [word for word in unknown if word.partition("=")[0] in removed.OPTIONS]:
+            option = gone[0].partition("=")[0]
+            raise UserError(f"The option {option} was removed: {removed.OPTIONS[option]}.")
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         if left:

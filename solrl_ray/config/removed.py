@@ -1,0 +1,31 @@
+"""Keys and commands that earlier versions had, and what to use now."""
+
+from __future__ import annotations
+
+_RANK_FIDELITY = "benchmarks/rank_fidelity.py measures rank fidelity on whole pools"
+
+KEYS = {
+    "evaluation.share": "`solrl eval RUN` samples on GPUs of its own, also while the run is live",
+    "fidelity.audit_prompts": _RANK_FIDELITY,
+    "fidelity.audit_seeds": _RANK_FIDELITY,
+    "fidelity.fallback": (
+        "set fidelity.on_low to warn or stop, and change rollout.explore.steps, rollout.explore.precision or "
+        "rollout.preview.prune yourself"
+    ),
+    "fleet.hedge": "a unit goes to another worker when its worker misses fleet.deadlines.explore or .regenerate",
+    "fleet.other_explorers": "a run has one kind of explorer; set fleet.explorers",
+    "rollout.audit": _RANK_FIDELITY,
+}
+"""Dotted key → what to use now."""
+
+COMMANDS = {
+    "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",
+    "verify": "`solrl train --resume RUN` checks the same checksums before it goes on",
+}
+"""Command → what to use now."""
+
+OPTIONS = {
+    "--alone": "`solrl eval` always samples on GPUs of its own; leave it out",
+    "--explorers-of": "a run has one kind of explorer; use --explorers",
+}
+"""Option → what to use now."""
