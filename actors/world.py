@@ -204,6 +204,12 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
+class OnDisk(Protocol):
+    """`on_disk` of one run."""
+
+    async def __call__(self, work: Callable[[], T], what: str) -> T: ...
+
+
 async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
     """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
     named = f"{what} in {folder} (fleet.deadlines.checkpoint)"

@@ -21,7 +21,7 @@ from actors.client.connect import joined
 from actors.cluster import capacity
 from actors.cluster.names import EVALUATION, namespace
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
-from actors.evaluation.evaluator import Evaluation
+from actors.evaluation.evaluator import score_policy
 from actors.fleet.actor_factory import ActorClasses, ActorFactory, on_this_node
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
@@ -127,21 +127,15 @@ class FinishedRunEvaluation:
             for policy, publication in publications.items():
                 self._telemetry.state(f"evaluating {policy}")
                 await fleet.publish(REGENERATOR, publication, probe)
-                evaluation = Evaluation(
-                    f"evaluation of {policy}",
+                found[policy] = await score_policy(
                     config,
                     self._prompts,
                     references,
                     fleet.router,
                     updates=self._state.updates,
                     policy=policy,
-                    strict=config.fleet.strict,
-                    tell=self._telemetry.message,
                     changed=partial(self._telemetry.stage, "evaluate"),
                 )
-                evaluation.begin()
-                await evaluation.finish()
-                found[policy] = evaluation.answers
             write_found = partial(write, config, self._request, self._state, found)
             await on_disk(self._world, config, self._request.out, write_found, "writing what was found")
             self._telemetry.state("done")

@@ -1,12 +1,13 @@
-"""An open iteration: the way of each prompt from its pool to the group that is learned from.
+"""An open iteration: the path of each prompt from its pool to the group that is learned from.
 
 ::
 
     explore units ─► explorers ─► the selector chooses ─► regenerate unit ─► a regenerator ─► group
     sample units ──► explorers ─► the selector chooses, and puts the kept samples together ─► group
 
-Each step of a prompt awaits its units' futures (`unit_router`). If a worker is lost or wrong, the unit goes to another
-one; if the selector is restarted, the answer goes to the new one. Both only take longer.
+`_make_group` is that path. Each of its steps requests units (`unit_router`) and hands their answers to the selector. If
+a worker is lost or wrong, the unit goes to another one; if the selector is restarted, the answer goes to the new one.
+Both only take longer.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from actors.dispatch.selector_client import SelectorClient
-from actors.dispatch.unit_router import Answer, Owner, UnitRouter
+from actors.dispatch.unit_router import Call, Reply, UnitRouter
 from actors.workers.selector import Ack, Opened
 from actors.world import Tasks, World
-from solrl_ray.errors import InputGone, NonsenseError, RunError
+from solrl_ray.config.pools import EXPLORERS, REGENERATORS
+from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
@@ -32,9 +33,6 @@ Regenerating = Callable[[], AbstractAsyncContextManager[None]]
 _PARTS = {"sample": 2, "regenerate": 2}
 """Stages whose answers have a large part, which stays on the worker's node."""
 _EXPLORING = ("explore", "sample")
-_PRIORITY = {"explore": 0, "sample": 0, "regenerate": 0, "audit": 1}
-"""Within an iteration; audits go last."""
-_PRIORITIES = 2
 
 
 @dataclass(slots=True)
@@ -45,11 +43,10 @@ class StageClock:
     last: float = 0.0
     busy: float = 0.0
 
-    def start(self, now: float) -> None:
-        self.first = now if self.first is None else self.first
-
-    def stop(self, now: float, seconds: float) -> None:
-        self.last = now
+    def add(self, began: float, ended: float, seconds: float) -> None:
+        """Note a unit, handed out and accepted at these times, that took its worker `seconds`."""
+        self.first = began if self.first is None else min(self.first, began)
+        self.last = max(self.last, ended)
         self.busy += seconds
 
     @property
@@ -89,16 +86,8 @@ class RolloutResult:
         return walls
 
 
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A unit's first answer that the selector accepts."""
-
-    answer: Answer
-    ack: Ack
-
-
-class OpenIteration(Owner):
-    """Makes an iteration's groups: one coroutine a prompt, `_make_group`."""
+class OpenIteration:
+    """Makes an iteration's groups: one coroutine per prompt, `_make_group`."""
 
     def __init__(
         self,
@@ -124,19 +113,15 @@ class OpenIteration(Owner):
             staged: whether nothing is regenerated before all is explored.
         """
         self.plan = plan
-        self.batch = f"iteration {plan.iteration}"
         self.prompts = {prompt.id: prompt for prompt in prompts}
         self.embeddings = {prompt.id: embeddings[prompt.id] for prompt in prompts}
         stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
-        self.clocks = {stage: StageClock() for stage in (*stages, *(["audit"] if plan.audit else []))}
+        self.clocks = {stage: StageClock() for stage in stages}
         self.groups: dict[str, Any] = {}
         """Prompt id → reference of its group."""
         self.rewards: dict[str, tuple[float, ...]] = {}
-        self.audits: set[str] = set()
-        """Prompts whose audits are done."""
-        self.audited = len(plan.audited_prompts)
         self.explored = asyncio.Event()
-        """Set when the rewards of all candidates are there."""
+        """Set when the rewards of all candidates have arrived."""
         self._grown = asyncio.Event()
         """Set when a group arrives; the waiting task clears it."""
         self._revised = asyncio.Event()
@@ -146,99 +131,95 @@ class OpenIteration(Owner):
         self._publication: dict[str, float] = {}
         self._unexplored: set[str] = set()
         """Ids of units of pools without an accepted result."""
+        self._requeued = 0
         self._reward_costs: Counter[str] = Counter()
-        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
+        self._positions = {prompt_id: position for position, prompt_id in enumerate(plan.prompt_ids)}
         self._prompts_at_work: dict[str, asyncio.Task[None]] = {}
         """Prompt id → its `_make_group`, which may have ended."""
 
-    # The way of a prompt
+    # The path of a prompt
 
     async def _make_group(self, prompt_id: str, wanted: Sequence[WorkUnit]) -> None:
         """Explore a prompt's pool, have the selector choose, sample the chosen seeds again, and give the group to the
         learner.
 
-        `wanted`: the units of the prompt that the selector wants: a resumed run begins on the way.
+        `wanted`: the prompt's units without a result: a resumed run has some results already.
         """
-        samples: dict[WorkUnit, Any] = {}
-        """In one stage: references of the pool's samples."""
-        if pool := [unit for unit in wanted if unit.stage in _EXPLORING]:
-            explored = [await result for result in self._request(pool)]
-            samples |= {each.answer.unit: each.answer.large for each in explored if each.answer.large is not None}
-            wanted = list(dict.fromkeys(unit for each in explored for unit in each.ack.units))
-        if self._staged and not self.plan.one_stage:
+        explored = await self._all_accepted([unit for unit in wanted if unit.stage in _EXPLORING])
+        chosen = [unit for unit in wanted if unit.stage == "regenerate"]
+        chosen += [ack.chosen for _, ack in explored.values() if ack.chosen is not None]
+        if self.plan.one_stage:
+            samples = {unit: reply.large for unit, (reply, _) in explored.items()}
+            await self._assemble(chosen[0], samples)
+            return
+        if self._staged:
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-            done = {"audit": self.audits, "regenerate": self.groups}
-            wanted = [unit for unit in wanted if unit.prompt_id not in done[unit.stage]]
-        if self.plan.one_stage:
-            for unit in wanted:
-                await self._assemble(unit, samples)
-            return
-        for unit, result in zip(wanted, self._request(wanted), strict=True):
-            made = await result
-            if unit.stage == "audit":
-                self.audits.add(prompt_id)
-                self._changed()
-            else:
-                self._give_to_learner(prompt_id, made.answer.value.rewards, made.answer.large)
+        if prompt_id not in self.groups:  # one regenerated before a resume came with the revision
+            reply, _ = await self._accepted(chosen[0])
+            self._give_to_learner(prompt_id, reply.value.rewards, reply.large)
 
-    async def _assemble(self, unit: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
-        """Have the selector put a prompt's group together from samples of its pool; lost ones are made again."""
-        pool = [each for each in self.plan.pool_units_of(unit.prompt_id) if set(each.indices) & set(unit.indices)]
+    async def _all_accepted(self, units: Sequence[WorkUnit]) -> dict[WorkUnit, tuple[Reply, Ack]]:
+        """`_accepted` of several units at once."""
+        async with asyncio.TaskGroup() as group:
+            tasks = {unit: group.create_task(self._accepted(unit), name=unit.id) for unit in units}
+        return {unit: task.result() for unit, task in tasks.items()}
+
+    async def _accepted(self, unit: WorkUnit) -> tuple[Reply, Ack]:
+        """The first answer to a unit that the selector accepts, with its acknowledgement."""
+        exploring = unit.stage in _EXPLORING
+        pool = EXPLORERS if exploring else REGENERATORS
+        order = self.plan.iteration, self._positions[unit.prompt_id], unit.indices[0]
+        arguments = unit, self.prompts[unit.prompt_id], self.embeddings[unit.prompt_id]
+        call = Call(unit.stage, arguments, _PARTS.get(unit.stage, 1))
         while True:
-            for result in self._request([each for each in pool if each not in samples]):
-                made = await result
-                if made.ack.differs:
-                    raise RunError(f"{made.ack.differs}, whose samples are lost")
-                samples[made.answer.unit] = made.answer.large
+            reply = await self._router.request(unit, call, pool=pool, order=order)
+            self._requeued += reply.requeued
             try:
-                rewards, group = await self._selector.assemble(unit, *[samples[each] for each in pool])
+                if exploring:
+                    ack = await self._selector.accept(reply.value)
+                else:
+                    ack = await self._selector.accept_group(self.plan.iteration, reply.large)
+            except InputGone as error:  # the group was lost with its node
+                self._tell(f"{unit.describe()} is done again ({error.reason})")
+            else:
+                if not ack.refused:
+                    break
+                self._router.strike(reply.worker, unit, ack.refused)
+            self._requeued += 1
+        self._reward_costs.update(reply.value.reward_costs or {})
+        clock = self.clocks["explore" if exploring else "regenerate"]
+        clock.add(reply.began, self._world.now(), reply.value.seconds)
+        if exploring:
+            self._explore_less(unit.id)
+        return reply, ack
+
+    async def _assemble(self, chosen: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
+        """Have the selector put a prompt's group together from samples of its pool; lost ones are made again.
+
+        `samples`: references of the pool's samples by unit.
+        """
+        pool = [unit for unit in self.plan.pool_units_of(chosen.prompt_id) if set(unit.indices) & set(chosen.indices)]
+        while True:
+            again = await self._all_accepted([unit for unit in pool if unit not in samples])
+            for unit, (reply, ack) in again.items():
+                if ack.differs:
+                    raise RunError(f"{ack.differs}, whose samples are lost")
+                samples[unit] = reply.large
+            try:
+                rewards, group = await self._selector.assemble(chosen, *[samples[unit] for unit in pool])
             except InputGone as error:  # some were lost with their node
-                self._tell(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
+                self._tell(f"chosen samples of prompt {chosen.prompt_id} are made again ({error.reason})")
                 samples.clear()
             else:
-                self._give_to_learner(unit.prompt_id, rewards, group)
+                self._give_to_learner(chosen.prompt_id, rewards, group)
                 return
-
-    def _request(self, units: Sequence[WorkUnit]) -> list[asyncio.Future[_Accepted]]:
-        """Have units of one prompt done."""
-        results = []
-        for stage, alike in groupby(units, key=lambda unit: unit.stage):
-            same = list(alike)
-            kind = self._kinds.get(same[0].prompt_id, "")
-            explorers = f"explorers_{kind}" if kind else "explorers"
-            pool = explorers if stage in _EXPLORING else "regenerators"
-            priority = self.plan.iteration * _PRIORITIES + _PRIORITY[stage]
-            results += self._router.request(self, same, pool, priority=priority)
-        return results
 
     def _give_to_learner(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
         self.groups[prompt_id], self.rewards[prompt_id] = group, rewards
         self._grown.set()
         self._changed()
-
-    # Units, as the router sees them
-
-    def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
-        self.clocks["explore" if unit.stage in _EXPLORING else unit.stage].start(self._world.now())
-        arguments = (unit, self.prompts[unit.prompt_id], self.embeddings[unit.prompt_id])
-        return unit.stage, arguments, _PARTS.get(unit.stage, 1)
-
-    async def judge(self, answer: Answer) -> _Accepted:
-        """Have the selector accept an answer."""
-        unit, value = answer.unit, answer.value
-        if unit.stage == "regenerate":
-            ack = await self._selector.accept_group(self.plan.iteration, answer.large)
-        else:
-            ack = await self._selector.accept(value)
-        if ack.refused:
-            raise NonsenseError(ack.refused)
-        self._reward_costs.update(value.reward_costs or {})
-        self.clocks["explore" if unit.stage in _EXPLORING else unit.stage].stop(self._world.now(), value.seconds)
-        if unit.stage in _EXPLORING:
-            self._explore_less(unit.id)
-        return _Accepted(answer, ack)
 
     def _explore_less(self, *unit_ids: str) -> None:
         """Note that units of pools have results."""
@@ -251,27 +232,26 @@ class OpenIteration(Owner):
     # For `Rollouts`
 
     def begin(self, opened: Opened) -> None:
-        """Begin with what the selector wants; a resumed run has some of it."""
-        self._add(opened)
+        """Begin with the units that the selector wants; a resumed run has results of some."""
+        self._take_groups(opened)
         self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
         self._explore_less()
         self._start(opened.units)
 
     def revised(self, opened: Opened) -> None:
-        """The policy that regenerates is known, and so is what was regenerated with it before."""
-        self._add(opened)
+        """The policy that regenerates is known, and so are the groups that it made before a resume."""
+        self._take_groups(opened)
         self._revised.set()
         self._start(opened.units)
 
-    def _add(self, opened: Opened) -> None:
-        """Take over groups and audits that exist already."""
+    def _take_groups(self, opened: Opened) -> None:
+        """Take over groups that exist already."""
         for group in opened.groups:
             if group.prompt_id not in self.groups:
                 self._give_to_learner(group.prompt_id, group.rewards, self._world.put(group))
-        self.audits |= set(opened.audits)
 
     def _start(self, units: Sequence[WorkUnit]) -> None:
-        """Begin the ways of the prompts of these units, except those that are on it."""
+        """Start `_make_group` of these units' prompts, unless it runs."""
         wanted: defaultdict[str, list[WorkUnit]] = defaultdict(list)
         for unit in units:
             wanted[unit.prompt_id].append(unit)
@@ -282,7 +262,7 @@ class OpenIteration(Owner):
                 self._prompts_at_work[prompt_id] = self._tasks.start(self._make_group(prompt_id, its), name)
 
     async def finish(self) -> RolloutResult:
-        """What the update learns from, once every prompt has its group, and every audited one its audit."""
+        """The samples for the update, once every prompt has its group."""
         for task in list(self._prompts_at_work.values()):
             await task  # each unit has its deadline
         order = self.plan.prompt_ids
@@ -293,12 +273,12 @@ class OpenIteration(Owner):
             clocks=self.clocks,
             publication=self._publication,
             staleness=self.plan.staleness,
-            requeued=self._router.requeued(self),
+            requeued=self._requeued,
             reward_costs=dict(self._reward_costs),
         )
 
     async def make_again(self, regenerating: Regenerating) -> None:
-        """Make groups that the selector has lost; return when all of them are there."""
+        """Make groups that the selector has lost; return when all of them have arrived."""
         async with regenerating():
             units = await self._selector.wanted(self.plan.iteration)
             for unit in units:
@@ -317,10 +297,6 @@ class OpenIteration(Owner):
             await self.make_again(regenerating)
         return [stored[prompt_id] or self.groups[prompt_id] for prompt_id in self.plan.prompt_ids]
 
-    def learned(self) -> None:
-        """Note that the update is done: nothing is made again."""
-        self._router.drop(self)
-
     @property
     def candidates(self) -> int:
         """How many have rewards."""
@@ -335,12 +311,12 @@ class OpenIteration(Owner):
         first, order = 0, self.plan.prompt_ids
         while first < len(order):
             self._grown.clear()
-            there = first
-            while there < len(order) and order[there] in self.groups:
-                there += 1
-            if there == first:
+            end = first
+            while end < len(order) and order[end] in self.groups:
+                end += 1
+            if end == first:
                 await self._grown.wait()
                 continue
-            new = order[first:there]
+            new = order[first:end]
             yield first, [self.groups[p] for p in new], [self.embeddings[p] for p in new]
-            first = there
+            first = end

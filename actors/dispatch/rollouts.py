@@ -102,7 +102,7 @@ class Rollouts:
     async def drop_before(self, iteration: int) -> None:
         """Forget earlier iterations, which a checkpoint contains."""
         for done in [number for number in self._open if number < iteration]:
-            self._open.pop(done).learned()
+            del self._open[done]
             await self._selector.drop(done)
 
     def _changed(self) -> None:
@@ -119,8 +119,6 @@ class Rollouts:
         this, *ahead = self._open.values()
         stages = {"explore": (this.candidates, this.pool_size)}
         stages["select" if this.plan.one_stage else "regenerate"] = (len(this.groups), len(this.prompts))
-        if this.audited:
-            stages["audit"] = (len(this.audits), this.audited)
         for next_one in [each for each in ahead if each.plan.staleness]:
             stages["explore ahead"] = (next_one.candidates, next_one.pool_size)
         for name, (done, total) in stages.items():

@@ -17,7 +17,7 @@ from actors.world import Process, Tasks, World
 from solrl_ray.config.pools import REGENERATORS, explorer_pools, needs_packed
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
+from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
@@ -74,9 +74,8 @@ class Fleet:
         """Of the explorers."""
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
-        handed_out_by = config.fleet.changed({"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
-        self.router = UnitRouter(world, tasks, handed_out_by, telemetry, self._retire)
+        self.router = UnitRouter(world, config.fleet, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(

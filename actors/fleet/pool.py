@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from actors.dispatch.unit_router import Loss, UnitRouter
+from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.worker import Observer, Weights, Worker
 from actors.world import Tasks, World, first_error
 from solrl_ray.config.fleet import Deadlines
@@ -194,7 +194,7 @@ class Pool:
             self._reported_unplaced.discard(worker.name)
             if worker.node:
                 self._vacated = self._world.now()
-            self._report_exit(worker, error, loss=self._router.lost(worker.name))
+            self._report_exit(worker, error, requeued=self._router.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
         """`since`: when the deadline that has passed began. Raises RunError if no worker has had a place since."""
@@ -208,8 +208,11 @@ class Pool:
             self._reported_unplaced.add(worker.name)
             self._observer.unplaced(worker.name, seconds, self.at_work)
 
-    def _report_exit(self, worker: Worker, error: BaseException | None, loss: Loss) -> None:
-        """Report the end of a worker's life. Raises the error if it ends the run."""
+    def _report_exit(self, worker: Worker, error: BaseException | None, requeued: int) -> None:
+        """Report the end of a worker's life. Raises the error if it ends the run.
+
+        `requeued`: how many of its units go to others.
+        """
         name, starting, leaving = worker.name, worker.state in _STARTING, worker.state is State.DRAINING
         if worker.state is not State.DEAD:
             worker.state = advance(worker.state, "lost")
@@ -222,17 +225,17 @@ class Pool:
         own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
         hopeless = starting and (own or (isinstance(error, Gone) and name in self._retried_starts))
         if leaving:
-            self._observer.lost(name, reason, "", loss.requeued, process)
+            self._observer.lost(name, reason, "", requeued, process)
         elif hopeless and any(w.proved and w.state is not State.DRAINING for w in self.workers.values()):
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             counted, process.counted = process.counted, bool(process.name)
-            if isinstance(error, Gone) and loss.charged and not counted:
+            if isinstance(error, Gone) and not counted:
                 self._replacements.spend(process.name or name, reason)
             if starting:
                 self._retried_starts.add(replacement)
             self._open(replacement)
-            self._observer.lost(name, reason, replacement, loss.requeued, process)
+            self._observer.lost(name, reason, replacement, requeued, process)
         else:
             raise error
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.dispatch.unit_router import UnitRouter
+from actors.dispatch.unit_router import Call, UnitRouter
 from actors.world import Process, Sent, World
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
@@ -195,10 +195,10 @@ class Worker:
         self._router.not_ready(self)
         self._changed.set()
 
-    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-        """Send a unit: call `method`, which answers in `parts` parts."""
-        sent = self._world.send(self.actor, method, *arguments, parts=parts)
-        self._answers.create_task(self._unit(unit, batch, sent), name=f"{unit.id} on {self.name}")
+    def give(self, unit: WorkUnit, call: Call) -> None:
+        """Send a unit."""
+        sent = self._world.send(self.actor, call.method, *call.arguments, parts=call.parts)
+        self._answers.create_task(self._unit(unit, sent), name=f"{unit.id} on {self.name}")
         self._observer.changed()
 
     # Its life
@@ -301,20 +301,21 @@ class Worker:
             self._advance("proved")
             self._router.ready(self, weights.holds)
 
-    async def _unit(self, unit: WorkUnit, batch: str, sent: Sent) -> None:
+    async def _unit(self, unit: WorkUnit, sent: Sent) -> None:
         try:
             what = f"{unit.describe()} on {self.name}"
             seconds = self._unit_seconds * (1 + len(unit.beside))
             value = await self._world.answer(sent, what=what, seconds=seconds)
         except NonsenseError as error:
-            self._router.nonsense(self, unit, batch, error)
+            self._router.nonsense(self, unit, str(error))
         except BaseException as error:
-            own = error if isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving) else None
-            if own is None or not self._router.failed(self, unit, batch, own):
+            own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
+            if not own or self.state is State.DRAINING:
                 self._router.not_ready(self)  # its life ends, so it must not get more units
                 raise
+            self._router.failed(self, unit, error)
         else:
-            self._router.answered(self, unit, batch, value, sent.large)
+            self._router.answered(self, unit, value, sent.large)
         if self.state is State.STALE:
             self._idle_since = self._world.now()
         self._observer.changed()

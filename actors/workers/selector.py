@@ -47,8 +47,8 @@ WRITERS = 8
 class Ack:
     """The outcome of one of the results of a call. The same result sent again has the same outcome."""
 
-    units: tuple[WorkUnit, ...] = ()
-    """Once its prompt's pool is complete: the prompt's units that are wanted now."""
+    chosen: WorkUnit | None = None
+    """Once its prompt's pool is complete: the seeds to sample again, unless their group has arrived."""
     differs: str = ""
     """If it came again with other bytes than the first result, which counts: who brought what, as a sentence."""
     refused: str = ""

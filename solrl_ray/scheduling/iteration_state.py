@@ -22,6 +22,8 @@ from itertools import chain
 
 import numpy as np
 
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, reward_weights, unreproducible_rewards
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, AuditPlan
@@ -130,6 +132,28 @@ def staleness_of(iteration: int, max_staleness: int) -> int:
     so that repeated units always find workers with their revision.
     """
     return min(iteration, max_staleness)
+
+
+def plan_iteration(
+    config: Config, iteration: int, prompt_ids: Sequence[str], *, score_class: str, policy_digest: str
+) -> IterationPlan:
+    """The plan of an iteration of a run; see the fields of `IterationPlan`."""
+    rollout, one_stage = config.rollout, is_one_stage(config)
+    return IterationPlan(
+        iteration=iteration,
+        revision=iteration,
+        staleness=staleness_of(iteration, rollout.max_staleness),
+        prompt_ids=tuple(prompt_ids),
+        pool=rollout.pool,
+        keep=rollout.keep,
+        unit=pool_sampling(config).unit,
+        selection=SelectionRule(kind=rollout.selection, run_seed=config.run.seed, weights=reward_weights(config)),
+        one_stage=one_stage,
+        policy_digest=policy_digest,
+        score_class=score_class,
+        prune=None if one_stage else previews(config)[0].pruning,
+        reproducible=not unreproducible_rewards(config),
+    )
 
 
 @lru_cache(maxsize=1024)
