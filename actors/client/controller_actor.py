@@ -1,4 +1,4 @@
-"""The controller as an actor: what other processes may ask of a live run (progress, other pool sizes, evaluations).
+"""The controller as an actor: what other processes may ask of a live run (progress, other pool sizes).
 
 Every process that asks for an actor imports the module of its class. So this module is light; importing the
 controller's takes seconds.
@@ -43,13 +43,3 @@ class ControllerActor:
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
         return await self._controller.scale(sizes)
-
-    async def submit_evaluation(self, request: Any) -> None:
-        """See `actors.evaluation.requests`, also for the next two methods."""
-        self._controller.requests.submit(request)
-
-    async def poll_evaluation(self, name: str) -> Any:
-        return self._controller.requests.poll(name)
-
-    async def forget_evaluation(self, name: str) -> None:
-        self._controller.requests.forget(name)

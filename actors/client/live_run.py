@@ -37,13 +37,6 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
             return None
 
 
-def cluster_of(run: Path, clusters: Sequence[str]) -> str | None:
-    """The first of these clusters on which the run in folder `run` is live; the only one unasked."""
-    if len(clusters) == 1:
-        return clusters[0]
-    return next((each for each in clusters if _runs_on(run, each)), None)
-
-
 def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]) -> str:
     """Resize a live run's pools; returns a sentence a pool on what will happen. See `Fleet.scale`.
 

@@ -50,7 +50,6 @@ class Evaluated:
 
 class Regenerator(SamplingWorker):
     role = "regenerator"
-    _outside: _Outside | None = None
 
     def __repr__(self) -> str:
         return f"{self._name} samples in {self._config.model.dtype}"
@@ -88,14 +87,6 @@ class Regenerator(SamplingWorker):
         if self._shared is not None:
             return self._shared.reward(self._device)
         return rewards.load(self._config.rewards, self._device)
-
-    def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        """Merge a revision into the weights, in place, and prove it."""
-        receipt = super().load_revision(content, probe, full)
-        if self._outside is not None and isinstance(receipt, Receipt) and receipt.policy == "old":
-            self._outside = None
-            free_cache()
-        return receipt
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         """Sample a selection's seeds with the current revision, which must be the unit's."""
@@ -162,41 +153,12 @@ class Regenerator(SamplingWorker):
             reward_costs=self._reward.take_costs(),
         )
 
-    def score(
-        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
-    ) -> Evaluated:
-        """As `evaluate`, with the rewards and settings of a requested evaluation.
-
-        They are kept until the next revision of the sampling policy is loaded.
-        """
-        self._enter()
-        try:
-            if self._outside is None or self._outside.config != config:
-                self._outside = None
-                columns = Columns(rewards.load(config.rewards, self._device))
-                self._outside = _Outside(config, columns, evaluating(config, self._model, columns))
-            outside = self._outside
-            return self._evaluated(outside.sampler, outside.columns, unit, prompts, pictures, embeddings)
-        except BaseException:  # also if they do not fit in memory, which the run's own work needs
-            self._outside = None
-            free_cache()
-            raise
-
 
 def _shown(images: torch.Tensor) -> torch.Tensor:
     """A copy of images on the CPU, as the rest of a shared forward would be sent with a part; videos, which are large,
     with the eight bits that their files keep.
     """
     return images.to("cpu", copy=True) if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
-
-
-@dataclass(frozen=True, slots=True)
-class _Outside:
-    """What a regenerator keeps, beside the model, for a requested evaluation."""
-
-    config: Config
-    columns: Columns
-    sampler: Samplers
 
 
 class Scorer(Regenerator):

@@ -130,8 +130,6 @@ def _live(commands: Any) -> None:
     scale = _add(actions, "scale", verbs.scale, words, LIVE_RUN, ITS_CLUSTER)
     for role in ("explorers", "regenerators"):
         scale.add_argument(f"--{role}", type=int, metavar="N", help=f"number of {role}, at least 1")
-    words = "number of the explorers NAME of fleet.other_explorers; may be repeated"
-    scale.add_argument("--explorers-of", action="append", default=[], metavar="NAME=N", help=words)
 
 
 def _stored(commands: Any) -> None:
@@ -222,4 +220,3 @@ def _eval(commands: Any) -> None:
     command.add_argument("--solver", metavar="NAME", help="solver: euler or dpm2; default: the run's")
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     command.add_argument("--out", type=_path, metavar="DIR", help="default: eval/updates-N in the run folder")
-    command.add_argument("--alone", action="store_true", help="do not use the live run's workers")

@@ -164,12 +164,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     file = run / continuation.FILE
     loaded = load_with_sources([file], arguments.set, given)
     _check_system()
-    from solrl_ray.storage.run_folder import RunFolder
-
-    clusters = [] if arguments.alone or not RunFolder(run).lock.held else _clusters(arguments, run)
-    ray_auth.settle(local=not (_address(arguments) or clusters))
+    ray_auth.settle(local=_address(arguments) is None)
     from actors.client import evaluate as evaluation
-    from actors.client import evaluate_live, live_run
     from solrl_ray.evaluation import request as asked
 
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
@@ -183,10 +179,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
     request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
-    cluster = live_run.cluster_of(run, clusters)
-    page = evaluate_live.page(config, state, request, address=cluster) if cluster else None
-    if page is None:
-        page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+    page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text(encoding='utf-8')}\npage: {page}")
     return 0
 
@@ -278,11 +271,6 @@ def scale(arguments: argparse.Namespace) -> int:
     """Change a live run's number of explorers or regenerators."""
     asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
     sizes = {pool: size for pool, size in asked.items() if size is not None}
-    for given in arguments.explorers_of:
-        name, _, size = given.partition("=")
-        if not (name and size.isdecimal()):
-            raise UserError(f"--explorers-of is {given}; it must be a name and a number, such as l40s=4.")
-        sizes[f"explorers_{name}"] = int(size)
     folder: Path | None = arguments.run
     if folder is not None:
         continuation.stored(folder)

@@ -74,7 +74,6 @@ FREE = (
     "run.iterations",
     "run.on_collapse",
     "evaluation.every",
-    "evaluation.share",
     "checkpoints",
     "tracking",
     "compile.cache",

@@ -319,8 +319,6 @@ class EvaluationConfig(Section):
     """As `model.cfg`, for evaluated samples, also if the run trains without; null: that one."""
     pictures: Natural = 8
     """Prompts of the before/after image grid."""
-    share: ShareOrZero = 0.2
-    """Share of its time that a live run may spend on ``solrl eval``; 0: none."""
     reference: str = ""
     """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt (and for
     its references, if a parameter is named `reference` or `references`). Its reward is `reward_real`.

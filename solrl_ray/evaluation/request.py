@@ -44,20 +44,6 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
     return LoadedConfig(config, sources)
 
 
-ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")
-"""Keys that an evaluation by a live run may set; the others must be the run's."""
-
-
-def obstacle(config: Config, run: Config) -> str:
-    """Why regenerators of a live run, configured as `run`, cannot evaluate `config`: a sentence; empty if they can."""
-    if 0 in (run.evaluation.share, config.evaluation.share):
-        return "the run accepts no evaluations (evaluation.share is 0); evaluating alone"
-    key = first_difference(config, run, free=ASKED_FOR)
-    if key is not None:
-        return f"the live run's regenerators have another {key} than requested; evaluating alone"
-    return ""
-
-
 def policies_of(text: str) -> tuple[str, ...]:
     """The policies in a comma-separated list, without repetitions, in the order of `EVAL_POLICIES`. Raises `UserError`
     for unknown ones.
