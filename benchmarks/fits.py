@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from solrl_ray.cli.models_on_cards import Verdict, published, verdicts
 from solrl_ray.errors import UserError
-from solrl_ray.forecasts.forecast import forecast
-from solrl_ray.forecasts.price_list import PriceList
-from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
+from solrl_ray.plan.forecast import forecast
+from solrl_ray.plan.price_list import PriceList
+from solrl_ray.plan.prices import Cluster, orchestration, price_list
 
 CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""

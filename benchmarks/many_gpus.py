@@ -39,18 +39,19 @@ import torch
 from common import CONFIGS, MODELS, PRUNED, SOL_RL, checkpoints, gpus, make, options, parsed, run_until, write
 from watches import Watch
 
-from solrl_ray.cli.model_facts import model_facts
-from solrl_ray.cli.outline import facts_of
-from solrl_ray.config import compiled_learner, fitting
-from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.card_memory import cards
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
-from solrl_ray.forecasts.forecast import forecast
-from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.forecast import forecast
+from solrl_ray.plan.gpu_memory import cards
+from solrl_ray.plan.model_facts import model_facts
+from solrl_ray.plan.outline import facts_of
+from solrl_ray.plan.prices import Cluster, orchestration, price_list
 from solrl_ray.report.trace import read_spans
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")

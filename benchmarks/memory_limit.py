@@ -25,13 +25,14 @@ import torch
 from common import MODELS, make, options, parsed, write
 from torch import Tensor
 
-from solrl_ray.cli.model_facts import model_facts
-from solrl_ray.config import compiled_learner, fitting
-from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.card_memory import cards
-from solrl_ray.config.fitting import Card
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import load
 from solrl_ray.errors import UserError
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import describe
+from solrl_ray.plan.fitting import Card
+from solrl_ray.plan.gpu_memory import cards
+from solrl_ray.plan.model_facts import model_facts
 
 PARTS = ((60.0, "one_gpu_80gb"), (40.0, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
 """GB that the limit must have → the part of configs/clusters; the first one counts."""

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.workers.selector import Selector
-from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.forecasts.forecast import Forecast, forecast
-from solrl_ray.forecasts.iteration import Orchestration, Stages, iteration
-from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.forecast import Forecast, forecast
+from solrl_ray.plan.iteration import Orchestration, Stages, iteration
+from solrl_ray.plan.prices import Cluster, orchestration, price_list
 from solrl_ray.records import Address, UnitResult, WorkUnit
 from solrl_ray.sampling.noise import uniform
 from solrl_ray.scheduling.dispatcher import Dispatcher

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from common import CONFIGS
 
-from solrl_ray.cli.outline import facts_of
-from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.forecasts.forecast import forecast
-from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.forecast import forecast
+from solrl_ray.plan.outline import facts_of
+from solrl_ray.plan.prices import Cluster, orchestration, price_list
 from solrl_ray.rollout.audit import CONFIDENCE
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"

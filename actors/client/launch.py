@@ -22,8 +22,7 @@ from actors.workers.devices import card, device_of, settle_tier
 from solrl_ray.common import files
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
-from solrl_ray.config import compiled_learner, fitting
-from solrl_ray.config.arithmetic import ModelFacts
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
@@ -31,6 +30,8 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.models import scored
 from solrl_ray.models.paths import absolute
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import ModelFacts
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView

@@ -9,11 +9,11 @@ import os
 import torch
 import torch.utils.deterministic
 
-from solrl_ray.config.fitting import Card
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling, previews
 from solrl_ray.errors import UserError
+from solrl_ray.plan.fitting import Card
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
 

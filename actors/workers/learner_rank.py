@@ -22,7 +22,6 @@ from solrl_ray.common.deadlines import in_thread
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.engine import abort_process_group, free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
@@ -31,6 +30,7 @@ from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
 from solrl_ray.models.components import Component
+from solrl_ray.plan.update import passes
 from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.weight_sync.manifest import Policy

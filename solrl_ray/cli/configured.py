@@ -11,13 +11,14 @@ from pathlib import Path
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.config import continuation, fitting, own_functions, strategies
-from solrl_ray.config.advice import advice
-from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.config.fitting import Card
+from solrl_ray.config import continuation, own_functions, strategies
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.plan import fitting
+from solrl_ray.plan.advice import advice
+from solrl_ray.plan.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.plan.fitting import Card
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:

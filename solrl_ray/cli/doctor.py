@@ -15,9 +15,9 @@ import torch
 
 from solrl_ray.cli.models_on_cards import PARTS, verdicts
 from solrl_ray.common.files import NO_NAMES, refuses_files, syncs_names
-from solrl_ray.config.fitting import Card
 from solrl_ray.errors import RunError
 from solrl_ray.models import compilation
+from solrl_ray.plan.fitting import Card
 from solrl_ray.quantization import attestation, capability
 
 LIBRARIES = ("torch", "ray", "diffusers", "transformers", "peft", "deepspeed", "transformer-engine")

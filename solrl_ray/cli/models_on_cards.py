@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_ray.cli.configured import on_card
-from solrl_ray.cli.outline import facts_of
-from solrl_ray.config import checks, fitting, named
-from solrl_ray.config.arithmetic import Arithmetic, describe
-from solrl_ray.config.fitting import Card
+from solrl_ray.config import checks, named
 from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import Arithmetic, describe
+from solrl_ray.plan.fitting import Card
+from solrl_ray.plan.outline import facts_of
 
 PARTS = ("sol_rl", "pickscore")
 """The other parts of the run."""

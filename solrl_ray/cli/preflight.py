@@ -17,19 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from solrl_ray.cli import guidance, model_facts, outline
+from solrl_ray.cli import guidance
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, own_functions
-from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES, scored
+from solrl_ray.plan import model_facts, outline
+from solrl_ray.plan.arithmetic import ModelFacts
 from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0

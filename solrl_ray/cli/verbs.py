@@ -19,9 +19,9 @@ from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import continuation, own_functions, problems
-from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.plan.fitting import TooSmall
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
     cluster = prices = card = None
     if arguments.gpu or arguments.machines:
-        from solrl_ray.forecasts.prices import cluster_of, price_list
+        from solrl_ray.plan.prices import cluster_of, price_list
 
         cluster = cluster_of(arguments.machines, arguments.gpu)
         prices = price_list(cluster.gpu)
@@ -75,7 +75,7 @@ def plan(arguments: argparse.Namespace) -> int:
         fitting = fitting_models(card, prices.fastest) if card and prices else ""
         raise UserError(f"{str(error).removesuffix('.')}; {fitting}.") if fitting else error from error
     if cluster and prices:
-        from solrl_ray.forecasts.forecast import times
+        from solrl_ray.plan.forecast import times
 
         try:
             print(times(arithmetic, cluster, prices), flush=True)

@@ -1,1 +1,1 @@
-"""The configuration: schema, YAML parts and overrides, checks across keys, and the arithmetic of a run."""
+"""The configuration: schema, YAML parts, overrides and checks across keys."""

@@ -15,6 +15,7 @@ from typing import Any
 from solrl_ray.config.schema import Model
 from solrl_ray.quantization.planning import Linear
 
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 FOLDER = Path(__file__).with_name("shapes")
 TEXT_WIDTHS = ("caption_channels", "cap_feat_dim", "joint_attention_dim", "text_dim")
 """Keys of a transformer's ``config.json`` for the width of a text's tokens; it has one of them."""

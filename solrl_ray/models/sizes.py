@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from solrl_ray.config.arithmetic import DTYPE_BYTES
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.shapes import TEXT_WIDTHS, TextEncoderSize
+from solrl_ray.models.shapes import DTYPE_BYTES, TEXT_WIDTHS, TextEncoderSize
 from solrl_ray.records import SampleShape
 
 CLIP_TOKENS = 77

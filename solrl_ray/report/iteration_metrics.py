@@ -9,9 +9,9 @@ import numpy as np
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, previews
-from solrl_ray.config.update import backwards
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.plan.update import backwards
 from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest

@@ -13,11 +13,11 @@ import pytest
 import rollout
 from common import CONFIGS, EDITS, MODELS, VIDEOS
 
-from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.plan.gpu_memory import gpus
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Pruning
 from solrl_ray.testbed.editing import write_prompts

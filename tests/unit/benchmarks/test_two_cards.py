@@ -13,11 +13,11 @@ import many_gpus
 import pytest
 import two_cards
 
-from solrl_ray.config.card_memory import gpus
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.pools import on_cards
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.plan.gpu_memory import gpus
 from solrl_ray.report.trace import Span
 
 GIVEN = argparse.Namespace(model="flux", gpus=2, work=Path("work"), set=[], layers=None)

@@ -10,7 +10,7 @@ import fits
 import pytest
 
 from solrl_ray.cli.doctor import models_on
-from solrl_ray.config.fitting import Card
+from solrl_ray.plan.fitting import Card
 from tests.support.command_line import solrl
 
 README = Path(__file__).parents[3] / "README.md"

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import checks, named
-from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.loading import Sources, load, load_with_sources, read_file
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.config.strategies import pool_sampling
@@ -19,6 +17,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.shapes import shipped
 from solrl_ray.objectives.schedules import follower_decay
+from solrl_ray.plan.arithmetic import describe
+from solrl_ray.plan.outline import facts_of
 from solrl_ray.records import Pruning
 from tests.support.command_line import printed, refusal
 from tests.support.sentences import names

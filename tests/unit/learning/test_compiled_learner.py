@@ -16,13 +16,13 @@ from solrl_ray import models
 from solrl_ray.config import compiled_learner, continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Compile, Config
-from solrl_ray.config.update import passes
 from solrl_ray.errors import UserError
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_learner
+from solrl_ray.plan.update import passes
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import PromptEmbedding, SampleGroup

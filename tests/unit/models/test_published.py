@@ -17,7 +17,6 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import nn
 
 from solrl_ray import models
-from solrl_ray.cli import model_facts
 from solrl_ray.config.checks import check
 from solrl_ray.config.compiled_learner import activation_memory
 from solrl_ray.config.loading import load
@@ -27,6 +26,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.components import blocks
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import model_facts
 from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from solrl_ray import models
-from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.update import backwards, forwards_without_gradient
 from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.objectives.base import MicroBatch
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.update import backwards, forwards_without_gradient
 from solrl_ray.policy import adapters
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
 from solrl_ray.rewards.base import Reward

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from solrl_ray import models
-from solrl_ray.cli.model_facts import model_facts
-from solrl_ray.cli.outline import facts_of
-from solrl_ray.config.arithmetic import EncodingCosts, describe
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan.arithmetic import EncodingCosts, describe
+from solrl_ray.plan.model_facts import model_facts
+from solrl_ray.plan.outline import facts_of
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from tests.support import families, tiny

@@ -32,7 +32,8 @@ from solrl_ray.config.pools import (
 from solrl_ray.config.problems import counted, listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling, previews
-from solrl_ray.config.update import (
+from solrl_ray.models.shapes import DTYPE_BYTES
+from solrl_ray.plan.update import (
     FLOAT32_BYTES,
     backwards,
     forwards_without_gradient,
@@ -49,7 +50,6 @@ NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
 WIDTH = 100
 """Columns of what a plan prints."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GPU_FLOPS, THREAD_FLOPS = 300e12, 16e9
 """Assumed for encoding prompts, of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at
 128 tokens in 77 s, the better of two measurements on an EPYC.
@@ -60,7 +60,7 @@ LOAD_BYTES = 2.5e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts from the model's own files; see `solrl_ray.cli.model_facts`."""
+    """Facts from the model's own files; see `solrl_ray.plan.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of the largest sample's latent."""
@@ -224,7 +224,7 @@ class Arithmetic:
         """The rows of `table`: name of the stage, its sum in words."""
         config, cpus = self.config, reserved(self.config, "num_cpus")
         texts = Environment(
-            loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=PackageLoader("solrl_ray.plan"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         texts.filters |= {"listed": listed, "of": counted, "size": describe_size, "thousands": "{:,}".format}
         texts.filters["seconds"] = lambda seconds: f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"

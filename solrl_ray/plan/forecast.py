@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solrl_ray.config import card_memory, fitting
-from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, is_colocated, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
-from solrl_ray.forecasts.compiling import Compiling
-from solrl_ray.forecasts.iteration import Iteration, Orchestration, iteration
-from solrl_ray.forecasts.prices import Cluster, Priced, PriceList, orchestration, priced
+from solrl_ray.plan import fitting, gpu_memory
+from solrl_ray.plan.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.plan.compiling import Compiling
+from solrl_ray.plan.iteration import Iteration, Orchestration, iteration
+from solrl_ray.plan.prices import Cluster, Priced, PriceList, orchestration, priced
 
 WORTHWHILE = 0.01
 
@@ -136,7 +136,7 @@ def forecast(
         config=config,
         prices=prices,
         priced=cost,
-        gpus=card_memory.gpus(config),
+        gpus=gpu_memory.gpus(config),
         parts=took.parts,
         busy=took.busy,
         options=tuple(options),

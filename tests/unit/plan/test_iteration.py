@@ -11,16 +11,17 @@ from typing import Any
 import many_gpus
 import pytest
 
-from solrl_ray.cli.outline import facts_of
-from solrl_ray.config import compiled_learner, fitting, named
-from solrl_ray.config.arithmetic import describe
+from solrl_ray.config import compiled_learner, named
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.forecasts.forecast import Forecast, forecast
-from solrl_ray.forecasts.iteration import Iteration, Orchestration, Stages, iteration
-from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import describe
+from solrl_ray.plan.forecast import Forecast, forecast
+from solrl_ray.plan.iteration import Iteration, Orchestration, Stages, iteration
+from solrl_ray.plan.outline import facts_of
+from solrl_ray.plan.prices import Cluster, orchestration, price_list
 
 ROOT = Path(__file__).parents[3]
 ONE = Stages(explore=1.0, regenerate=1.0, update=1.0)

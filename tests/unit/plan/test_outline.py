@@ -8,10 +8,11 @@ from pathlib import Path
 import model_shapes
 import pytest
 
-from solrl_ray.cli import model_facts, outline, preflight
+from solrl_ray.cli import preflight
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.errors import UserError
 from solrl_ray.models import shapes
+from solrl_ray.plan import model_facts, outline
 from tests.support.command_line import refusal
 from tests.support.processes import python
 from tests.support.small import CONFIGS

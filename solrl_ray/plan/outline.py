@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
-from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling, previews
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES, paths
-from solrl_ray.models.shapes import ModelShapes, shipped
+from solrl_ray.models.shapes import DTYPE_BYTES, ModelShapes, shipped
+from solrl_ray.plan.arithmetic import ModelFacts
 from solrl_ray.quantization import capability, planning
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Linear, packed_bytes
 

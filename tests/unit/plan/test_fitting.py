@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config import checks, compiled_learner, fitting, named
-from solrl_ray.config.arithmetic import Arithmetic, describe
-from solrl_ray.config.card_memory import cards
-from solrl_ray.config.fitting import ACTIVATION_FILL, MAX_FILL, WARN_FILL, Card, TooSmall, fitting_changes
+from solrl_ray.config import checks, compiled_learner, named
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from tests.unit.config.test_card_memory import SPLIT, made_up, planned
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import Arithmetic, describe
+from solrl_ray.plan.fitting import ACTIVATION_FILL, MAX_FILL, WARN_FILL, Card, TooSmall, fitting_changes
+from solrl_ray.plan.gpu_memory import cards
+from tests.unit.plan.test_gpu_memory import SPLIT, made_up, planned
 
 LEAST = "learner={micro_batch: 1, activation_memory: 0, updates: 1}"  # 6.71 GB to explore, 6.19 GB if weights leave
 

@@ -15,8 +15,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from solrl_ray.config import fitting, problems, reward_kinds
-from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.config import problems, reward_kinds
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
 from solrl_ray.config.loading import read_file
 from solrl_ray.config.pools import REGENERATORS, explorers_in_all, is_colocated, needs_packed, on_cards
@@ -24,9 +23,11 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
-from solrl_ray.forecasts.iteration import Orchestration, Stages
-from solrl_ray.forecasts.price_list import ONCE, Figure, ModelCosts, PriceList, scaled_from
 from solrl_ray.models import FAMILIES
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.plan.iteration import Orchestration, Stages
+from solrl_ray.plan.price_list import ONCE, Figure, ModelCosts, PriceList, scaled_from
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05

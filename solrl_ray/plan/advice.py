@@ -8,7 +8,7 @@ from solrl_ray.config.checks import units_and_pruning
 from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
-from solrl_ray.config.update import rounds
+from solrl_ray.plan.update import rounds
 
 PADDING_WARN = 0.25
 """Share from which padding is worth a sentence."""

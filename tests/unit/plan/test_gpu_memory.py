@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import named
-from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
-from solrl_ray.config.card_memory import (
+from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.models.shapes import shipped
+from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts, describe
+from solrl_ray.plan.gpu_memory import (
     CONTEXT,
     ENCODE,
     EVALUATE,
@@ -22,9 +24,7 @@ from solrl_ray.config.card_memory import (
     cards,
     gpus,
 )
-from solrl_ray.config.loading import Sources, load
-from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.models.shapes import shipped
+from solrl_ray.plan.outline import facts_of
 
 PROMPTS = "prompts={train: train.txt, heldout: heldout.txt}"
 FACTS = ModelFacts(

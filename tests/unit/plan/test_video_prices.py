@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.errors import UserError
-from solrl_ray.forecasts.prices import Cluster, Priced, price_list, priced
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.prices import Cluster, Priced, price_list, priced
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GIVEN = (

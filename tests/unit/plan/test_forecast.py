@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.cli import outline
-from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.forecasts.compiling import Compiling
-from solrl_ray.forecasts.forecast import Forecast, _spent, forecast, times
-from solrl_ray.forecasts.iteration import Orchestration
-from solrl_ray.forecasts.prices import (
+from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import outline
+from solrl_ray.plan.arithmetic import ModelFacts, describe
+from solrl_ray.plan.compiling import Compiling
+from solrl_ray.plan.forecast import Forecast, _spent, forecast, times
+from solrl_ray.plan.iteration import Orchestration
+from solrl_ray.plan.prices import (
     ON_ITS_CARD,
     SHIPPED,
     TOUCHED,
@@ -28,7 +29,6 @@ from solrl_ray.forecasts.prices import (
     price_list,
     priced,
 )
-from solrl_ray.models.shapes import shipped
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SD35 = ModelFacts(

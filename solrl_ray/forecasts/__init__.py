@@ -1,1 +1,0 @@
-"""How long a run takes, for `solrl plan`."""
