@@ -11,7 +11,7 @@ from actors.cluster import progress_notes
 from actors.cluster.rpc import Callee, done
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.weight_sync.shared_model import SharedModel
+from solrl_ray.gpu.shared_model import SharedModel
 
 
 class Card(Callee):

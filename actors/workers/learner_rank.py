@@ -24,6 +24,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.learning.engine import abort_process_group, free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.peer_watch import PeerWatch
@@ -35,7 +36,6 @@ from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
-from solrl_ray.weight_sync.shared_model import SharedModel
 
 
 class LearnerRank(Callee):

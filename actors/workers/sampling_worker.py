@@ -18,6 +18,7 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling
 from solrl_ray.errors import NonsenseError
+from solrl_ray.gpu.shared_model import Role, SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
@@ -30,7 +31,6 @@ from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.shared_model import Role, SharedModel
 
 PROBE_SIGMA = 0.5
 S = TypeVar("S", Sampled, Previewed)

@@ -16,13 +16,13 @@ from actors.workers.text_encoder import TextEncoder
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.prompts.references import contents
 from solrl_ray.records import Prompt
-from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.documents import ROOT
 from tests.support.editing import write_prompts

@@ -13,19 +13,20 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.gpu import shared_model
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
-from solrl_ray.weight_sync import checksums, payload, shared_model
+from solrl_ray.weight_sync import checksums, payload
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.payload import Payload, Revision
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR
 from solrl_ray.weight_sync.publish import Publisher, assemble, touched_linears
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.learning import config
 from tests.support.weight_sync import publication
