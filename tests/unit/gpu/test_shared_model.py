@@ -20,7 +20,7 @@ from solrl_ray.policy import adapters
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
-from solrl_ray.weight_sync import checksums, payload
+from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected
 from solrl_ray.weight_sync.payload import Payload, Revision
@@ -41,8 +41,8 @@ SCALES = (0.0, 0.03, 2.0, 0.03)
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quantise to all tiers. Weights are in memory that can be freed: not in the file's, and not seen by NumPy."""
-    raw_bytes, load = checksums.raw_bytes, models.load
+    """Quantise to all tiers. Weights are in memory that can be freed: not in the file's."""
+    load = models.load
 
     def loaded(*arguments: Any, **keywords: Any) -> DiffusionModel:
         model = load(*arguments, **keywords)
@@ -52,7 +52,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(models, "load", loaded)
     monkeypatch.setattr(shared_model, "quantize_", partial(quantize_, without_kernels=True))
-    monkeypatch.setattr(checksums, "raw_bytes", lambda tensor: raw_bytes(tensor.detach().clone()))
 
 
 def settings(pipeline: Path, tier: str = "nvfp4-emulated", dtype: str = "float32", *, offload: bool = False) -> Config:
