@@ -27,7 +27,7 @@ from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
 from solrl_ray.rollout.sampler import Samplers, group_of, references_for
-from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.receive import Receiver
 
 
@@ -89,9 +89,9 @@ class Regenerator(SamplingWorker):
             return self._shared.reward(self._device)
         return rewards.load(self._config.rewards, self._device)
 
-    def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Merge a revision into the weights, in place, and prove it."""
-        receipt = super().load_revision(content, probe, full)
+        receipt = super().load_revision(payload, probe, full)
         if self._outside is not None and isinstance(receipt, Receipt) and receipt.policy == "old":
             self._outside = None
             free_cache()

@@ -27,9 +27,8 @@ from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Rec
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Samplers
 from solrl_ray.sampling.noise import initial_noise
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.container import Buffer, Unusable
+from solrl_ray.weight_sync.payload import Payload, Unusable
 from solrl_ray.weight_sync.receive import Receiver
 
 PROBE_SIGMA = 0.5
@@ -132,7 +131,7 @@ class SamplingWorker(Callee):
             self._shared.enter(self.role)
             torch.set_num_threads(self._threads)
 
-    def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
 
         `full`: no other payload can help: it was sent before, or nothing is left out. Raises RunError: the payload
@@ -142,15 +141,15 @@ class SamplingWorker(Callee):
         started = time.perf_counter()
         self._holds = None  # until the proof, this worker holds nothing usable
         try:
-            received = payload.read(content)
+            payload.verify()
             applied = self._shared.apply if self._shared is not None else Receiver.apply
-            bound, digest = applied(self._receiver, received)
+            bound, digest = applied(self._receiver, payload)
         except Unusable as error:
             if full:
                 raise
             return Refusal(worker=self._name, reason=str(error))
         self._enter()
-        manifest = received.manifest
+        manifest = payload.manifest
         self._holds = (manifest.policy, manifest.revision)
         return Receipt(
             worker=self._name,
