@@ -91,7 +91,8 @@ class SamplingWorker(Callee):
             compiled=compiled,
             cfg=config.model.cfg,
         )
-        termination.listen()
+        if self._shared is None:  # a card listens itself
+            termination.listen()
         self._model = model
         self._threads = threads
         self._receiver = receiver

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import weakref
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
     card = Card("card-0", config)
     card.host("encoder-0", Noting, config)
     card.call_as("encoder-0", "start")
-    answered = card.do_as("encoder-0", pickle.dumps(("embed", [PROMPTS])))
+    answered = card.call_as("encoder-0", "embed", PROMPTS)
     assert [each.prompt_id for each in answered] == ["1", "2", "3"]
     encoder = card._roles["encoder-0"]
     assert encoder.living == 1
