@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.cluster import capacity, rpc, wait
+from actors.cluster import capacity, wait
 from actors.fleet.actor_factory import ActorFactory
 from actors.monitoring.prometheus import PrometheusExporter
 from actors.world import MetricsWriter, Process, Sent
@@ -51,12 +51,15 @@ class RayWorld:
     def dismiss(self, actor: Any) -> None:
         self._factory.dismiss(actor)
 
+    def abort(self, rank: Any) -> None:
+        if rank.name and not rank.process.lost:
+            rank.handle.abort.remote(rank.name)
+
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
-        name, role = f"{actor.role}.{method}", actor.name
-        if actor.takes_lists:
-            called, given = (actor.handle.call_as, (role, method)) if role else (getattr(actor.handle, method), ())
-            return Sent(called.options(name=name).remote(*given, *arguments), process=actor.process)
-        references = rpc.send(actor.handle, name, method, *arguments, parts=parts, role=role)
+        called, role = getattr(actor.handle, method), ()
+        if actor.name:
+            called, role = actor.handle.call_as, (actor.name, method)
+        references = called.options(name=f"{actor.role}.{method}", num_returns=parts).remote(*role, *arguments)
         answer, large = references if parts == 2 else (references, None)
         return Sent(answer, large, actor.process)
 

@@ -138,6 +138,11 @@ class World(Protocol):
     def dismiss(self, actor: Any) -> None:
         """End an actor; the other roles of its card stay."""
 
+    def abort(self, rank: Any) -> None:
+        """Have a learner rank on a card leave the collective in which it waits, at once. Does nothing for a rank with a
+        process of its own, which is killed instead.
+        """
+
     # Calls
 
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
@@ -259,8 +264,12 @@ class Tasks:
         self.over = self.over or (not task.cancelled() and task.exception() is not None)
 
 
-async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds: float) -> list[Any]:
+async def all_answers(
+    world: World, calls: Sequence[Sent], *, what: str, seconds: float, on_loss: Callable[[], None] = lambda: None
+) -> list[Any]:
     """The answers to interdependent calls: if one is lost, the others fail or hang.
+
+    `on_loss`: called at a loss, before the other calls get `GRACE` seconds to end.
 
     Raises as `World.answer`, preferring a loss over the failures that it caused: a failed call is held back for `GRACE`
     seconds, and PeerGone becomes a loss. Processes that are lost then, and those that hang because of it, are marked.
@@ -273,6 +282,7 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             errors = [error for each in done if (error := each.exception()) is not None]
             if lost := [error for error in errors if isinstance(error, WorkerGone | PeerGone)]:
+                on_loss()
                 if pending and not any(isinstance(error, WorkerGone) for error in lost):
                     await asyncio.wait(pending, timeout=NOTICED)  # until Ray says why the other one is gone
                 await _mark_lost(calls, waits)

@@ -50,9 +50,8 @@ from solrl_ray.records import (
     WorkUnit,
 )
 from solrl_ray.sampling.noise import uniform
-from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.manifest import Policy
-from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 ROOT = Path(__file__).parents[1]
@@ -99,8 +98,8 @@ class SleepingWorker(Callee):
     def start(self) -> Attestation:
         return Attestation(worker=self._name, device="none", tier="sleep", score_class="sleep", checks={})
 
-    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt:
-        revision = read(payload).manifest
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt:
+        revision = payload.manifest
         expected = revision.expected[self.role]
         return Receipt(
             worker=self._name,

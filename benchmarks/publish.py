@@ -33,7 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -47,8 +46,8 @@ from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.planning import FORMAT_OF_TIER
 from solrl_ray.quantization.scope import LAYERS
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble, merge_module
 from solrl_ray.weight_sync.receive import Receiver
@@ -123,7 +122,7 @@ def median(function: Callable[[], Any], repeats: int) -> float:
 
 def sizes(before: Publication) -> dict[str, int]:
     """Bytes of the payloads."""
-    found = {"packed": len(before.payload(EXPLORER)), "factors": len(before.payload(REGENERATOR))}
+    found = {"packed": before.payload(EXPLORER).nbytes, "factors": before.payload(REGENERATOR).nbytes}
     for name, size in found.items():
         print(f"payload of {name:<8} {size / 1e6:9.2f} MB", flush=True)
     return found
@@ -132,8 +131,13 @@ def sizes(before: Publication) -> dict[str, int]:
 def times(world: World, before: Publication, repeats: int) -> dict[str, float]:
     """Median seconds."""
     factors = world.factors(CHANGE)
-    content = before.payload(EXPLORER)
+    sent = before.payload(EXPLORER)
     receiver = Receiver(world.model)
+
+    def taken() -> None:
+        sent.verify()
+        receiver.apply(sent)
+
     found = {
         "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
         "learner: merge, quantise, checksums": median(lambda: world.publisher.shard(2, factors), repeats),
@@ -141,7 +145,7 @@ def times(world: World, before: Publication, repeats: int) -> dict[str, float]:
             lambda: tensors_digest({f"{m}.{n}": t for m, x in world.layers.items() for n, t in x.tensors().items()}),
             repeats,
         ),
-        "explorer: packed weights, all of it": median(lambda: receiver.apply(payload.read(content)), repeats),
+        "explorer: packed weights, all of it": median(taken, repeats),
     }
     for name, seconds in found.items():
         print(f"{name:<38} {seconds:8.4f} s", flush=True)
@@ -194,11 +198,11 @@ class Explorer:
 
     def ready(self) -> None: ...
 
-    def load(self, content: np.ndarray) -> dict[str, float]:
+    def load(self, payload: Payload) -> dict[str, float]:
         watch = Stopwatch()
-        received = payload.read(content)
+        payload.verify()
         watch.lap("explorer: verify the payload")
-        self._receiver.apply(received)
+        self._receiver.apply(payload)
         watch.lap("explorer: swap, prove")
         return watch.seconds
 
@@ -232,9 +236,9 @@ class Controller:
         watch.lap("controller: assemble")
         lora_digest(revision.factors)
         watch.lap("controller: digest of the sampling policy")
-        content = Publication(revision=revision, mode="packed").payload(EXPLORER)
+        payload = Publication(revision=revision, mode="packed").payload(EXPLORER)
         watch.lap("controller: make the payload")
-        reference = ray.put(np.frombuffer(content, np.uint8))
+        reference = ray.put(payload)
         watch.lap("controller: share the payload")
         loaded: dict[str, float] = ray.get(self._explorer.load.remote(reference), timeout=DEADLINE)
         watch.lap("explorer: fetch")

@@ -23,7 +23,6 @@ import torch
 
 from solrl_ray.common.files import read_json, replace_file
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Lora
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -33,9 +32,6 @@ from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.report.trace import Span, SpanWriter, read_spans
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
-from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.checksums import stamp
-from solrl_ray.weight_sync.manifest import Expected, Manifest
 from tests.support import made_configs, made_runs
 
 REFUSALS = (UserError, RunError, Unreadable)
@@ -89,28 +85,12 @@ def formats(folder: Path) -> dict[str, Format]:
     policies = {name: {key: value.clone() for key, value in factors.items()} for name in ("default", "old", "ema")}
     state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
     state.save(folder / "state")
-    manifest = Manifest(
-        revision=1,
-        policy="old",
-        lora=Lora(rank=2, alpha=2.0, targets=["to_q"]),
-        base_digest="0" * 64,
-        formats={},
-        amax={},
-        bumped=(),
-        expected={"explorer": Expected(modules=1, digest="0" * 64)},
-        tensors={name: stamp(tensor) for name, tensor in factors.items()},
-    )
-    sent, stated = folder / "payload.safetensors", folder / "manifest.json"
-    sent.write_bytes(payload.encode(manifest, factors))
-    stated.write_text(manifest.to_json())
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"text": "a red square"}\n{"text": "zwei Kreise \\u00e4"}\n')
     settings = folder / "config.yaml"
     settings.write_text(made_configs.MODEL + made_configs.REST)
     stored = run.path / "samples" / "iteration-000000" / "aa.safetensors"
     return {
-        "payload": Format(sent, lambda: _tensors(sent), same, 30),
-        "manifest": Format(stated, lambda: Manifest.from_json(stated.read_bytes()), same, 30),
         "metrics": Format(run.metrics, run.read_metrics, beginning),
         "summary": Format(run.path / "summary.json", lambda: read_summary(run.path), same),
         "journal": Format(journal.path, lambda: Journal(journal.path).entries(), beginning, 30),
@@ -125,11 +105,6 @@ def formats(folder: Path) -> dict[str, Format]:
         "prompts": Format(prompts, lambda: read_prompts(str(prompts)), anything),
         "configuration": Format(settings, lambda: load([settings]), anything, 1),
     }
-
-
-def _tensors(file: Path) -> tuple[Any, dict[str, list[Any]]]:
-    read = payload.read(file.read_bytes())
-    return read.manifest, {name: [list(tensor.shape), tensor.tolist()] for name, tensor in read.tensors.items()}
 
 
 def _parts(state: LearnerState) -> dict[str, Any]:

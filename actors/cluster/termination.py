@@ -18,7 +18,9 @@ _told = threading.Event()
 
 
 def listen() -> None:
-    """From now on, note SIGTERM. Does nothing outside an actor, where the process is not ours."""
+    """From now on, note SIGTERM. Call it in the main thread. Does nothing outside an actor, where the process is not
+    ours.
+    """
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
         signal.signal(signal.SIGTERM, _note)
 

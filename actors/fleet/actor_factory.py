@@ -52,8 +52,6 @@ class Actor:
     name: str = ""
     """Its own among the roles of a card; empty for a process of its own."""
     process: Process = field(default_factory=Process)
-    takes_lists: bool = False
-    """Whether it is given references inside of lists, which only Ray's own pickling passes on."""
 
 
 class ActorFactory:
@@ -117,9 +115,9 @@ class ActorFactory:
         """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):
-            return self._on_card(name, "learner", made, self._config, rank, takes_lists=True)
+            return self._on_card(name, "learner", made, self._config, rank)
         make = self._seated(made, name, rank)
-        return self._actor(name, make.remote(self._config, rank), "learner", takes_lists=True)
+        return self._actor(name, make.remote(self._config, rank), "learner")
 
     def dismiss(self, actor: Actor) -> None:
         """End a role of a card, or an actor with a process of its own."""
@@ -132,7 +130,7 @@ class ActorFactory:
             process.lost = True
             ray.kill(actor.handle, no_restart=True)
 
-    def _on_card(self, name: str, role: str, made: type, *arguments: Any, **properties: Any) -> Actor:
+    def _on_card(self, name: str, role: str, made: type, *arguments: Any) -> Actor:
         """A role of the card with the number of its slot, whose process is made if there is none."""
         number = slot_of(name)
         if number not in self._cards or self._cards[number][1].lost:
@@ -143,7 +141,7 @@ class ActorFactory:
         handle, process = self._cards[number]
         handle.host.options(name=f"{role}.host").remote(name, made, *arguments)
         process.roles.append(name)
-        return Actor(handle, role, name, process, **properties)
+        return Actor(handle, role, name, process)
 
     def _seated(self, role: type, name: str, rank: int) -> Any:
         """An actor with the resources of a learner rank, on its place."""
@@ -176,11 +174,11 @@ class ActorFactory:
             remove_placement_group(given_back)
         return found
 
-    def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:
+    def _actor(self, name: str, handle: Any, role: str) -> Actor:
         """Its first call says where to send progress notes; the answer is not awaited."""
         if hasattr(handle, "send_notes"):  # other players may be plain actors
             handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
-        return Actor(handle, role, **properties)
+        return Actor(handle, role)
 
     def _here(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)
@@ -220,5 +218,6 @@ def on_this_node(role: type, name: str, namespace: str) -> Any:
 
 
 def _made(role: type, name: str, namespace: str, **options: Any) -> Any:
-    make: Any = ray.remote(role)
+    groups = getattr(role, "CONCURRENCY_GROUPS", None)
+    make: Any = ray.remote(concurrency_groups=groups)(role) if groups else ray.remote(role)
     return make.options(name=name, namespace=namespace, max_restarts=0, max_task_retries=0, **options)

@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from actors.dispatch.unit_router import Call, UnitRouter
 from actors.world import Process, Sent, World
 from solrl_ray.config.fleet import Deadlines
@@ -52,7 +50,7 @@ class PayloadRefs:
         return (await self._payload(self.publication.content(role, full=full)))[0]
 
     async def size(self, role: str) -> int:
-        """Bytes of the payload for a role."""
+        """Bytes of the tensors in the payload for a role."""
         return (await self._payload(self.publication.content(role)))[1]
 
     async def _payload(self, content: Content) -> tuple[Any, int]:
@@ -63,9 +61,8 @@ class PayloadRefs:
         return self._made[content]
 
     def _make(self, content: Content) -> tuple[Any, int]:
-        encoded = self.publication.encoded(content)
-        # An array is read in place from the object store; bytes would be copied into each worker.
-        return self._world.put(np.frombuffer(encoded, np.uint8)), len(encoded)
+        payload = self.publication.payload_of(content)
+        return self._world.put(payload), payload.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

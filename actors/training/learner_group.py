@@ -387,7 +387,13 @@ class LearnerGroup:
     ) -> list[Any]:
         calls = [self._world.send(rank, method, *arguments) for rank in self._ranks]
         asked()
-        return await all_answers(self._world, calls, what=f"{method} of the learner group", seconds=seconds)
+        what = f"{method} of the learner group"
+        return await all_answers(self._world, calls, what=what, seconds=seconds, on_loss=self._abort)
+
+    def _abort(self) -> None:
+        """Have the ranks leave collectives in which they wait for one that is lost."""
+        for rank in self._ranks:
+            self._world.abort(rank)
 
 
 def _fixed(state: LearnerState | None) -> Beginning:

@@ -1,24 +1,32 @@
 """The process of a card: it hosts the card's roles, which share one copy of the model and are lost together.
 
-Its one thread does their calls in the order in which they were sent.
+One thread does their calls in the order in which they were sent; only `abort` has another one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from actors.cluster import progress_notes
-from actors.cluster.rpc import Callee, done
+import ray
+
+from actors.cluster import progress_notes, termination
+from actors.cluster.rpc import Callee
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.weight_sync.shared_model import SharedModel
+from solrl_ray.gpu.shared_model import SharedModel
 
 
 class Card(Callee):
+    CONCURRENCY_GROUPS: ClassVar[dict[str, int]] = {"abort": 1}
+    """Ray's, with their numbers of threads. Python has signals handled in the main thread, where only the constructor
+    runs.
+    """
+
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._roles: dict[str, Any] = {}
         self._model = SharedModel(config)
+        termination.listen()
 
     def __repr__(self) -> str:
         return self._name
@@ -34,16 +42,16 @@ class Card(Callee):
         if role is not None:
             role.leave()
 
-    def do_as(self, name: str, packed: bytes, *references: Any) -> Any:
-        """`Callee.do` of a role."""
-        return done(self._role(name), packed, *references)
-
     def call_as(self, name: str, method: str, *arguments: Any) -> Any:
-        """A role's method, with arguments that only Ray's own pickling passes on: lists of references."""
-        return getattr(self._role(name), method)(*arguments)
-
-    def _role(self, name: str) -> Any:
+        """Call a role's method."""
         if name not in self._roles:
             raise RunError(f"{name} is called after it has left {self._name}")
         progress_notes.speak_as(name)
-        return self._roles[name]
+        return getattr(self._roles[name], method)(*arguments)
+
+    @ray.method(concurrency_group="abort")
+    def abort(self, name: str) -> None:
+        """`LearnerRank.abort` of a role, beside the call that waits."""
+        role = self._roles.get(name)
+        if role is not None:
+            role.abort()

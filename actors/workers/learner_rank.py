@@ -23,9 +23,10 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, RunError, WorkerGone
-from solrl_ray.learning.engine import abort_process_group, free_port, leave_process_group, process_group
+from solrl_ray.gpu.shared_model import SharedModel
+from solrl_ray.learning.collectives import Collectives
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
-from solrl_ray.learning.peer_watch import PeerWatch
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
@@ -35,7 +36,6 @@ from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
-from solrl_ray.weight_sync.shared_model import SharedModel
 
 
 class LearnerRank(Callee):
@@ -43,9 +43,8 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
-        self._watch: PeerWatch | None = None
-        self._joins = False
-        """Whether it has begun to join its group."""
+        self._collectives: Collectives | None = None
+        """Of the group that it has begun to join."""
         self._storing: Future[Any] | None = None
         self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         """Host memory that is used again in each iteration."""
@@ -64,13 +63,18 @@ class LearnerRank(Callee):
         if self._shared is not None:
             self._shared.factors = None
         try:
-            if self._watch is not None:
-                self._watch.close()
+            if self._collectives is not None:
+                self._collectives.close()
             if self._learner is not None:
                 self._learner.close()
         finally:
-            if self._joins:
+            if self._collectives is not None:
                 leave_process_group()
+
+    def abort(self) -> None:
+        """End the collective in which it waits for a rank that is lost. Call it in another thread."""
+        if self._collectives is not None:
+            self._collectives.abort()
 
     @noted
     def start(self) -> str:
@@ -95,7 +99,7 @@ class LearnerRank(Callee):
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size, deadlines = self._config.learner.world_size, self._config.fleet.deadlines
-        self._joins = True
+        self._collectives = Collectives(self._rank, self._device)
         with progress_note(f"joining the learner group at {address} (learner.world_size {world_size})"):
             process_group(
                 self._rank,
@@ -107,10 +111,8 @@ class LearnerRank(Callee):
                 one_host=one_host,
                 network=self._config.fleet.network,
             )
-            abort = partial(abort_process_group, self._device)
-            self._watch = PeerWatch(self._rank, world_size, address, self._device, deadlines.start, abort)
-        with progress_note("building its adapters and optimizer"), self._watch.watched():
-            self._learner = Learner(self._config, self._model, self._rank, world_size, self._watch.check)
+        with progress_note("building its adapters and optimizer"), self._collectives.watched():
+            self._learner = Learner(self._config, self._model, self._rank, world_size, self._collectives.check)
         if self._shared is not None:
             self._shared.kernels["learner"] = attention.kernels()
             self._shared.factors = partial(self._learner.factors, on_host=False)
@@ -218,9 +220,9 @@ class LearnerRank(Callee):
         return None if self._rank else PolicyFactors(self._joined.factors(policy))
 
     def _watched(self) -> AbstractContextManager[None]:
-        """A block with collectives of a rank that has joined its group (`PeerWatch.watched`)."""
-        assert self._watch is not None
-        return self._watch.watched()
+        """A block with collectives of a rank that has joined its group (`Collectives.watched`)."""
+        assert self._collectives is not None
+        return self._collectives.watched()
 
     def _enter(self) -> None:
         """Begin to compute: on a card, other roles may have done so before."""

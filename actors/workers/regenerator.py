@@ -27,7 +27,7 @@ from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
 from solrl_ray.rollout.sampler import Samplers, group_of, references_for
-from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.receive import Receiver
 
 

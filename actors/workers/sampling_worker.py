@@ -18,6 +18,7 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling
 from solrl_ray.errors import NonsenseError
+from solrl_ray.gpu.shared_model import Role, SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
@@ -26,11 +27,9 @@ from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Rec
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Samplers
 from solrl_ray.sampling.noise import initial_noise
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
-from solrl_ray.weight_sync.container import Buffer, Unusable
+from solrl_ray.weight_sync.payload import Payload, Unusable
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.shared_model import Role, SharedModel
 
 PROBE_SIGMA = 0.5
 S = TypeVar("S", Sampled, Previewed)
@@ -92,7 +91,8 @@ class SamplingWorker(Callee):
             compiled=compiled,
             cfg=config.model.cfg,
         )
-        termination.listen()
+        if self._shared is None:  # a card listens itself
+            termination.listen()
         self._model = model
         self._threads = threads
         self._receiver = receiver
@@ -132,7 +132,7 @@ class SamplingWorker(Callee):
             self._shared.enter(self.role)
             torch.set_num_threads(self._threads)
 
-    def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
 
         `full`: no other payload can help: it was sent before, or nothing is left out. Raises RunError: the payload
@@ -142,15 +142,15 @@ class SamplingWorker(Callee):
         started = time.perf_counter()
         self._holds = None  # until the proof, this worker holds nothing usable
         try:
-            received = payload.read(content)
+            payload.verify()
             applied = self._shared.apply if self._shared is not None else Receiver.apply
-            bound, digest = applied(self._receiver, received)
+            bound, digest = applied(self._receiver, payload)
         except Unusable as error:
             if full:
                 raise
             return Refusal(worker=self._name, reason=str(error))
         self._enter()
-        manifest = received.manifest
+        manifest = payload.manifest
         self._holds = (manifest.policy, manifest.revision)
         return Receipt(
             worker=self._name,

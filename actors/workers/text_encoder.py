@@ -11,11 +11,11 @@ from solrl_ray import models
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.schema import Config
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.records import Prompt, PromptEmbedding
-from solrl_ray.weight_sync.shared_model import SharedModel
 
 
 class TextEncoder(Callee):

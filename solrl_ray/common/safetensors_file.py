@@ -1,4 +1,4 @@
-"""Writes safetensors files without copying the tensors.
+"""Reads safetensors files with their metadata, and writes them without copying the tensors.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import safetensors.torch
 import torch
 
 DTYPES = {
@@ -43,3 +44,13 @@ def pieces(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> 
     text += b" " * (-len(text) % 8)
     content = [contiguous[name].reshape(-1).view(torch.uint8).numpy().data for name in order]
     return [len(text).to_bytes(8, "little"), text, *content]
+
+
+def read(content: bytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Metadata and tensors of a file's bytes. Raises ValueError: they are cut off, or no such file."""
+    try:
+        tensors = safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a data type that PyTorch lacks
+        raise ValueError(f"it is no whole safetensors file: {error}") from error
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__", {}), tensors

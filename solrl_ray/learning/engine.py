@@ -12,12 +12,11 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed
@@ -70,7 +69,7 @@ def process_group(
         MASTER_PORT=str(port),
         DS_ACCELERATOR=device.type,
     )
-    # Otherwise PyTorch ends this process when NCCL reports that a rank is gone. `PeerWatch` aborts the group instead.
+    # Otherwise PyTorch ends this process when NCCL reports that a rank is gone. `Collectives` aborts the group instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if network:
         os.environ.update(NCCL_SOCKET_IFNAME=network, GLOO_SOCKET_IFNAME=network)
@@ -97,7 +96,7 @@ def process_group(
 
 def abort_process_group(device: torch.device) -> None:
     """End collectives that wait for a rank that is gone: NCCL's kernels may do so for ever. What they and later ones
-    return is of no use, until later ones raise (`PeerWatch.watched`). Any thread may call it.
+    return is of no use, until later ones raise (`Collectives.watched`). Any thread may call it.
     """
     if device.type == "cuda":
         torch.distributed.distributed_c10d._abort_process_group()  # not public; there is no other way for all groups
@@ -158,7 +157,7 @@ class Engine:
         sample = GradientSample(factors)
         # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
         # compiler: two seconds of each start.
-        with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"):
+        with _environment(TORCHDYNAMO_DISABLE="1"):
             engine, *_ = deepspeed.initialize(
                 model=_Policy(factors, velocity),
                 model_parameters=list(factors),
@@ -235,6 +234,20 @@ class Engine:
         sizes = [f.numel() for f in self.factors]
         pieces = whole[: sum(sizes)].split(sizes)
         return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """A block with these environment variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:

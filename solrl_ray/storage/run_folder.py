@@ -297,15 +297,15 @@ class RunFolder:
 
         Raises Unreadable if it is missing, or no group.
         """
-        from solrl_ray.weight_sync import container
+        from solrl_ray.common import safetensors_file
 
         path = self._group_path(iteration, prompt_id)
         try:
-            metadata, tensors = container.read(path.read_bytes(), str(path))
+            metadata, tensors = safetensors_file.read(path.read_bytes())
             header = json.loads(metadata["group"])
             trajectory = None
             if "first_step" in header:
-                trajectory = Trajectory(states=tensors["states"].clone(), first_step=header["first_step"])
+                trajectory = Trajectory(states=tensors["states"], first_step=header["first_step"])
             return SampleGroup(
                 iteration=iteration,
                 revision=header["revision"],
@@ -313,7 +313,7 @@ class RunFolder:
                 indices=tuple(header["indices"]),
                 rewards=tuple(header["rewards"]),
                 components=tuple(tuple(each) for each in header.get("components", ())),
-                latents=tensors["latents"].clone(),
+                latents=tensors["latents"],
                 shape=SampleShape(*header["shape"]) if "shape" in header else None,
                 trajectory=trajectory,
                 seconds=header["seconds"],

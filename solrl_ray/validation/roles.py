@@ -21,7 +21,6 @@ from solrl_ray.quantization.scope import quantize_
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.validation.session import PROMPTS, SEEDS, Brightness, Session, psnr, relative_error
 from solrl_ray.validation.steps import Lacks, Measure, above_zero, at_most, is_true
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
@@ -151,18 +150,19 @@ def revision(session: Session) -> list[Measure]:
     tier, settings = capability.available(session.device)[0], session.config.compile
     config, model = session.config, session.load("transformer")
     built = Publisher.for_model(model.transformer, config, tier=tier).build(1, session.factors)
-    content = Publication(revision=built, mode="packed").payload(EXPLORER)
+    payload = Publication(revision=built, mode="packed").payload(EXPLORER)
+    payload.verify()
     quantize_(model.transformer, tier, config.model.quantization)
     compile_(model.transformer, settings, model.device, tier)
-    receiver, received = Receiver(model.transformer), payload.read(content)
+    receiver = Receiver(model.transformer)
     compiled = compiles(settings, model.device, tier)
     (before, _), graphs, places = session.probe(model), _compiled_graphs() if compiled else 0, _places(model)
-    expected = received.manifest.expected[EXPLORER]
-    equal = receiver.apply(received) == (expected.modules, expected.digest)
+    expected = payload.manifest.expected[EXPLORER]
+    equal = receiver.apply(payload) == (expected.modules, expected.digest)
     moved = relative_error(session.probe(model)[0], before)
     measures = [
         Measure("explorer's tier", tier),
-        Measure("payload, MB", len(content) / 1e6),
+        Measure("payload, MB", payload.nbytes / 1e6),
         is_true("modules and digest are as published", equal, "else a run stops at the receipt"),
         above_zero("relative change of the velocity", moved, "else the swap reached no weight in use"),
         is_true("weights keep their addresses", places == _places(model), "compiled code and graphs read them"),

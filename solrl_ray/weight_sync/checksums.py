@@ -1,7 +1,20 @@
-"""Checksums of tensors: a CRC-32C each, and one SHA-256 over those.
+"""Checksums of tensors: a 64-bit number each, and one SHA-256 over those.
 
-CRC-32C runs at memory speed, on a GPU without copying (`crc_kernel`), so that a worker can verify gigabytes of weights
-in every iteration. It detects accidents, not forgery.
+The bytes of a tensor, row by row and filled up with zeros, are little-endian signed words x of 32 bits. Word i stands
+in column c = i mod 2¹⁴ of row r = i div 2¹⁴::
+
+    checksum = Σ x[i] · w(c) · v(r)   mod 2⁶⁴        w(c) = 1 + 2 π(c),   v(r) = 1 + 2¹⁵ π(r)
+
+π is a permutation of the numbers below 2⁶⁴ whose lowest k bits depend on the lowest k bits of its argument alone. Sums
+and products modulo 2⁶⁴ are exact in any order, so CPUs and GPUs arrive at the same number. It detects accidents, not
+forgery:
+
+- any single changed word: its weight is odd, so the product changes;
+- any two different words that changed places, in tensors of less than 16 GiB: the weights of i and j differ by an odd
+  multiple of 2 · 2ᵏ, where 2ᵏ ≤ 2³¹ is the largest power of two that divides i - j, and the words by no multiple of
+  2³², so the product of the differences is no multiple of 2⁶⁴;
+- any other change, except by chance: about 2⁻⁶³ if a changed word differs in its lowest bit; if all of them differ in
+  their highest bit alone 2⁻³², or 2ᵏ⁻³² for a change that is repeated 2ᵏ words later.
 """
 
 from __future__ import annotations
@@ -9,18 +22,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from functools import lru_cache
 
-import google_crc32c
 import numpy as np
 import torch
-from pydantic import BeforeValidator, PlainSerializer
 
 from solrl_ray.common.safetensors_file import NAMES
 
-WAITING_BYTES = 1 << 28
-"""On a GPU, tensors of about so many bytes are kept until one launch reads them."""
+COLUMNS = 1 << 14
+MOST_ROWS = 1 << 18
+"""Of 64 KiB; a tensor of 16 GiB or more has no checksum."""
+ROWS_ON_GPU = 1024
+"""Rows that a GPU multiplies together; their products take 128 MiB. A CPU does one row, in its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +43,8 @@ class Stamp:
     dtype: str
     """safetensors' name: ``F32``, ``U8``, …"""
     shape: tuple[int, ...]
-    crc32c: Annotated[int, BeforeValidator(partial(int, base=16)), PlainSerializer("{:08x}".format)]
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) over the tensor's bytes, row by row, little-endian."""
+    checksum: int
+    """Of the tensor's bytes, unsigned, 64 bits."""
 
 
 def stamp(tensor: torch.Tensor) -> Stamp:
@@ -47,62 +60,73 @@ def stamps(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
 
 
 class Stamps:
-    """Stamps of tensors that come one after another: a GPU has few launches to do, and is waited for at the end."""
+    """Stamps of tensors that come one after another; a GPU is waited for at the end."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._crcs: dict[str, int] = {}
-        self._waiting: dict[str, torch.Tensor] = {}
-        """On a GPU, not yet read there."""
-        self._sizes: dict[str, int] = {}
-        """Bytes, of those that are read on a GPU."""
-        self._folded: list[torch.Tensor] = []
-        """What the kernel left of them for the last step."""
+        self._checksums: dict[torch.device, dict[str, torch.Tensor]] = {}
+        """By device, on which they are."""
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """The tensors must not change before `result`."""
         for name, tensor in tensors.items():
             self._kinds[name] = NAMES[tensor.dtype], tuple(tensor.shape)
-            contiguous = tensor.detach().contiguous()
-            if not tensor.is_cuda or not _kernel().fits(contiguous):
-                self._crcs[name] = int(google_crc32c.value(raw_bytes(contiguous)))
-                continue
-            self._waiting[name], self._sizes[name] = contiguous, tensor.nbytes
-        if sum(tensor.nbytes for tensor in self._waiting.values()) > WAITING_BYTES:
-            self._fold()
-
-    def _fold(self) -> None:
-        self._folded.append(_kernel().folded(list(self._waiting.values())))
-        self._waiting = {}
+            self._checksums.setdefault(tensor.device, {})[name] = _checksum(tensor.detach())
 
     def result(self) -> dict[str, Stamp]:
-        if self._waiting:
-            self._fold()
-        if self._folded:
-            crcs = _kernel().crcs(self._folded, list(self._sizes.values()))
-            self._crcs |= dict(zip(self._sizes, crcs, strict=True))
-        return {name: Stamp(*kind, self._crcs[name]) for name, kind in self._kinds.items()}
+        found: dict[str, int] = {}
+        for checksums in self._checksums.values():
+            numbers = torch.stack(list(checksums.values())).cpu().numpy().view(np.uint64)
+            found |= zip(checksums, numbers.tolist(), strict=True)
+        return {name: Stamp(*kind, found[name]) for name, kind in self._kinds.items()}
 
 
-def _kernel() -> Any:
-    from solrl_ray.weight_sync import crc_kernel  # CUDA comes with Triton
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The checksum of a tensor's bytes: int64 [] on its device."""
+    words = _words(tensor)
+    of_columns, of_rows = _weights(words.device)
+    whole = len(words) // COLUMNS
+    matrix, rest = words[: whole * COLUMNS].view(whole, COLUMNS), words[whole * COLUMNS :].view(1, -1)
+    blocks = [*matrix.split(ROWS_ON_GPU if words.is_cuda else 1), rest]
+    rows = torch.cat([(block * of_columns[: block.shape[1]]).sum(1) for block in blocks])
+    return (rows * of_rows[: len(rows)]).sum()
 
-    return crc_kernel
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes as little-endian words, filled up with zeros: int32 [n]."""
+    content = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if content.numel() % 4 or content.data_ptr() % 4:
+        content = torch.nn.functional.pad(content, (0, -content.numel() % 4)).clone()
+    return content.view(torch.int32)
 
 
-def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's bytes, uint8 [n]; a view where the tensor is contiguous and on the CPU."""
-    array: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return array
+@lru_cache(maxsize=8)
+def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of columns and of rows: int64 [COLUMNS] and [MOST_ROWS] on the device."""
+    places = _permuted(np.arange(max(COLUMNS, MOST_ROWS), dtype=np.uint64))
+    columns = np.uint64(1) + np.uint64(2) * places[:COLUMNS]
+    rows = np.uint64(1) + np.uint64(2 * COLUMNS) * places[:MOST_ROWS]
+    return torch.from_numpy(columns.view(np.int64)).to(device), torch.from_numpy(rows.view(np.int64)).to(device)
+
+
+def _permuted(numbers: np.ndarray) -> np.ndarray:
+    """π: uint64, of the same shape.
+
+    x + (x² | 5) is a permutation of the numbers below any power of two (Klimov and Shamir, "A New Class of Invertible
+    Mappings", 2002), and so is a multiple by an odd number.
+    """
+    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        numbers = numbers * np.uint64(factor)
+        numbers = numbers + (numbers * numbers | np.uint64(5))
+    return numbers
 
 
 def stamps_digest(stated: Mapping[str, Stamp]) -> str:
-    """SHA-256, in hex, over the line ``<name> <dtype> <shape> <crc32c>`` of each tensor, in name order.
+    """SHA-256, in hex, over the line ``<name> <dtype> <shape> <checksum>`` of each tensor, in name order.
 
-    The shape is written ``4,48``, the CRC as eight hex digits.
+    The shape is written ``4,48``, the checksum as sixteen hex digits.
     """
     lines = [
-        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {stamp.crc32c:08x}\n"
+        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {stamp.checksum:016x}\n"
         for name, stamp in sorted(stated.items())
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,27 +1,13 @@
-"""The manifest of a policy revision: identity, layout of its weights, and the checksum of every tensor."""
+"""The manifest of a policy revision: identity, formats of its weights, and the checksum of every tensor."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Literal
 
 from solrl_ray.config.schema import Lora
-from solrl_ray.quantization import nvfp4
 from solrl_ray.weight_sync.checksums import Stamp
-from solrl_ray.weight_sync.container import Unusable
 
-FORMAT = "solrl-revision-3"
-LAYOUT: dict[str, Any] = {
-    "nvfp4_variant": nvfp4.VARIANT,
-    "fp8_variant": "e4m3-power-of-two-rows",
-    "nibble_order": "low-first",
-    "swizzled": False,
-}
-"""Layout of packed weights, independent of a receiver's kernel, which rearranges them itself."""
 Policy = Literal["old", "default", "ema", "base"]
 
 
@@ -37,7 +23,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One version of a policy. Equal revisions have equal manifests, byte for byte."""
+    """One version of a policy. Equal revisions have equal manifests."""
 
     revision: int
     """Updates that made this policy."""
@@ -67,34 +53,6 @@ class Manifest:
         """Paths of the modules that LoRA touches, sorted."""
         return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))
 
-    def to_json(self) -> str:
-        """Canonical JSON with its own checksum: ``{"manifest": …, "sha256": …}``."""
-        body = {"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")}
-        return canonical({"manifest": body, "sha256": sha256(canonical(body))})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Manifest:
-        """Raises `Unusable` if it is unreadable, altered or of another format."""
-        what = "the manifest of the revision"
-        try:
-            parsed = json.loads(text)
-            body, stated = parsed["manifest"], parsed["sha256"]
-            if sha256(canonical(body)) != stated:
-                raise Unusable(f"{what} does not have the checksum it states")
-            found = (body.get("format"), body.get("layout"))
-            if found != (FORMAT, LAYOUT):
-                raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
-            return _MANIFEST.validate_python(body)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Unusable(f"{what} is unreadable: {error}") from error
-
-    def digest(self) -> str:
-        """SHA-256 over the whole manifest, and through its checksums over the tensors."""
-        return sha256(self.to_json())
-
-
-_MANIFEST = TypeAdapter(Manifest)
-
 
 def is_factor(tensor: str) -> bool:
     """Whether the name is a LoRA factor's, not a packed weight's."""
@@ -104,11 +62,3 @@ def is_factor(tensor: str) -> bool:
 def module_of(tensor: str) -> str:
     """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
     return tensor.rsplit(".", 1)[0]
-
-
-def canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,6 +1,4 @@
-"""A policy revision and its payloads; ``docs/reference/revision-format.md`` has the format byte by byte.
-
-A payload is a safetensors file with the revision's whole manifest and the tensors that its receiver needs.
+"""A policy revision and its payloads: messages between processes of one run, whose tensors Ray passes without a copy.
 
 =================  ======================  =====================================================
 name               dtype, shape            what it is
@@ -18,12 +16,16 @@ from dataclasses import dataclass
 
 import torch
 
-from solrl_ray.weight_sync import container
-from solrl_ray.weight_sync.checksums import stamp
-from solrl_ray.weight_sync.container import Buffer, Unusable
+from solrl_ray.common.tensor_serialization import Portable
+from solrl_ray.errors import RunError
+from solrl_ray.weight_sync.checksums import stamps
 from solrl_ray.weight_sync.manifest import Manifest, is_factor
 
-WHAT = "the revision's payload"
+
+class Unusable(RunError):
+    """A payload that its receiver cannot use, though another one of the same revision may do: damaged, or without the
+    factors that the receiver lacks.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,29 +52,25 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Payload:
-    """A received payload, verified."""
+class Payload(Portable, read_only=True):
+    """The part of a revision that one kind of receiver needs."""
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor]
-    """Views of what was received."""
+    """On the CPU; after the journey views of the object store, which must not be written to."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
-def encode(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The payload with the given part of a revision's tensors."""
-    return container.write(tensors, {"manifest": manifest.to_json()})
+    def verify(self) -> None:
+        """Compare every tensor with the manifest.
 
-
-def read(buffer: Buffer) -> Payload:
-    """Reads and verifies a payload.
-
-    Raises Unusable: naming the first tensor that is truncated, unknown or altered, or the manifest.
-    """
-    metadata, tensors = container.read(buffer, WHAT)
-    manifest = Manifest.from_json(metadata.get("manifest", ""))
-    for name, tensor in sorted(tensors.items()):
-        if name not in manifest.tensors:
-            raise Unusable(f"{WHAT} has tensor {name!r}, which its manifest does not state")
-        if manifest.tensors[name] != stamp(tensor):
-            raise Unusable(f"tensor {name!r} of {WHAT} does not have the checksum its manifest states")
-    return Payload(manifest=manifest, tensors=tensors)
+        Raises Unusable: naming the first tensor, in name order, that is unknown or altered.
+        """
+        for name, found in sorted(stamps(self.tensors).items()):
+            if name not in self.manifest.tensors:
+                raise Unusable(f"{self.manifest.name} came with tensor {name!r}, which its manifest does not state")
+            if self.manifest.tensors[name] != found:
+                raise Unusable(f"tensor {name!r} of {self.manifest.name} is not as its manifest states: it was altered")

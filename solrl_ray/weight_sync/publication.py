@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from solrl_ray.weight_sync.manifest import module_of
-from solrl_ray.weight_sync.payload import Revision, encode
+from solrl_ray.weight_sync.payload import Payload, Revision
 
 EXPLORER = "explorer"
 REGENERATOR = "regenerator"
@@ -43,15 +43,15 @@ class Publication:
             return "factors" if full else "manifest"
         return "packed" if role == EXPLORER and self.mode == "packed" and self.revision.packed else "factors"
 
-    def encoded(self, content: Content) -> bytes:
+    def payload_of(self, content: Content) -> Payload:
         """The payload with this content."""
         revision = self.revision
+        tensors = revision.factors if content != "manifest" else {}
         if content == "packed":
             formats = revision.manifest.formats
-            merged = {name: t for name, t in revision.factors.items() if module_of(name) not in formats}
-            return encode(revision.manifest, merged | revision.packed)
-        return encode(revision.manifest, revision.factors if content == "factors" else {})
+            tensors = {name: t for name, t in tensors.items() if module_of(name) not in formats} | revision.packed
+        return Payload(manifest=revision.manifest, tensors=tensors)
 
-    def payload(self, role: str, *, full: bool = False) -> bytes:
+    def payload(self, role: str, *, full: bool = False) -> Payload:
         """The payload for workers of a role."""
-        return self.encoded(self.content(role, full=full))
+        return self.payload_of(self.content(role, full=full))

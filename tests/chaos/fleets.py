@@ -28,8 +28,8 @@ from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import assemble
 from tests.support import weight_sync
@@ -71,8 +71,8 @@ class Worker(Callee):
             checks={},
         )
 
-    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt | Refusal:
-        manifest, role = payload.read(content).manifest, role_of(self._name)
+    def load_revision(self, payload: Payload, probe: Any, full: bool) -> Receipt | Refusal:
+        manifest, role = payload.manifest, role_of(self._name)
         held = manifest.expected[role]
         return Receipt(
             worker=self._name,

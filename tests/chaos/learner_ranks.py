@@ -71,7 +71,7 @@ async def group(
         def learner(self, rank: int, rebuilt: int = 0) -> Actor:
             name = f"{folder.name}-learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
             make: Any = ray.remote(role).options(name=name, num_cpus=0)
-            return Actor(make.remote(settings, rank), "learner", takes_lists=True)
+            return Actor(make.remote(settings, rank), "learner")
 
         def reserve_learner_bundles(self, seconds: float) -> bool:
             return True

@@ -19,7 +19,7 @@ from actors.fleet.actor_factory import Actor
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
-from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 from tests.chaos.fleets import Explored, Slow, Worker, opened, revision, run, spawn, units
 from tests.support.patience import patience, until
@@ -111,8 +111,8 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
 class Claims(Worker):
     """Says that it holds other weights than revision 1, that it bound nothing of revision 2, and the truth of 3."""
 
-    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt:
-        receipt, number = super().load_revision(content, probe, full), payload.read(content).manifest.revision
+    def load_revision(self, payload: Payload, probe: Any, full: bool) -> Receipt:
+        receipt, number = super().load_revision(payload, probe, full), payload.manifest.revision
         assert isinstance(receipt, Receipt)
         return replace(
             receipt,

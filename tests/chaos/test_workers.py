@@ -24,7 +24,6 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.receive import Receiver
 from tests.chaos.notes import alive
@@ -69,7 +68,7 @@ class MortalExplorer(Explorer):
         once(self._config.run.root, "explorer starting")
         return super().start()
 
-    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         self._dies_between_two_layers()
         return super().load_revision(payload, probe, full)
 

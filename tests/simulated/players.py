@@ -32,7 +32,7 @@ from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from solrl_ray.storage.journal import parsed
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.manifest import Policy, is_factor
-from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
@@ -96,17 +96,17 @@ class Worker:
     def start(self) -> Attestation:
         return Attestation(worker=self._name, device="none", tier="none", score_class=self._score_class, checks={})
 
-    def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt | Refusal:
-        received = read(sent)
-        manifest = received.manifest
+    def load_revision(self, payload: Payload, probe: Any, full: bool) -> Receipt | Refusal:
+        payload.verify()
+        manifest = payload.manifest
         expected = manifest.expected[self.role]
         if self.role == EXPLORER and not self._on_card:  # it is sent nothing but packed weights
-            held = tensors_digest({name: each for name, each in received.tensors.items() if not is_factor(name)})
+            held = tensors_digest({name: each for name, each in payload.tensors.items() if not is_factor(name)})
             assert held == expected.digest, f"{self._name} was sent other weights than {manifest.name} states"
         if self._on_card:
-            sent_whole = set(received.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}
-            assert sent_whole if full else not received.tensors, f"{self._name} was sent something else"
-            if not full and number(self._name, manifest.digest()) < LACKS:
+            sent_whole = set(payload.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}
+            assert sent_whole if full else not payload.tensors, f"{self._name} was sent something else"
+            if not full and number(self._name, manifest.name, expected.digest) < LACKS:
                 return Refusal(worker=self._name, reason="its learner holds other factors")
         self._holds = (manifest.policy, manifest.revision)
         self._weights = expected.digest

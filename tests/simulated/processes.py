@@ -67,3 +67,5 @@ class SimulatedActor:
     died: float | None = None
     """When, on the world's clock, if the controller did not kill it."""
     alive: bool = True
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a learner rank must leave the collective in which it waits."""

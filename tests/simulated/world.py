@@ -127,6 +127,10 @@ class SimulatedWorld:
         actor.host.process.lost = True
         self._die(actor.host, KILLED)
 
+    def abort(self, rank: SimulatedActor) -> None:
+        if rank.host.process.name:
+            rank.aborted.set()
+
     def dismiss(self, actor: SimulatedActor) -> None:
         process = actor.host.process
         if actor.name in process.roles:
@@ -338,6 +342,8 @@ class SimulatedWorld:
                 self._die(host, "the worker died")
                 return
             await asyncio.sleep({"is slow": SLOW * size, "is late": LATE * seconds}.get(fault, seconds))
+            if call.method == "update" and self._has_lost_a_peer(actor):
+                await actor.aborted.wait()  # a collective that never ends
             controller, self.disk.user = self.disk.user, actor.user
             try:
                 for _ in range(2 if fault == "comes twice" else 1):
@@ -397,7 +403,7 @@ class SimulatedWorld:
         if fault == "loses its input":
             raise InputGone("an input", "an object it needs is lost")
         if call.method == "update" and self._has_lost_a_peer(actor):
-            raise PeerGone(actor.name, "the connection to another rank of its group is closed")
+            raise PeerGone(actor.name, "another rank of its group is lost")
 
     def _has_lost_a_peer(self, rank: SimulatedActor) -> bool:
         group = rank.name.partition(".")[2]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import struct
+import pickle
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from solrl_ray.config.schema import Config, Lora, QuantizationScope
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.payload import Payload, Revision
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 from solrl_ray.weight_sync.publish import Publisher
@@ -81,23 +79,19 @@ def publication(revision: Revision, mode: str = "packed") -> Publication:
 
 
 def sent(revision: Revision, role: str = EXPLORER, mode: str = "packed") -> Payload:
-    """What arrives at a worker."""
-    return payload.read(publication(revision, mode).payload(role))
+    """What arrives at a worker, through the bytes that it travels as."""
+    buffers: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(publication(revision, mode).payload(role), protocol=5, buffer_callback=buffers.append)
+    arrived: Payload = pickle.loads(message, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    arrived.verify()
+    return arrived
 
 
-def header(content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Where the data of a safetensors file begins, and its header."""
-    (size,) = struct.unpack("<Q", content[:8])
-    return 8 + size, json.loads(content[8 : 8 + size])
-
-
-def flipped(content: bytes, name: str) -> bytes:
+def flipped(payload: Payload, name: str) -> Payload:
     """The payload with one bit of a tensor turned."""
-    start, entries = header(content)
-    begin, _ = entries[name]["data_offsets"]
-    damaged = bytearray(content)
-    damaged[start + begin + 3] ^= 0x10
-    return bytes(damaged)
+    altered = payload.tensors[name].clone()
+    altered.reshape(-1).view(torch.uint8)[3] ^= 0x10
+    return replace(payload, tensors=payload.tensors | {name: altered})
 
 
 def same(one: Revision, other: Revision) -> bool:

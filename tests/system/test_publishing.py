@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from actors.client import launch
@@ -13,17 +13,18 @@ from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
 from solrl_ray.records import PromptEmbedding, Receipt, Refusal
-from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.payload import Payload
 from tests.support.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 class LosesTheEnd(Explorer):
-    """What it is sent arrives without its last bytes, at first."""
+    """What it is sent arrives without the end of a tensor, at first."""
 
-    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        arrived = payload if full else np.asarray(payload)[:-7]
+    def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+        name, whole = next(iter(payload.tensors.items()))
+        arrived = payload if full else replace(payload, tensors=payload.tensors | {name: whole[:-1]})
         return super().load_revision(arrived, probe, full)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from actors.workers.text_encoder import TextEncoder
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.prompts.references import contents
 from solrl_ray.records import Prompt
-from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.documents import ROOT
 from tests.support.editing import write_prompts
@@ -117,7 +116,7 @@ def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
     card = Card("card-0", config)
     card.host("encoder-0", Noting, config)
     card.call_as("encoder-0", "start")
-    answered = card.do_as("encoder-0", pickle.dumps(("embed", [PROMPTS])))
+    answered = card.call_as("encoder-0", "embed", PROMPTS)
     assert [each.prompt_id for each in answered] == ["1", "2", "3"]
     encoder = card._roles["encoder-0"]
     assert encoder.living == 1

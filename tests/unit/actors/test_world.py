@@ -131,6 +131,32 @@ def test_an_error_is_raised_when_no_loss_has_explained_it_for_a_while(monkeypatc
 LOSS = WorkerGone("update", "rank 0 is gone")
 
 
+def test_calls_that_wait_for_one_that_is_lost_are_ended_before_they_are_given_up() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        waiting, said = loop.create_future(), list[str]()
+
+        class Waits:
+            async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+                return await sent.answer
+
+        def on_loss() -> None:
+            said.append("aborted")
+            waiting.set_exception(PeerGone("learning on rank 1", "another rank of its group is lost"))
+
+        async def lost() -> None:
+            raise LOSS
+
+        cards, answers = (Process("card-0"), Process("card-1")), Waits()
+        calls = [Sent(call, process=card) for call, card in zip((lost(), waiting), cards, strict=True)]
+        with pytest.raises(WorkerGone, match="rank 0 is gone"):
+            await all_answers(answers, calls, what="update", seconds=10.0, on_loss=on_loss)  # type: ignore[arg-type]
+        assert said == ["aborted"]
+        assert [card.lost for card in cards] == [True, False]
+
+    asyncio.run(asyncio.wait_for(test(), 10.0))
+
+
 @pytest.mark.parametrize(
     ("second", "lost"),
     [

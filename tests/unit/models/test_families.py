@@ -35,7 +35,6 @@ from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding, SampleShape
-from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import Publication
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
@@ -387,7 +386,7 @@ def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path:
     with torch.no_grad():
         before = regenerator.velocity(latents, 0.5, batch)
         for role, model in (("regenerator", regenerator), ("explorer", explorer)):
-            bound, digest = Receiver(model.transformer).apply(payload.read(publication.payload(role)))
+            bound, digest = Receiver(model.transformer).apply(publication.payload(role))
             expected = revision.manifest.expected[role]
             assert (bound, digest) == (expected.modules, expected.digest)
         exact, preview = (model.velocity(latents, 0.5, batch) for model in (regenerator, explorer))

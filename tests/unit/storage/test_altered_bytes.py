@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from solrl_ray.errors import UserError
@@ -17,9 +17,6 @@ from solrl_ray.report.trace import Span, SpanWriter, read_spans
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.weight_sync import container
-from solrl_ray.weight_sync.container import Unusable
-from solrl_ray.weight_sync.manifest import Manifest
 from tests import fuzz
 from tests.support import made_runs
 from tests.support.command_line import solrl
@@ -30,55 +27,7 @@ TENSORS = {"a.lora_A": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype
 def test_every_format_stands_a_short_search() -> None:
     found = fuzz.search(600, seed=7)
     assert sum(found.values()) == 600
-    assert len({name.split()[0] for name in found}) >= 12
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("data_offsets", [4.5, 24]),
-        ("data_offsets", [4.5]),
-        ("data_offsets", [24, 0]),
-        ("data_offsets", [0, 24, 48]),
-        ("data_offsets", "0,24"),
-        ("data_offsets", [-24, 0]),
-        ("shape", [2, 3.0]),
-        ("shape", ["2", 3]),
-        ("shape", [2, True, 3]),
-        ("shape", [-2, -3]),
-        ("shape", [3, 3]),
-        ("shape", 6),
-        ("dtype", "F7"),
-        ("dtype", None),
-    ],
-)
-def test_a_header_of_wrong_types_or_sizes_is_unusable(key: str, value: object) -> None:
-    content = container.write(TENSORS, {"manifest": "m"})
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    header["a.lora_A"][key] = value
-    text = json.dumps(header).encode()
-    with pytest.raises(Unusable, match=r"^the payload|^the header of the payload|^tensor 'a.lora_A' of the payload"):
-        container.read(len(text).to_bytes(8, "little") + text + content[8 + size :], "the payload")
-
-
-def test_each_flipped_bit_of_a_header_is_unusable_or_changes_nothing_that_is_checked() -> None:
-    content = container.write(TENSORS, {"manifest": "m"})
-    end = 8 + int.from_bytes(content[:8], "little")
-    for bit in range(8 * end):
-        altered = bytearray(content)
-        altered[bit // 8] ^= 1 << bit % 8
-        try:
-            _, tensors = container.read(bytes(altered), "the payload")
-        except Unusable:
-            continue
-        assert sum(tensor.nbytes for tensor in tensors.values()) == len(content) - end
-
-
-@pytest.mark.parametrize("text", [b'{"manifest": \xff}', b"[1]", b'{"manifest": [], "sha256": "x"}', b"[" * 100_000])
-def test_a_manifest_of_other_bytes_is_unusable(text: bytes) -> None:
-    with pytest.raises(Unusable, match="the manifest of the revision"):
-        Manifest.from_json(text)
+    assert len({name.split()[0] for name in found}) >= 11
 
 
 @pytest.fixture
@@ -89,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     spans.write(Span(kind="unit", name="u", stage="explore", iteration=0, started=1.0, seconds=1.0))
     spans.close()
     (folder / "lora").mkdir(exist_ok=True)
-    (folder / "lora" / "pytorch_lora_weights.safetensors").write_bytes(container.write(TENSORS, {}))
+    (folder / "lora" / "pytorch_lora_weights.safetensors").write_bytes(safetensors.torch.save(TENSORS))
     write_summary(folder, summarize(config, [made_runs.iteration(n) for n in range(3)], evaluations, seconds=1.0))
     return folder
 

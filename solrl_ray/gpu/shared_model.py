@@ -33,9 +33,8 @@ from solrl_ray.quantization.layers import QuantizedLinear, allocate_, free_
 from solrl_ray.quantization.scope import QuantizationReport, quantize_, quantized_layers
 from solrl_ray.rewards.base import Reward
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps
-from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Policy
-from solrl_ray.weight_sync.payload import Payload
+from solrl_ray.weight_sync.payload import Payload, Unusable
 from solrl_ray.weight_sync.publish import touched_linears
 from solrl_ray.weight_sync.receive import Receiver
 

@@ -13,19 +13,18 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.gpu import shared_model
+from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
-from solrl_ray.weight_sync import checksums, payload, shared_model
-from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Expected
-from solrl_ray.weight_sync.payload import Payload, Revision
+from solrl_ray.weight_sync.payload import Payload, Revision, Unusable
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR
 from solrl_ray.weight_sync.publish import Publisher, assemble, touched_linears
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.learning import config
 from tests.support.weight_sync import publication
@@ -40,8 +39,8 @@ SCALES = (0.0, 0.03, 2.0, 0.03)
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quantise to all tiers. Weights are in memory that can be freed: not in the file's, and not seen by NumPy."""
-    raw_bytes, load = checksums.raw_bytes, models.load
+    """Quantise to all tiers. Weights are in memory that can be freed: not in the file's."""
+    load = models.load
 
     def loaded(*arguments: Any, **keywords: Any) -> DiffusionModel:
         model = load(*arguments, **keywords)
@@ -51,7 +50,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(models, "load", loaded)
     monkeypatch.setattr(shared_model, "quantize_", partial(quantize_, without_kernels=True))
-    monkeypatch.setattr(checksums, "raw_bytes", lambda tensor: raw_bytes(tensor.detach().clone()))
 
 
 def settings(pipeline: Path, tier: str = "nvfp4-emulated", dtype: str = "float32", *, offload: bool = False) -> Config:
@@ -117,7 +115,7 @@ def revision(settings: Config, number: int, transformer: nn.Module | None = None
 
 
 def factors_of(revision: Revision) -> Payload:
-    return payload.read(publication(revision).payload(REGENERATOR))
+    return publication(revision).payload(REGENERATOR)
 
 
 def weights(transformer: nn.Module) -> dict[str, torch.Tensor]:
@@ -195,7 +193,7 @@ def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each
         packed = revision(ours, number, pack=True)
         assert bool(packed.manifest.bumped) == (number == 2 and tier == "nvfp4-emulated")
         separate = alone(ours, tier)
-        bound, digest = Receiver(separate).apply(payload.read(publication(packed).payload(EXPLORER)))
+        bound, digest = Receiver(separate).apply(publication(packed).payload(EXPLORER))
         made = card.publish(number)
         assert card.load(EXPLORER, made) == Expected(modules=bound, digest=digest)
         assert_explores_as(card.explorer, separate)
@@ -222,7 +220,7 @@ def test_a_manifest_is_enough_where_the_learner_holds_its_factors(tiny_pipeline:
     ours = settings(tiny_pipeline)
     card = Card(ours)
     made = publication(card.publish(1))
-    short = payload.read(made.payload(CARD))
+    short = made.payload(CARD)
     assert short.tensors == {}
     for others in (None, lambda policy: factors(ours, 2)):
         card.shared.factors = others
@@ -235,7 +233,7 @@ def test_a_manifest_is_enough_where_the_learner_holds_its_factors(tiny_pipeline:
     for role, receiver in ((EXPLORER, card.explores), (REGENERATOR, card.regenerates)):
         bound, digest = card.shared.apply(receiver, short)
         assert Expected(modules=bound, digest=digest) == made.revision.manifest.expected[role]
-    assert payload.read(made.payload(CARD, full=True)).tensors.keys() == factors(ours, 1).keys()
+    assert made.payload(CARD, full=True).tensors.keys() == factors(ours, 1).keys()
 
 
 def test_layers_that_are_made_ahead_of_a_revision_end_with_it_or_with_the_one_before(tiny_pipeline: Path) -> None:
@@ -255,7 +253,7 @@ def test_layers_that_are_made_ahead_of_a_revision_end_with_it_or_with_the_one_be
             card.publish(number)
             card.shared.prepare()
         before = alone(ours, "nvfp4-emulated")
-        Receiver(before).apply(payload.read(publication(revision(ours, number, pack=True)).payload(EXPLORER)))
+        Receiver(before).apply(publication(revision(ours, number, pack=True)).payload(EXPLORER))
         assert card.load(EXPLORER, made) == made.manifest.expected[EXPLORER]
         assert_explores_as(card.explorer, before)
 
@@ -270,7 +268,7 @@ def test_frozen_weights_leave_while_their_copies_explore_and_come_back_bit_for_b
     frozen = {f"{path}.weight" for path in quantized_layers(card.explorer)} - touched
     made = revision(ours, 1)
     separate = alone(ours, "nvfp4-emulated")
-    Receiver(separate).apply(payload.read(publication(revision(ours, 1, pack=True)).payload(EXPLORER)))
+    Receiver(separate).apply(publication(revision(ours, 1, pack=True)).payload(EXPLORER))
 
     def away() -> set[str]:
         return {name for name, tensor in weights(card.regenerator).items() if tensor.untyped_storage().nbytes() == 0}
