@@ -132,7 +132,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     if known is None:
         return {}
     least, most = family.sizes.references
-    formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
+    formats = ("diffusers", *(get_args(Tool) if family.tool_names else ()), "checkpoint")
     found = {
         "guidance": _guidance(model),
         "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several",
