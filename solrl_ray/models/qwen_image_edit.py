@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
 """What the pipeline writes before a prompt, of each picture."""
 PICTURE_TOKENS = 196
-"""Of a square picture of the pipeline's `CONDITION_IMAGE_SIZE` pixels, in patches of 28 × 28, as the text encoder sees it.
-"""
+"""Of a square picture of the pipeline's `CONDITION_IMAGE_SIZE` pixels, in the text encoder's patches of 28 × 28."""
 
 
 class QwenImageEdit(SeesReferences, QwenImage):
