@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
@@ -29,7 +29,7 @@ class Flux(DiffusionModel):
     PIPELINE = Stock("FluxPipeline")
     TRANSFORMER = Stock("FluxTransformer2DModel")
     DECODERS = ("AutoencoderKL", "AutoencoderTiny")
-    ENCODERS = ("text_encoder", "text_encoder_2")
+    ENCODERS: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2")
     SIZES = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
     ROUNDS_TIMESTEPS = True
 

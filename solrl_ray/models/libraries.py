@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from solrl_ray.common.lazy_imports import import_large
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 if TYPE_CHECKING:
     import diffusers as diffusers

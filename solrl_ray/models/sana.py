@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from solrl_ray.config.schema import Model
 from solrl_ray.models import attention
@@ -35,7 +35,7 @@ class Sana(DiffusionModel):
 
     PIPELINE = Stock("SanaPipeline")
     TRANSFORMER = Stock("SanaTransformer2DModel")
-    DECODERS = ("AutoencoderDC", "AutoencoderTiny")
+    DECODERS: ClassVar[tuple[str, ...]] = ("AutoencoderDC", "AutoencoderTiny")
     ENCODERS = ("text_encoder",)
     SIZES = FamilySizes(  # kept: measured, and what float32 attention adds, counted on a CPU (1.0, 4.4)
         patch=1,
