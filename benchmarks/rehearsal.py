@@ -50,7 +50,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.pools import encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.report.trace import Span, read_spans
 
@@ -234,7 +234,7 @@ def draw(arguments: argparse.Namespace) -> dict[str, Any]:
     with Euler steps.
     """
     config = configuration(arguments, "draw")
-    drawing = Drawing.of(config)
+    drawing = StockCall.of(config)
     watch, kind = Stopwatch(), models.family(config.model).PIPELINE
     stock = watch(
         "stock pipeline: files",

@@ -127,15 +127,13 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
 
 
 def _facts(model: Mapping[str, Any]) -> dict[str, str]:
-    """By name and in words, without what does not apply; none of a model whose shapes are not shipped."""
+    """By name and in words, without what does not apply, or needs shapes that are not shipped."""
     family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
-    if known is None:
-        return {}
     least, most = family.sizes.references
-    formats = ("diffusers", *(get_args(Tool) if family.tools else ()), "checkpoint")
+    formats = ("diffusers", *(get_args(Tool) if family.tool_names else ()), "checkpoint")
     found = {
         "guidance": _guidance(model),
-        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several",
+        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several" if known else "",
         "references": f"{least} to {most}" if least < most else str(most or ""),
         "export": ", ".join(formats),
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING
+
+from solrl_ray.models.libraries import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGNMENT = 16
 """An attention kernel takes a mask unchanged if the number of keys is a multiple of this."""
@@ -50,4 +53,5 @@ def padded_text(sequence: Tensor, mask: Tensor, beside: int = 0) -> tuple[Tensor
     2.11) then fail with "(*bias): last dimension must be contiguous".
     """
     missing = -(sequence.shape[1] + beside) % ALIGNMENT
-    return functional.pad(sequence, (0, 0, 0, missing)), functional.pad(mask, (0, missing))
+    pad = torch.nn.functional.pad
+    return pad(sequence, (0, 0, 0, missing)), pad(mask, (0, missing))

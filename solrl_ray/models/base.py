@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Self
 
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
 from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import fingerprint, freeze
-from solrl_ray.models.components import DTYPES, Component, same_tensors
-from solrl_ray.models.family_checkpoint import FamilyCheckpoint, TextEncoders
+from solrl_ray.models.family_checkpoint import FamilyCheckpoint
+from solrl_ray.models.libraries import no_grad, torch
 from solrl_ray.records import NEGATIVE, REFERENCES, PromptEmbedding, SampleShape
-from solrl_ray.sampling.sde import per_sample
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from solrl_ray.models.components import Component, TextEncoders
 
 
 class DiffusionModel(FamilyCheckpoint, ABC):
@@ -50,7 +51,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
     ) -> None:
         self.config = config
         self.device = torch.device(device)
-        self.dtype = DTYPES[config.dtype]
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._together = True
         self._modules = {name: freeze(module) for name, module in modules.items()}
         self._transformer_config, self._factor = transformer_config, decoders.factor(vae_config)
@@ -64,12 +65,12 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
         cls.SIZES.check(config, transformer_config, decoders.factor(vae_config))
         load_preview = decoders.preview_loader(config, vae_config, cls.DECODERS)
-        dtype = DTYPES[config.dtype]
+        dtype = getattr(torch, config.dtype)
         modules: dict[Component, nn.Module] = {}
         if "text" in components:
             modules["text"] = cls._load_text(config, checkpoint, dtype)
         if "transformer" in components:
-            transformer = checkpoint.load("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER}, dtype)
+            transformer = checkpoint.load("transformer", (cls.TRANSFORMER.__name__,), dtype)
             modules["transformer"] = cls.adapt_(transformer)
         if "vae" in components or ("preview_decoder" in components and load_preview is None):
             vae = checkpoint.load("vae", cls.DECODERS, dtype)
@@ -115,6 +116,8 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         """
         modules = {name: self._modules[name] for name in components}
         if "transformer" in modules:
+            from solrl_ray.models.components import same_tensors
+
             modules["transformer"] = same_tensors(modules["transformer"])
         return self._with(modules)
 
@@ -149,7 +152,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         """Use a transformer that was made from this family's `skeleton` and is already on the device."""
         self._modules["transformer"] = freeze(transformer)
 
-    @torch.no_grad()
+    @no_grad
     def encode(self, texts: Sequence[str], micro_batch: int = 1) -> list[dict[str, Tensor]]:
         """Encode texts in batches of one shape, so that an embedding depends on its text alone.
 
@@ -216,7 +219,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         negative = {name: prompts[NEGATIVE + name] for name in own}
         positive, other = (each.float() for each in self._both(state, sigmas, own, negative))
         low, high = cfg.interval
-        acts = per_sample((sigmas >= low) & (sigmas <= high), positive)
+        acts = ((sigmas >= low) & (sigmas <= high)).view(-1, *[1] * (positive.dim() - 1))
         return torch.where(acts, self._combined(positive, other, cfg.scale), positive)
 
     def _both(
@@ -233,7 +236,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         with torch.no_grad():
             return positive, self._velocity(latents, sigmas, negative)
 
-    @torch.no_grad()
+    @no_grad
     def decode(self, latents: Tensor) -> Tensor:
         """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1], of videos [B, 3, T, H, W].
 
@@ -296,9 +299,8 @@ class DiffusionModel(FamilyCheckpoint, ABC):
 
     @property
     def _text(self) -> TextEncoders:
-        encoders = self._module("text")
-        assert isinstance(encoders, TextEncoders)
-        return encoders
+        encoders: Any = self._module("text")
+        return encoders  # type: ignore[no-any-return]
 
     def _module(self, name: Component) -> nn.Module:
         if name not in self._modules:

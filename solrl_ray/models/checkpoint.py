@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
+from solrl_ray.models.libraries import diffusers, torch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 KEY = "model.path"
 
@@ -50,9 +51,9 @@ class Checkpoint:
         """The part's ``config.json``."""
         return paths.read_json(self.source, f"{part}/config.json", self.key)
 
-    def load(self, part: str, classes: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    def load(self, part: str, classes: Collection[str], dtype: torch.dtype) -> Any:
         """A diffusers part with its weights in `dtype`. Raises `UserError` if its class is not among `classes`."""
-        part_class = classes[self.check_class(part, classes)]
+        part_class = getattr(diffusers, self.check_class(part, classes))
         return paths.load_weights(part_class, self.source, self.key, subfolder=part, torch_dtype=dtype)
 
     def load_encoder(self, part: str, dtype: torch.dtype) -> Any:
@@ -75,7 +76,7 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             raise UserError(paths.unreadable(self.source, part, self.key, error)) from error
 
-    def check_class(self, part: str, classes: Mapping[str, Any]) -> str:
+    def check_class(self, part: str, classes: Collection[str]) -> str:
         """The name of the part's class. Raises `UserError` if it is not among `classes`."""
         name = self._class_name(part)
         if name not in classes:

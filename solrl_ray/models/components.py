@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -37,3 +37,14 @@ def check_components(components: Collection[str]) -> frozenset[Component]:
     if unknown:
         raise ValueError(f"unknown components {sorted(unknown)}; a model has {list(known)}")
     return frozenset(name for name in known if name in components)  # type: ignore[misc]
+
+
+class TextEncoders(nn.Module):
+    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` is used."""
+
+    def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict({name: encoder for name, encoder in encoders.items() if encoder is not None})
+        given = {**encoders, **tokenizers}
+        self.parts = {name: part for name, part in given.items() if part is not None}
+        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **given)

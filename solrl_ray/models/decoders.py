@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
+from solrl_ray.models.libraries import diffusers
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PREVIEW_KEY = "model.preview_decoder"
 
 
 def preview_loader(
-    config: Model, vae_config: Mapping[str, Any], classes: Mapping[str, Any]
+    config: Model, vae_config: Mapping[str, Any], classes: Collection[str]
 ) -> Callable[..., nn.Module] | None:
     """The loader of ``model.preview_decoder``, which takes a ``torch_dtype``; None if the key is empty.
 
@@ -39,7 +41,7 @@ def preview_loader(
             f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {found[0]} channels and {found[1]} pixels "
             f"a cell; {config.path} has {needed[0]} channels and {needed[1]} pixels a cell."
         )
-    return partial(paths.load_weights, classes[name], source, PREVIEW_KEY)
+    return partial(paths.load_weights, getattr(diffusers, name), source, PREVIEW_KEY)
 
 
 def set_tiling(decoder: Any, decoding: Decoding) -> Any:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.libraries import torch
 from solrl_ray.models.sizes import FamilySizes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from solrl_ray.models.components import TextEncoders
 
 COUNTED = 1000
 """Prompts that are tokenised together to count their tokens; 20,000 at once take 0.4 GB."""
-
-
-class TextEncoders(nn.Module):
-    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` is used."""
-
-    def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleDict({name: encoder for name, encoder in encoders.items() if encoder is not None})
-        given = {**encoders, **tokenizers}
-        self.parts = {name: part for name, part in given.items() if part is not None}
-        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +47,8 @@ class FamilyCheckpoint:
     """The pipeline that the family's checkpoints name, if it is another one."""
     TRANSFORMER: ClassVar[Any]
     """The diffusers class of its transformer."""
-    DECODERS: ClassVar[Mapping[str, Any]]
-    """Autoencoder classes by name."""
+    DECODERS: ClassVar[tuple[str, ...]]
+    """diffusers classes of its autoencoders."""
     ENCODERS: ClassVar[tuple[str, ...]]
     """Text encoders, parts of the checkpoint."""
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
@@ -136,7 +128,7 @@ class FamilyCheckpoint:
     @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
         checkpoint = Checkpoint.open(config.path, config.family, cls.INDEX or cls.PIPELINE.__name__, key)
-        checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
+        checkpoint.check_class("transformer", (cls.TRANSFORMER.__name__,))
         return checkpoint
 
     @classmethod
@@ -145,6 +137,8 @@ class FamilyCheckpoint:
 
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        from solrl_ray.models.components import TextEncoders
+
         return TextEncoders(cls.PIPELINE, *cls._text_parts(config, checkpoint, dtype))
 
     @classmethod

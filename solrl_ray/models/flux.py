@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
-from torch import Tensor
-from torch.nn import functional
-
-from solrl_ray.models import sizes
+from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.family import Family, true_scale
+from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.sizes import KL, FamilySizes
+from solrl_ray.policy.tool_names import KOHYA, OURS, Style, ToolNames, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Flux(DiffusionModel):
@@ -23,11 +26,11 @@ class Flux(DiffusionModel):
     1000 sigma and then divides, which gives other values in bfloat16.
     """
 
-    PIPELINE = FluxPipeline
-    TRANSFORMER = FluxTransformer2DModel
-    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
-    ENCODERS = ("text_encoder", "text_encoder_2")
-    SIZES = sizes.FLUX
+    PIPELINE = Stock("FluxPipeline")
+    TRANSFORMER = Stock("FluxTransformer2DModel")
+    DECODERS = ("AutoencoderKL", "AutoencoderTiny")
+    ENCODERS: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2")
+    SIZES = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
     ROUNDS_TIMESTEPS = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
@@ -70,8 +73,8 @@ class FluxKontext(SeesReferences, Flux):
     those of the sample have 0. The reference has the size of the sample; the stock pipeline can be told so.
     """
 
-    PIPELINE = FluxKontextPipeline
-    SIZES = sizes.FLUX_KONTEXT
+    PIPELINE = Stock("FluxKontextPipeline")
+    SIZES = replace(Flux.SIZES, references=(1, 1))
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)
@@ -81,6 +84,74 @@ class FluxKontext(SeesReferences, Flux):
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
-    shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.SIZES.patch)
+    shuffled = torch.nn.functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.SIZES.patch)
     # Columns last, as everywhere: in channels-last format the decoder's convolutions round differently.
     return shuffled.contiguous(memory_format=torch.contiguous_format)
+
+
+DOUBLE_ATTENTION = table(
+    "double_blocks.#",
+    "transformer_blocks.#",
+    """
+    img_attn.qkv   attn.to_q attn.to_k attn.to_v
+    img_attn.proj  attn.to_out.0
+    txt_attn.qkv   attn.add_q_proj attn.add_k_proj attn.add_v_proj
+    txt_attn.proj  attn.to_add_out
+    """,
+)
+TOOL_NAMES = ToolNames(
+    {
+        **DOUBLE_ATTENTION,
+        **table(
+            "double_blocks.#",
+            "transformer_blocks.#",
+            """
+            img_mlp.0    ff.net.0.proj
+            img_mlp.2    ff.net.2
+            img_mod.lin  norm1.linear
+            txt_mlp.0    ff_context.net.0.proj
+            txt_mlp.2    ff_context.net.2
+            txt_mod.lin  norm1_context.linear
+            """,
+        ),
+        **table(
+            "single_blocks.#",
+            "single_transformer_blocks.#",
+            """
+            linear1         attn.to_q attn.to_k attn.to_v proj_mlp
+            linear2         proj_out
+            modulation.lin  norm.linear
+            """,
+        ),
+    },
+    {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
+)
+
+
+def _embedded(model: Model) -> dict[str, Any]:
+    return {"guidance_scale": model.guidance}
+
+
+def _as_they_are(model: Model) -> dict[str, Any]:
+    """Else Kontext's pipeline brings samples to 1024² pixels, and references to a published size."""
+    return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
+
+
+FAMILIES = {
+    "flux": Family(
+        model=Flux,
+        stock_arguments=_embedded,
+        cfg_arguments=true_scale,
+        embeds_guidance=True,
+        tool_names=TOOL_NAMES,
+        distilled=frozenset({"black-forest-labs/FLUX.1-schnell"}),
+    ),
+    "flux_kontext": Family(
+        model=FluxKontext,
+        stock_arguments=_as_they_are,
+        cfg_arguments=true_scale,
+        embeds_guidance=True,
+        without_references="flux",
+        tool_names=TOOL_NAMES,
+    ),
+}

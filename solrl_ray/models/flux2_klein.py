@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import torch
-from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
-from torch import Tensor
-from torch.nn import functional
-
-from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.family import MEGAPIXEL, Family, scale_1
+from solrl_ray.models.flux import DOUBLE_ATTENTION, Flux
+from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
+from solrl_ray.policy.tool_names import KOHYA, NATIVE, Style, ToolNames, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 APART = 10
 """Distance of pictures in the first number of a position, of which the sample has 0."""
@@ -26,11 +28,12 @@ class Flux2Klein(DiffusionModel):
     normalise patches.
     """
 
-    PIPELINE = Flux2KleinPipeline
-    TRANSFORMER = Flux2Transformer2DModel
-    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLFlux2": AutoencoderKLFlux2}
+    PIPELINE = Stock("Flux2KleinPipeline")
+    TRANSFORMER = Stock("Flux2Transformer2DModel")
+    DECODERS = ("AutoencoderKLFlux2",)
     ENCODERS = ("text_encoder",)
-    SIZES = sizes.FLUX2_KLEIN
+    # Activations kept as for FLUX.1: not measured.
+    SIZES = replace(Flux.SIZES, forward_values=22.4, references=(0, 4))
     ROUNDS_TIMESTEPS = True
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
@@ -46,7 +49,7 @@ class Flux2Klein(DiffusionModel):
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence = embedding["prompt_embeds"]
-        text_ids = functional.pad(torch.arange(sequence.shape[1], device=self.device)[:, None], (3, 0))
+        text_ids = torch.nn.functional.pad(torch.arange(sequence.shape[1], device=self.device)[:, None], (3, 0))
         velocity: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
@@ -67,7 +70,9 @@ class Flux2Klein(DiffusionModel):
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, variance = decoder.bn.running_mean.float(), decoder.bn.running_var.float()
         deviation = torch.sqrt(variance + decoder.config["batch_norm_eps"])
-        return functional.pixel_shuffle(latents * deviation[:, None, None] + mean[:, None, None], self.SIZES.patch)
+        return torch.nn.functional.pixel_shuffle(
+            latents * deviation[:, None, None] + mean[:, None, None], self.SIZES.patch
+        )
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
@@ -89,10 +94,46 @@ class Flux2KleinSeeing(SeesReferences, Flux2Klein):
 
     def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
         """Patches, each channel by the running statistics of the autoencoder."""
-        patches = functional.pixel_unshuffle(latents, self.SIZES.patch)
+        patches = torch.nn.functional.pixel_unshuffle(latents, self.SIZES.patch)
         mean, variance = vae.bn.running_mean, vae.bn.running_var
         deviation = torch.sqrt(variance + vae.config["batch_norm_eps"])
         return (patches - mean.to(latents)[:, None, None]) / deviation.to(latents)[:, None, None]
 
     def _packed(self, latents: Tensor) -> Tensor:
         return latents.flatten(2).transpose(1, 2)
+
+
+TOOL_NAMES = ToolNames(
+    {
+        **DOUBLE_ATTENTION,
+        **table(
+            "double_blocks.#",
+            "transformer_blocks.#",
+            """
+            img_mlp.0  ff.linear_in
+            img_mlp.2  ff.linear_out
+            txt_mlp.0  ff_context.linear_in
+            txt_mlp.2  ff_context.linear_out
+            """,
+        ),
+        **table(
+            "single_blocks.#",
+            "single_transformer_blocks.#",
+            """
+            linear1  attn.to_qkv_mlp_proj
+            linear2  attn.to_out
+            """,
+        ),
+    },
+    {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
+)
+FAMILIES = {
+    "flux2_klein": Family(
+        model=Flux2KleinSeeing,
+        stock_arguments=scale_1,
+        cfg_arguments=lambda cfg: {"guidance_scale": cfg.scale},
+        keeps_references=lambda shape: shape.pixels <= MEGAPIXEL,
+        tool_names=TOOL_NAMES,
+        distilled=frozenset({"black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-9B"}),
+    )
+}

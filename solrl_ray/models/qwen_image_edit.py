@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import torch
-from diffusers import QwenImageEditPlusPipeline
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
-from PIL import Image
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
-from solrl_ray.models import sizes
 from solrl_ray.models.checkpoint import Checkpoint
-from solrl_ray.models.family_checkpoint import TextEncoders, Truncation
-from solrl_ray.models.qwen_image import QwenImage, fixed_length
+from solrl_ray.models.family import MEGAPIXEL, Family, true_scale, true_scale_1
+from solrl_ray.models.family_checkpoint import Truncation
+from solrl_ray.models.libraries import Stock, torch
+from solrl_ray.models.qwen_image import TOOL_NAMES, QwenImage, fixed_length
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.records import SampleShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from solrl_ray.models.components import TextEncoders
 
 PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
 """What the pipeline writes before a prompt, of each picture."""
 PICTURE_TOKENS = 196
-"""Of a square picture of `stock.CONDITION_IMAGE_SIZE` pixels, in patches of 28 × 28 as the text encoder takes it."""
+"""Of a square picture of the pipeline's `CONDITION_IMAGE_SIZE` pixels, in the text encoder's patches of 28 × 28."""
 
 
 class QwenImageEdit(SeesReferences, QwenImage):
@@ -39,12 +40,14 @@ class QwenImageEdit(SeesReferences, QwenImage):
     stock pipeline would keep.
     """
 
-    PIPELINE = QwenImageEditPlusPipeline
-    SIZES = sizes.QWEN_IMAGE_EDIT
+    PIPELINE = Stock("QwenImageEditPlusPipeline")
+    SIZES = replace(QwenImage.SIZES, references=(1, 3))
 
     @classmethod
     @contextmanager
     def stock_keeps_references(cls, shape: SampleShape) -> Iterator[None]:
+        from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
+
         usual = stock.VAE_IMAGE_SIZE
         stock.VAE_IMAGE_SIZE = shape.pixels
         try:
@@ -64,6 +67,9 @@ class QwenImageEdit(SeesReferences, QwenImage):
         return [self._encode_with(text, pictures) for text, pictures in zip(texts, references, strict=True)]
 
     def _encode_with(self, text: str, pictures: Tensor) -> dict[str, Tensor]:
+        from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
+        from PIL import Image
+
         height, width = pictures.shape[2:]
         wide, high = stock.calculate_dimensions(stock.CONDITION_IMAGE_SIZE, width / height)
         files = [Image.fromarray(each.permute(1, 2, 0).contiguous().numpy()) for each in pictures]
@@ -86,6 +92,8 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        from solrl_ray.models.components import TextEncoders
+
         processor = checkpoint.load_processor("processor")
         encoders, tokenizers = cls._text_parts(config, checkpoint, dtype)
         return TextEncoders(partial(cls.PIPELINE, processor=processor), encoders, tokenizers)
@@ -100,6 +108,24 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     @classmethod
     def _stock(cls) -> Any:
-        return QwenImageEditPlusPipeline(
+        return cls.PIPELINE(
             **dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "processor", "transformer"))
         )
+
+
+def _of_a_megapixel(shape: SampleShape) -> bool:
+    """The pipeline brings references to this area, with sides of whole 32 pixels."""
+    scale = math.sqrt(MEGAPIXEL / shape.pixels)
+    return all(round(side * scale / 32) * 32 == side for side in (shape.height, shape.width))
+
+
+FAMILIES = {
+    "qwen_image_edit": Family(
+        model=QwenImageEdit,
+        stock_arguments=true_scale_1,
+        cfg_arguments=true_scale,
+        keeps_references=_of_a_megapixel,
+        without_references="qwen_image",
+        tool_names=TOOL_NAMES,
+    )
+}

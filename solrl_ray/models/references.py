@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.checkpoint import fingerprint
+from solrl_ray.models.libraries import no_grad, torch
 from solrl_ray.records import REFERENCE_TOKENS, REFERENCES, SampleShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SeesReferences(DiffusionModel):
@@ -20,7 +20,7 @@ class SeesReferences(DiffusionModel):
     those of each picture, and answers for all; the sample's count. With `model.references` 0 it is the family itself.
     """
 
-    @torch.no_grad()
+    @no_grad
     def encode_seeing(
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int = 1
     ) -> list[dict[str, Tensor]]:
@@ -88,4 +88,4 @@ class SeesReferences(DiffusionModel):
 
     def _packed(self, latents: Tensor) -> Tensor:
         """The inverse of `_unpacked`: cells [B, C, H, W] to tokens [B, tokens, channels]."""
-        return functional.pixel_unshuffle(latents, self.SIZES.patch).flatten(2).transpose(1, 2)
+        return torch.nn.functional.pixel_unshuffle(latents, self.SIZES.patch).flatten(2).transpose(1, 2)

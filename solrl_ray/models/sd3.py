@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, SD3Transformer2DModel, StableDiffusion3Pipeline
-from torch import Tensor
-from torch.nn import functional
-
-from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.family import Family, scale, scale_1
+from solrl_ray.models.libraries import Stock, torch
+from solrl_ray.models.sizes import KL, FamilySizes
+from solrl_ray.policy.tool_names import KOHYA, OURS, Style, ToolNames, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with: its timestep is sigma times this."""
@@ -25,12 +26,21 @@ class StableDiffusion3(DiffusionModel):
     the published training did not; here both use the same value.
     """
 
-    PIPELINE = StableDiffusion3Pipeline
-    TRANSFORMER = SD3Transformer2DModel
-    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
+    PIPELINE = Stock("StableDiffusion3Pipeline")
+    TRANSFORMER = Stock("SD3Transformer2DModel")
+    DECODERS = ("AutoencoderKL", "AutoencoderTiny")
     ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
     OPTIONAL = frozenset({"text_encoder_3"})
-    SIZES = sizes.SD3
+    SIZES = FamilySizes(
+        patch=2,
+        longest=512,
+        packed=False,
+        clip=True,
+        positions="pos_embed_max_size",
+        kept_values=(14.4, 22.5),
+        forward_values=12.7,
+        decoder=KL,
+    )
     TRAINS_ON_CUDNN = True
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
@@ -54,7 +64,7 @@ class StableDiffusion3(DiffusionModel):
         """As `encode_prompt`, which would ask a transformer for the width of T5."""
         clips = [pipeline._get_clip_prompt_embeds(texts, device=self.device, clip_model_index=i) for i in (0, 1)]
         sequence = torch.cat([clip[0] for clip in clips], dim=-1)
-        sequence = functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))
+        sequence = torch.nn.functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))
         t5 = sequence.new_zeros(len(texts), self.config.max_sequence_length, self._text_width)
         pooled = torch.cat([clip[1] for clip in clips], dim=-1)
         return {"prompt_embeds": torch.cat([sequence, t5], dim=1), "pooled_prompt_embeds": pooled}
@@ -68,3 +78,35 @@ class StableDiffusion3(DiffusionModel):
             return_dict=False,
         )[0]
         return velocity
+
+
+# Without the modulation of the text, whose halves are swapped in the last block.
+TOOL_NAMES = ToolNames(
+    table(
+        "joint_blocks.#",
+        "transformer_blocks.#",
+        """
+        x_block.attn.qkv            attn.to_q attn.to_k attn.to_v
+        x_block.attn.proj           attn.to_out.0
+        x_block.attn2.qkv           attn2.to_q attn2.to_k attn2.to_v
+        x_block.attn2.proj          attn2.to_out.0
+        x_block.mlp.fc1             ff.net.0.proj
+        x_block.mlp.fc2             ff.net.2
+        x_block.adaLN_modulation.1  norm1.linear
+        context_block.attn.qkv      attn.add_q_proj attn.add_k_proj attn.add_v_proj
+        context_block.attn.proj     attn.to_add_out
+        context_block.mlp.fc1       ff_context.net.0.proj
+        context_block.mlp.fc2       ff_context.net.2
+        """,
+    ),
+    {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
+)
+FAMILIES = {
+    "sd3": Family(
+        model=StableDiffusion3,
+        stock_arguments=scale_1,
+        cfg_arguments=scale,
+        tool_names=TOOL_NAMES,
+        distilled=frozenset({"stabilityai/stable-diffusion-3.5-large-turbo"}),
+    )
+}

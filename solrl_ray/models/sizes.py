@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from solrl_ray.config.problems import show
-from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.shapes import DTYPE_BYTES, TEXT_WIDTHS, TextEncoderSize
 from solrl_ray.records import SampleShape
+
+if TYPE_CHECKING:
+    from solrl_ray.config.schema import Model
 
 CLIP_TOKENS = 77
 CLIP_PICTURE = 257 * 1280
@@ -29,11 +31,7 @@ class DecoderSizes:
 
 
 KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
-DC_AE = DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666)
-QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
-# Videos: of a pixel of the frame, while one latent frame is decoded.
-WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=10_176)
-WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
+"""Of `AutoencoderKL` with 16 channels, which several families have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +64,16 @@ class FamilySizes:
     """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     multiple: int = 1
     """Pixels of which the stock pipeline takes multiples, if those of the latent grid are not enough."""
-    kept_values: tuple[float, float]
+    kept_values: tuple[float, float] | None = None
     """Values that a block's forward keeps for its backward pass, per channel of an image or text token: of compiled
-    blocks, of eager ones. Measured; for estimates of memory.
+    blocks, of eager ones. Measured; for estimates of memory. None: not measured.
     """
-    forward_values: float
+    forward_values: float | None = None
     """Peak of values in a forward without gradient, per channel of such a token: of eager blocks, as counted by
-    `benchmarks/activation_sizes.py`. Compiled ones hold less.
+    `benchmarks/activation_sizes.py`. Compiled ones hold less. None: not counted.
     """
-    decoder: DecoderSizes
-    """Of the autoencoder, for estimates of memory."""
+    decoder: DecoderSizes | None = None
+    """Of the autoencoder, for estimates of memory; None: not counted."""
     references: tuple[int, int] = (0, 0)
     """Fewest and most reference pictures of a prompt."""
     adds_references: bool = True
@@ -86,6 +84,11 @@ class FamilySizes:
     """
     other_decoders: Mapping[int, DecoderSizes] = field(default_factory=dict)
     """By VAE downscale factor, of checkpoints with another one."""
+
+    @property
+    def estimate_memory(self) -> bool:
+        """Whether the numbers for estimates of memory are known; if not, the estimates are 0."""
+        return None not in (self.kept_values, self.forward_values, self.decoder)
 
     def check(
         self, config: Model, transformer: Mapping[str, Any], factor: int, named: Callable[[str], str] = str
@@ -103,8 +106,8 @@ class FamilySizes:
             below = {side: side // step * step for side in wrong}
             near = (f"to {s} are {b} and {b + step}" if b else f"to {s} is {step}" for s, b in below.items())
             raise UserError(
-                f"{named('model.resolution')} is {show(config.resolution)}, but {config.path} needs a multiple of "
-                f"{step} for each side; the nearest {', '.join(near)}."
+                f"{named('model.resolution')} is {json.dumps(config.resolution)}, but {config.path} needs a "
+                f"multiple of {step} for each side; the nearest {', '.join(near)}."
             )
         self._check_frames(config, named)
         if self.schedule not in ("", config.schedule.kind):
@@ -159,8 +162,8 @@ class FamilySizes:
         height, width = (side * step for side in sides)
         if any(shape.height > height or shape.width > width for shape in config.shapes):
             raise UserError(
-                f"{named('model.resolution')} is {show(config.resolution)}, but the positions of {config.path} end at "
-                f"{SampleShape(height, width)}."
+                f"{named('model.resolution')} is {json.dumps(config.resolution)}, but the positions of "
+                f"{config.path} end at {SampleShape(height, width)}."
             )
         if text is None:
             return
@@ -178,7 +181,8 @@ class FamilySizes:
 
     def decoder_of(self, factor: int) -> DecoderSizes:
         """Sizes of an autoencoder with this downscale factor."""
-        return self.other_decoders.get(factor, self.decoder)
+        known = self.other_decoders.get(factor, self.decoder)
+        return known or DecoderSizes(parameters=0, bytes_a_pixel=0)
 
     def latent_frames(self, shape: SampleShape) -> int:
         """Latent frames of one sample; 1 of a picture."""
@@ -247,6 +251,8 @@ class FamilySizes:
         they recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
         """
         inputs = blocks * self._stream_bytes(config, transformer, factor)
+        if self.kept_values is None:
+            return 0, 0
         most = round(self.kept_values[0 if compiled else 1] * inputs)
         return inputs + most // max(1, blocks), most
 
@@ -254,7 +260,7 @@ class FamilySizes:
         """Estimates of a worker's peak without gradients: bytes of the largest sample's forward, of
         the largest image's decoding.
         """
-        forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
+        forward = round((self.forward_values or 0.0) * self._stream_bytes(config, transformer, factor))
         decoding = self.decoder_of(factor).bytes_a_pixel * config.shapes.largest.pixels
         return forward, decoding * DTYPE_BYTES[config.dtype] // 2
 
@@ -262,59 +268,3 @@ class FamilySizes:
         """The largest sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
         return self.tokens(config, config.shapes.largest, factor) * width * DTYPE_BYTES[config.dtype]
-
-
-FLUX = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
-FLUX_KONTEXT = replace(FLUX, references=(1, 1))
-FLUX2_KLEIN = replace(FLUX, forward_values=22.4, references=(0, 4))  # activations kept as for FLUX.1: not measured
-QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
-    patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
-)
-QWEN_IMAGE_EDIT = replace(QWEN_IMAGE, references=(1, 3))
-SANA = FamilySizes(  # kept: measured, and what float32 attention adds, counted on a CPU (1.0, 4.4)
-    patch=1,
-    longest=300,
-    packed=False,
-    text_in_blocks=False,
-    kept_values=(30.6, 41.9),
-    forward_values=15.6,
-    decoder=DC_AE,
-)
-SD3 = FamilySizes(
-    patch=2,
-    longest=512,
-    packed=False,
-    clip=True,
-    positions="pos_embed_max_size",
-    kept_values=(14.4, 22.5),
-    forward_values=12.7,
-    decoder=KL,
-)
-WAN = FamilySizes(  # activations estimated as for Qwen-Image; those of the 1.3B, which has the widest feed-forward
-    patch=2,
-    longest=512,
-    packed=False,
-    text_in_blocks=False,
-    schedule="shift",
-    frame_stride=4,
-    kept_values=(21.7, 33.9),
-    forward_values=16.0,
-    decoder=WAN_VAE,
-    other_decoders={16: WAN22_VAE},
-)
-# Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
-WAN_I2V = replace(WAN, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
-WAN21_I2V = replace(WAN, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
-# Activations kept as for SANA: not measured.
-SANA_VIDEO = replace(SANA, patch=2, frame_stride=4, multiple=32, forward_values=17.1, decoder=WAN_VAE)
-Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
-    patch=2,
-    longest=512,  # the stock call's default; it names no limit
-    packed=False,
-    text_multiple=32,
-    width=("dim",),
-    positions="axes_lens",
-    kept_values=(20.0, 31.0),
-    forward_values=15.9,
-    decoder=KL,
-)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from solrl_ray.config.schema import Config, Model
 from solrl_ray.models import FAMILIES
+from solrl_ray.sampling.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """How pictures are drawn with the ODE: in a run by `steps`, `solver` and the model's schedule, and by the stock
-    pipeline with `call` and `scheduler`.
-    """
-
-    model: Model
-    """Size, guidance, text length and noise levels."""
-    steps: int
-    solver: Literal["euler", "dpm2"]
-
-    @classmethod
-    def of(cls, config: Config, steps: int | None = None) -> Drawing:
-        """That of a run's evaluations; `steps`: of a stage with other steps."""
-        return cls(model=config.evaluated_model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)
+class StockCall(Drawing):
+    """A drawing by the stock pipeline: loaded as `pipeline`, with noise levels of `scheduler`, called with `call`."""
 
     @property
     def pipeline(self) -> str:

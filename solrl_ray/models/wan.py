@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
-
-import torch
-from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
-from diffusers.models.embeddings import TimestepEmbedding
-from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model, QuantizationScope
 from solrl_ray.errors import UserError
-from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.family import Family, scale, scale_1
+from solrl_ray.models.libraries import Stock
 from solrl_ray.models.shapes import LinearShape
+from solrl_ray.models.sizes import DecoderSizes, FamilySizes
+from solrl_ray.policy.tool_names import KOHYA, NATIVE, Style, ToolNames, table
 from solrl_ray.quantization.planning import plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with."""
 TIME_EMBEDDER = "condition_embedder.time_embedder"
+# Of a pixel of the frame, while one latent frame is decoded.
+WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=10_176)
+WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
 
 
 class Wan(DiffusionModel):
@@ -33,11 +37,23 @@ class Wan(DiffusionModel):
     the first makes one frame, each later one four.
     """
 
-    PIPELINE = WanPipeline
-    TRANSFORMER = WanTransformer3DModel
-    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLWan": AutoencoderKLWan}
+    PIPELINE = Stock("WanPipeline")
+    TRANSFORMER = Stock("WanTransformer3DModel")
+    DECODERS = ("AutoencoderKLWan",)
     ENCODERS = ("text_encoder",)
-    SIZES = sizes.WAN
+    # Activations estimated as for Qwen-Image; those of the 1.3B, which has the widest feed-forward.
+    SIZES = FamilySizes(
+        patch=2,
+        longest=512,
+        packed=False,
+        text_in_blocks=False,
+        schedule="shift",
+        frame_stride=4,
+        kept_values=(21.7, 33.9),
+        forward_values=16.0,
+        decoder=WAN_VAE,
+        other_decoders={16: WAN22_VAE},
+    )
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width]."""
@@ -56,13 +72,12 @@ class Wan(DiffusionModel):
         return velocity
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
-        mean, std = (
-            latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std")
-        )
-        return latents * std + mean
+        return denormalised(decoder, latents)
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        from solrl_ray.models.wan_layers import TimeEmbedder
+
         transformer.get_submodule(TIME_EMBEDDER).__class__ = TimeEmbedder  # the same weights and paths
         return transformer
 
@@ -79,21 +94,19 @@ class Wan(DiffusionModel):
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
-        # As the pipeline prepares a text.
+        from diffusers.pipelines.wan.pipeline_wan import prompt_clean  # as the pipeline prepares a text
+
         return super()._token_counts(tokenizer, [prompt_clean(text) for text in texts])
 
 
-class TimeEmbedder(TimestepEmbedding):  # type: ignore[misc]
-    """diffusers keeps its weights in float32; so the learner's autocast must not round what it computes."""
-
-    def forward(self, sample: Tensor) -> Tensor:
-        with torch.autocast(sample.device.type, enabled=False):
-            embedded: Tensor = super().forward(sample)
-        return embedded
+def denormalised(vae: Any, latents: Tensor) -> Tensor:
+    """Normalised latents [B, channels, T, rows, columns] as the autoencoder made them."""
+    mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
+    return latents * std + mean
 
 
 def normalised(vae: Any, latents: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `Wan._denormalised`, in `dtype`."""
+    """The inverse of `denormalised`, in `dtype`."""
     latents = latents.float()  # the stock pipeline rounds only what the transformer gets
     mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
     return ((latents - mean) / std).to(dtype)
@@ -110,3 +123,25 @@ def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> No
             f"model.quantization.skip is {scope.skip}, but must have 'condition_embedder': the time embedder of Wan's "
             "transformer cannot be quantised."
         )
+
+
+TOOL_NAMES = ToolNames(
+    table(
+        "blocks.#",
+        "blocks.#",
+        """
+        self_attn.q   attn1.to_q
+        self_attn.k   attn1.to_k
+        self_attn.v   attn1.to_v
+        self_attn.o   attn1.to_out.0
+        cross_attn.q  attn2.to_q
+        cross_attn.k  attn2.to_k
+        cross_attn.v  attn2.to_v
+        cross_attn.o  attn2.to_out.0
+        ffn.0         ffn.net.0.proj
+        ffn.2         ffn.net.2
+        """,
+    ),
+    {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
+)
+FAMILIES = {"wan": Family(model=Wan, stock_arguments=scale_1, cfg_arguments=scale, tool_names=TOOL_NAMES)}

@@ -6,22 +6,23 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import torch
-from diffusers import WanImageToVideoPipeline
-from PIL import Image
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models import sizes
 from solrl_ray.models.checkpoint import KEY, Checkpoint
-from solrl_ray.models.family_checkpoint import TextEncoders
+from solrl_ray.models.family import Family, scale, scale_1
+from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.wan import TIMESTEPS, Wan, normalised
+from solrl_ray.models.wan import TIMESTEPS, TOOL_NAMES, Wan, normalised
 from solrl_ray.records import REFERENCE_TOKENS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from solrl_ray.models.components import TextEncoders
 
 PICTURE = "image_embeds"
 """Name of a picture as CLIP sees it, in an embedding."""
@@ -34,9 +35,10 @@ class WanI2V(SeesReferences, Wan):
     straight to it, so a sample ends with it whatever the policy, and nothing is learned of that frame.
     """
 
-    PIPELINE = WanImageToVideoPipeline
+    PIPELINE = Stock("WanImageToVideoPipeline")
     INDEX = "WanPipeline"
-    SIZES = sizes.WAN_I2V
+    # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
+    SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 
     def predicted(self, latents: Tensor) -> Tensor:
         return latents[:, :, 1:]
@@ -81,8 +83,8 @@ class Wan21I2V(SeesReferences, Wan):
     Unlike Wan 2.2's the first frame is drawn as the others are. The stock transformer takes texts of 512 tokens only.
     """
 
-    PIPELINE = WanImageToVideoPipeline
-    SIZES = sizes.WAN21_I2V
+    PIPELINE = Stock("WanImageToVideoPipeline")
+    SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
         settings = json.dumps(self._text.pipeline.image_processor.to_dict(), sort_keys=True, default=str)
@@ -106,6 +108,8 @@ class Wan21I2V(SeesReferences, Wan):
 
     def _seen(self, pictures: Tensor) -> Tensor:
         """[257, width] of the published CLIP."""
+        from PIL import Image
+
         file = Image.fromarray(pictures[0].permute(1, 2, 0).contiguous().numpy())
         seen: Tensor = self._text.pipeline.encode_image(file, self.device)
         return seen[0].to("cpu", self.dtype)
@@ -123,6 +127,8 @@ class Wan21I2V(SeesReferences, Wan):
 
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        from solrl_ray.models.components import TextEncoders
+
         encoders, tokenizers = cls._text_parts(config, checkpoint, dtype)
         encoders["image_encoder"] = checkpoint.load_encoder("image_encoder", dtype)
         processor = checkpoint.load_processor("image_processor")
@@ -149,3 +155,15 @@ class Wan21I2V(SeesReferences, Wan):
                 f"{config.family!r} trains checkpoints with a first one only."
             )
         return checkpoint
+
+
+FAMILIES = {
+    "wan21_i2v": Family(model=Wan21I2V, stock_arguments=scale_1, cfg_arguments=scale, tool_names=TOOL_NAMES),
+    "wan_i2v": Family(
+        model=WanI2V,
+        stock_arguments=scale_1,
+        pipeline="WanImageToVideoPipeline",
+        cfg_arguments=scale,
+        tool_names=TOOL_NAMES,
+    ),
+}

@@ -96,6 +96,8 @@ class ModelFacts:
     """Estimated: peak of a forward without gradient, a sample."""
     decoding_bytes: int = 0
     """Estimated: peak of decoding one image."""
+    memory_is_known: bool = True
+    """Whether the estimates above are; else they are 0."""
     decoder_parameters: int = 0
     """Of the autoencoder, its encoder included."""
     text_parameters: int = 0

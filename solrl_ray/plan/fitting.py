@@ -58,10 +58,12 @@ def is_open(config: Config) -> bool:
 
 def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
     """The configuration with what `learner.activation_memory: null` means on such cards: the first of `_passes` that
-    leaves room on them, which may have a smaller `learner.micro_batch`.
+    leaves room on them, which may have a smaller `learner.micro_batch`. 0 if the model's memory is unknown.
     """
     if not compiled_learner.is_open(config):
         return config
+    if not facts.memory_is_known:
+        return compiled_learner.keeping(config, 0.0)
     for share, micro_batch in _passes(config.learner.micro_batch, facts):
         kept = compiled_learner.keeping(config, share, micro_batch)
         if min(map(_peak, _ways(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
@@ -211,6 +213,8 @@ def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
 
 def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
     """Names and sentences: what is on the fullest card, its stages, what offloading brings; none without GPUs."""
+    if arithmetic.gpus and not arithmetic.facts.memory_is_known:
+        return [("memory", f"unknown: nobody has measured models of family {arithmetic.config.model.family!r}")]
     found = cards(arithmetic)
     if not found:
         return []

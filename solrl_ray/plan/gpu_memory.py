@@ -82,13 +82,15 @@ class CardMemory:
 
 
 def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
-    """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU.
+    """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU, or if the memory
+    of the model is unknown.
 
     Processes are put on cards one of each kind at a time, wherever their `num_gpus` still fits. An open `fleet.offload`
     counts as false.
     """
     config = arithmetic.config
-    kinds = dict.fromkeys(tuple(sorted(processes)) for processes in _placed(config))
+    placed = _placed(config) if arithmetic.facts.memory_is_known else ()
+    kinds = dict.fromkeys(tuple(sorted(processes)) for processes in placed)
     found = [
         CardMemory(
             processes=tuple(_process(arithmetic, roles) for roles in kind),

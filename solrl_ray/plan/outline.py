@@ -125,6 +125,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         stream_flops=2 * shapes.parameters * tokens * shapes.blocks // max(1, streams) ** 2,
         forward_bytes=forward,
         decoding_bytes=decoding,
+        memory_is_known=sizes.estimate_memory,
         decoder_parameters=sizes.decoder_of(shapes.factor).parameters,
         parameters=shapes.parameters,
         buffers=shapes.buffers,

@@ -16,7 +16,7 @@ from solrl_ray.common.files import replace_file
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
-from solrl_ray.policy.tool_names import OURS, TOOL_NAMES, Network, Tool, key_of, published_linears
+from solrl_ray.policy.tool_names import OURS, Network, Tool, key_of, published_linears
 
 FILE = "pytorch_lora_weights.safetensors"
 """The name that `load_lora_weights` looks for in a folder."""
@@ -61,7 +61,7 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
 
     Raises UserError: the tool does not run this model, or does not know one of the linears.
     """
-    names = TOOL_NAMES.get(network.name)
+    names = network.tool_names
     if names is None:
         raise UserError(
             f"--format is {tool}, which has no {network.name}; diffusers has, so the format must be diffusers or "

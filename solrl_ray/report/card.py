@@ -19,7 +19,7 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
@@ -91,7 +91,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
         pictures=gallery.cards,
-        drawing=Drawing.of(config),
+        drawing=StockCall.of(config),
         settings=_settings(config, data.summary),
         licence=target.licence.get("license_name") or target.licence.get("license"),
         licence_link=target.licence.get("license_link"),
@@ -143,7 +143,7 @@ def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:
 
 
 def _settings(config: Config, summary: Summary) -> dict[str, str]:
-    rollout, learner, lora, drawing = config.rollout, config.learner, config.model.lora, Drawing.of(config)
+    rollout, learner, lora, drawing = config.rollout, config.learner, config.model.lora, StockCall.of(config)
     settings = {
         "method": config.objective.kind,
         "rollout strategy": rollout.strategy,

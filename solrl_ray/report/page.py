@@ -12,7 +12,7 @@ from solrl_ray.evaluation import stability
 from solrl_ray.evaluation.noise_scale import advice
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
@@ -54,7 +54,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "base_model": str(paths.resolve(config.model.path)),
         "dtype": config.model.dtype,
         "on_gpu": config.fleet.learners.num_gpus > 0,
-        "drawing": Drawing.of(config),
+        "drawing": StockCall.of(config),
         "lora": (data.folder / "lora").is_dir(),
         "best": _best(data),
         "noise": advice(config, iterations),

@@ -22,7 +22,6 @@ from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.stock_call import Drawing
 from solrl_ray.objectives.gdpo import contrasts
 from solrl_ray.prompts.prompt_set import shape_of
 from solrl_ray.records import (
@@ -38,6 +37,7 @@ from solrl_ray.records import (
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.selection import survivors
 from solrl_ray.sampling import sde, solvers
+from solrl_ray.sampling.drawing import Drawing
 from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.solvers import State

@@ -10,6 +10,7 @@ from solrl_ray.models import FAMILIES
 from tests.support import tiny, tiny_qwen, tiny_wan
 
 BUILDERS: dict[str, Callable[..., Path]] = {
+    "chroma": tiny.build_chroma,
     "flux": tiny.build_pipeline,
     "flux2_klein": tiny.build_flux2_klein,
     "flux_kontext": tiny.build_kontext,

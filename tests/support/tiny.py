@@ -16,6 +16,8 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderTiny,
+    ChromaPipeline,
+    ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
@@ -162,6 +164,33 @@ def build_pipeline(
             text_encoder_2=_t5(tokenizer_2),
             tokenizer_2=tokenizer_2,
             transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_chroma(folder: Path, *, seed: int = 5) -> Path:
+    """Write a Chroma-class pipeline in float32 and return its folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = t5_tokenizer()
+        pipeline = ChromaPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            vae=kl_vae(tiny=False),
+            text_encoder=_t5(tokenizer),
+            tokenizer=tokenizer,
+            transformer=ChromaTransformer2DModel(
+                in_channels=16,
+                num_layers=1,
+                num_single_layers=2,
+                attention_head_dim=16,
+                num_attention_heads=2,
+                joint_attention_dim=32,
+                axes_dims_rope=(4, 4, 8),
+                approximator_num_channels=16,
+                approximator_hidden_dim=32,
+                approximator_layers=1,
+            ),
         )
     pipeline.save_pretrained(folder)
     return folder

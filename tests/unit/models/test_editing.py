@@ -28,7 +28,7 @@ from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
 from tests.support import tiny, tiny_qwen, tiny_wan
 
@@ -162,7 +162,7 @@ def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path
         image=files if family.count > 1 else files[0],
         latents=family.given(start.clone()),
         output_type="pt",
-        **Drawing(model=model.config, steps=STEPS, solver="euler").call,
+        **StockCall(model=model.config, steps=STEPS, solver="euler").call,
     )
     expected = expected.frames.transpose(1, 2) if family.frames else expected.images
     images = sampled(model, given, start, stock.scheduler.sigmas)

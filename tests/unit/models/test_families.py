@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChromaPipeline,
     Flux2KleinPipeline,
     FluxPipeline,
     QwenImagePipeline,
@@ -105,6 +106,11 @@ def encoded_by_flux(pipeline: Any, text: str) -> dict[str, Tensor]:
     return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
 
+def encoded_by_chroma(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, _, mask, *_ = pipeline.encode_prompt(text, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
+
+
 def encoded_by_sd3(pipeline: Any, text: str) -> dict[str, Tensor]:
     sequence, _, pooled, _ = pipeline.encode_prompt(text, text, text, max_sequence_length=tiny.T5_TOKENS)
     return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
@@ -154,6 +160,15 @@ FAMILIES = [
             limits={"tokenizer": tiny.CLIP_TOKENS, "tokenizer_2": tiny.T5_TOKENS},
         )
         for version in ("", ", guided and with the tiny VAE")
+    ),
+    Family(
+        name="chroma",
+        build=tiny.build_chroma,
+        pipeline=ChromaPipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "proj_mlp"],
+        call={"guidance_scale": 1.0},
+        encoded=encoded_by_chroma,
+        limits={"tokenizer": tiny.T5_TOKENS},
     ),
     Family(
         name="sd3",

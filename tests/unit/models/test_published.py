@@ -215,7 +215,7 @@ def test_every_model_configuration_is_checked_here_or_is_not_published() -> None
     edits = {"flux1_kontext_dev": "flux1_dev", "qwen_image_edit": "qwen_image"}
     edits |= {"wan21_14b_i2v": "wan21_14b", "wan22_5b_i2v": "wan22_5b"}
     videos = {path.stem for path in (CONFIGS / "models").glob("*.yaml") if "frames: " in path.read_text()}
-    assert found == {*PUBLISHED, *OURS, *edits, *videos, "testbed", "flux2_klein_base_4b"}
+    assert found == {*PUBLISHED, *OURS, *edits, *videos, "testbed", "flux2_klein_base_4b", "chroma1_hd"}
     for name, other in edits.items():  # which share networks, layers and grid
         one, two = configuration(name).model, configuration(other).model
         assert (one.lora, one.quantization, one.schedule) == (two.lora, two.quantization, two.schedule)
@@ -262,7 +262,7 @@ def test_the_grid_is_the_stock_pipelines_at_any_number_of_steps(name: str, stock
 
 def test_an_unknown_family_is_one_sentence() -> None:
     config = configuration("flux1_dev", "model.family=flux3").model
-    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, flux_"):
+    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of chroma, flux, flux2_klein, flux_"):
         models.load(config, "cpu", components=())
 
 

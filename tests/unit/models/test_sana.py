@@ -11,7 +11,7 @@ from torch import nn
 
 from solrl_ray import models
 from solrl_ray.config.schema import Lora, Model
-from solrl_ray.models.sana import LinearGLU, as_linear
+from solrl_ray.models.sana_layers import LinearGLU, as_linear
 from solrl_ray.policy.reading import load_lora
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.policy.tool_names import Network
@@ -82,5 +82,5 @@ def test_lora_factors_of_convolutions_are_read_as_matrices(tmp_path: Path) -> No
     factors = {f"{linear}.lora_A": torch.ones(2, 6), f"{linear}.lora_B": torch.ones(4, 2)}
     lora = Lora(rank=2, alpha=2.0, targets=["conv_point"])
     file = save_lora(tmp_path, factors, lora, models.FAMILIES["sana"].convolutions)
-    loaded = load_lora(file, lora, Network("SanaTransformer2DModel", {linear: 4}))
+    loaded = load_lora(file, lora, Network("SanaTransformer2DModel", {linear: 4}, None))
     assert all(torch.equal(loaded[name], factor) for name, factor in factors.items())

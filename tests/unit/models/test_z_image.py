@@ -11,7 +11,7 @@ from diffusers import ZImageTransformer2DModel
 from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.z_image import aligned
+from solrl_ray.models.z_image_layers import aligned
 from tests.support import tiny, tiny_qwen
 from tests.support.tensors import randn as noise
 

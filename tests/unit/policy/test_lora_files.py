@@ -22,7 +22,7 @@ from solrl_ray.policy.tool_names import Network
 LORA = Lora(rank=4, alpha=10.0, targets=["to_q", "to_k"])
 """Alpha differs from the rank, so that a lost alpha shows."""
 ONE = Lora(rank=1, alpha=1.0, targets=["a"])
-NETWORK = Network("FluxTransformer2DModel", {"a.to_q": 5, "a.to_k": 5, "a": 3, "b": 3})
+NETWORK = Network("FluxTransformer2DModel", {"a.to_q": 5, "a.to_k": 5, "a": 3, "b": 3}, None)
 
 
 def random_factors() -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
+from solrl_ray.models import FAMILIES
 from solrl_ray.policy.reading import load_lora
 from solrl_ray.policy.saving import tool_tensors
 from solrl_ray.policy.tool_names import Network, Tool
@@ -54,7 +55,7 @@ MODELS = {
         FluxPipeline,
         r".*_blocks\..*",
     ),
-    "flux2": Model(
+    "flux2_klein": Model(
         lambda: Flux2Transformer2DModel(num_layers=2, num_single_layers=11, joint_attention_dim=48, **HEADS),
         Flux2KleinPipeline,
         r".*_blocks\..*",
@@ -115,7 +116,8 @@ def trained(name: str, pattern: str = "") -> Trained:
     with torch.device("meta"):
         transformer = MODELS[name].make()
     linears = {path: module for path, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    network = Network(type(transformer).__name__, {path: linear.out_features for path, linear in linears.items()})
+    rows = {path: linear.out_features for path, linear in linears.items()}
+    network = Network(type(transformer).__name__, rows, FAMILIES[name].tool_names)
     generator, factors = torch.Generator().manual_seed(1), dict[str, Tensor]()
     for path, linear in linears.items():
         if re.fullmatch(pattern or MODELS[name].known, path):
@@ -186,7 +188,7 @@ def test_diffusers_reads_what_was_trained_and_so_do_we(name: str, tool: Tool, tm
                 "lora_unet_double_blocks_0_txt_mlp_2.lora_up.weight": (3072, 2),
             },
         ),
-        ("flux2", "comfyui", {"diffusion_model.single_blocks.10.linear1.lora_B.weight": (288, 2)}),
+        ("flux2_klein", "comfyui", {"diffusion_model.single_blocks.10.linear1.lora_B.weight": (288, 2)}),
         ("qwen_image", "comfyui", {"diffusion_model.transformer_blocks.10.attn.to_out.0.lora_B.weight": (32, 2)}),
         ("qwen_image", "kohya", {"lora_unet_transformer_blocks_10_attn_to_out_0.lora_up.weight": (32, 2)}),
         ("sd3", "kohya", {"lora_unet_joint_blocks_2_context_block_attn_qkv.lora_down.weight": (6, 32)}),
@@ -223,7 +225,7 @@ def test_what_a_tool_does_not_know_is_refused_by_name(tool: Tool) -> None:
     given = trained("flux", r".*\.to_q|x_embedder")
     with pytest.raises(UserError, match=rf"^--format is {tool}, .*x_embedder"):
         tool_tensors(tool, given.factors, given.lora, given.network)
-    sana = Network(SanaTransformer2DModel.__name__, given.network.rows)
+    sana = Network(SanaTransformer2DModel.__name__, given.network.rows, FAMILIES["sana"].tool_names)
     with pytest.raises(UserError, match=rf"^--format is {tool}, .*SanaTransformer2DModel"):
         tool_tensors(tool, given.factors, given.lora, sana)
 
@@ -272,7 +274,7 @@ OUT = "transformer_blocks.1.attn.to_out.0"
 def test_a_file_of_another_trainer_changes_the_weights_as_its_readers_have_it(
     keys: str, up: Tensor, alpha: float | None, changed: dict[str, Tensor], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    given, tensors = trained("flux2"), dict[str, Tensor]()
+    given, tensors = trained("flux2_klein"), dict[str, Tensor]()
     for end, other, factor in (("A", "down", A), ("B", "up", up)):
         tensors[keys.format(OUT=OUT, AB=end, down=other)] = factor.to(dtype).clone()
     if alpha is not None:
@@ -280,7 +282,7 @@ def test_a_file_of_another_trainer_changes_the_weights_as_its_readers_have_it(
     read = given.read(tensors, tmp_path)
     assert set(read) == {f"{linear}.lora_{end}" for linear in changed for end in "AB"}
     # diffusers knows no ``.alpha`` beside published names without ``lora_unet_``, and reads no file with one.
-    stock = by_diffusers("flux2", tensors) if alpha is None or keys.startswith("lora_unet_") else {}
+    stock = by_diffusers("flux2_klein", tensors) if alpha is None or keys.startswith("lora_unet_") else {}
     for linear, b in changed.items():
         ours = ALPHA / RANK * outputs(read[f"{linear}.lora_A"], read[f"{linear}.lora_B"])
         torch.testing.assert_close(ours, outputs(A.to(dtype), b.to(dtype)), rtol=1e-5, atol=1e-4)
@@ -327,4 +329,4 @@ def test_what_a_run_cannot_begin_with_is_refused_by_name(
     plain = {f"{PROJ}.lora_down.weight": A, f"{PROJ}.lora_up.weight": B[:32]}
     tensors = {key: tensor.clone() for key, tensor in (plain | more).items() if tensor is not None}
     with pytest.raises(UserError, match=problem):
-        trained("flux2").read(tensors, tmp_path)
+        trained("flux2_klein").read(tensors, tmp_path)

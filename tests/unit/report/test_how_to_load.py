@@ -24,7 +24,7 @@ from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.qwen_image_edit import QwenImageEdit
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.prompts.references import prepared
@@ -38,6 +38,7 @@ from tests.support.made_configs import changed
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SHIPPED = {
+    "chroma": "chroma1_hd",
     "flux": "flux1_dev",
     "flux2_klein": "flux2_klein_base_4b",
     "flux_kontext": "flux1_kontext_dev",
@@ -93,7 +94,7 @@ def given(config: Config) -> dict[str, Any]:
         passed.update(arguments)
         return Pictures()
 
-    exec(rendered("call.txt", drawing=Drawing.of(config)), {"pipe": pipe})
+    exec(rendered("call.txt", drawing=StockCall.of(config)), {"pipe": pipe})
     return passed
 
 
@@ -165,13 +166,13 @@ def test_the_shown_lines_draw_the_runs_own_picture(
     ]
     bare = models.load(model, "cpu", components=())
     noise = initial_noise(addresses, bare.latent_shape)
-    pipeline = getattr(diffusers, Drawing.of(config).pipeline).from_pretrained(checkpoint)
+    pipeline = getattr(diffusers, StockCall.of(config).pipeline).from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     before = pipeline.scheduler
     drawn = []
     for row in noise.split(1):
         pipe = Pipe(pipeline, latents=bare.stock_latents(row), output_type="pt")
-        exec(rendered("call.txt", drawing=Drawing.of(config)), {"pipe": pipe})
+        exec(rendered("call.txt", drawing=StockCall.of(config)), {"pipe": pipe})
         drawn.append(pipe.drawn)
     assert pipeline.scheduler is not before
     torch.testing.assert_close(torch.cat(drawn), drawn_by_run(config, prompt), atol=2e-5, rtol=0)
@@ -185,9 +186,9 @@ def test_the_lines_say_what_the_stock_pipeline_cannot(name: str, interval: tuple
     config = config_of(name)
     model = config.model.model_copy(update={"cfg": Cfg(scale=4.0, negative_prompt='a "b" {c}', interval=interval)})
     guided = config.model_copy(update={"model": model})
-    assert Drawing.of(config).differs == ""
-    assert told in Drawing.of(guided).differs
-    assert bool(told) == bool(Drawing.of(guided).differs)
+    assert StockCall.of(config).differs == ""
+    assert told in StockCall.of(guided).differs
+    assert bool(told) == bool(StockCall.of(guided).differs)
     assert given(guided)["negative_prompt"] == 'a "b" {c}'
 
 
@@ -207,7 +208,7 @@ def test_the_lines_say_where_the_stock_pipeline_sees_references_in_another_size(
     name: str, resolution: int | tuple[int, int], told: bool
 ) -> None:
     config = changed(config_of(name), model={"resolution": resolution, "references": 1})
-    said = "1024 x 1024 px" in Drawing.of(config).differs
+    said = "1024 x 1024 px" in StockCall.of(config).differs
     assert said is told
     if config.model.family == "qwen_image_edit":  # by its own code
         stock, shape = pipeline_qwenimage_edit_plus, config.model.shapes[0]
@@ -221,14 +222,14 @@ def test_the_lines_say_where_the_stock_pipeline_sees_references_in_another_size(
 
 def test_the_lines_draw_the_first_of_several_shapes_and_name_all() -> None:
     model = config_of("sd35_large").model.model_copy(update={"resolution": [(768, 1344), (1024, 1024)]})
-    drawing = Drawing(model=model, steps=4, solver="euler")
+    drawing = StockCall(model=model, steps=4, solver="euler")
     assert (drawing.call["height"], drawing.call["width"]) == (768, 1344)
     assert "768 x 1344 or 1024 x 1024 px" in rendered("call.txt", drawing=drawing)
 
 
 def test_a_schedule_of_ones_own_is_in_the_lines() -> None:
     config = changed(config_of("sd35_large"), model={"schedule": {"kind": "shift", "shift": 4.5}})
-    text = rendered("call.txt", drawing=Drawing.of(config))
+    text = rendered("call.txt", drawing=StockCall.of(config))
     assert re.search(r"^pipe\.scheduler = Solver\(shift=4\.5\)$", text, re.MULTILINE)
 
 
@@ -236,5 +237,5 @@ def test_the_guide_shows_the_lines_of_a_run_of_flux() -> None:
     config = load((CONFIGS / "runs/flux1_dev_80gb.yaml",))
     guide = (CONFIGS.parent / "docs/guides/sharing.md").read_text()
     shown, *_ = re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
-    lines = rendered("call.txt", drawing=Drawing.of(config))
+    lines = rendered("call.txt", drawing=StockCall.of(config))
     assert ast.unparse(ast.parse(lines)) in ast.unparse(ast.parse(shown))  # the formatter lays the guide's out

@@ -14,7 +14,7 @@ import pytest
 
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.errors import UserError
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.report.data import read_run
 from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
@@ -157,7 +157,7 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     shown = text.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
     assert f'pipe.load_lora_weights("{folder}/lora")' in shown
     assert shown.strip().startswith("import torch, diffusers\npipe = diffusers.DiffusionPipeline.from_pretrained(")
-    assert shown.rstrip().endswith(html.unescape(rendered("call.txt", drawing=Drawing.of(config()))).rstrip())
+    assert shown.rstrip().endswith(html.unescape(rendered("call.txt", drawing=StockCall.of(config()))).rstrip())
     assert "torch_dtype=torch.float32)\n" in shown  # as it was trained, on a machine without GPUs
     assert "    guidance_scale=1.0,\n).images[0]\n" in text
     (folder / "starts.json").write_text("[{}]")

@@ -33,6 +33,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
 STEPS += ["preview nvfp4-emulated", "update", "revision", "climb"]
 TARGETS = {
+    "chroma": ["to_q", "to_k"],
     "flux": ["to_q", "to_k"],
     "sana_video": ["to_q", "to_k", "conv_inverted", "conv_point"],
     "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],
