@@ -24,7 +24,7 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
 from solrl_ray.report.rendering import markdown, rendered
-from solrl_ray.report.summary import Summary, stamp
+from solrl_ray.report.summary import Summary, unchanged
 from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 CARD = "README.md"
@@ -123,11 +123,11 @@ def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
 def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     name = f"{folder}/{LORA_FILE}"
     file = run / name
+    mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
     if not file.is_file():
-        mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
         raise UserError(f"{run} has no {name}{mend}.")
-    if stamp(file) != summary.files.get(name, stamp(file)):
-        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
+    if not unchanged(run, name, summary):
+        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written{mend}.")
     return file.read_bytes()
 
 
