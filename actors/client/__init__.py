@@ -1,1 +1,1 @@
-"""Commands from outside: a run is started, submitted, asked, scaled, evaluated."""
+"""Commands from outside: a run is started, asked, scaled, evaluated."""

@@ -36,6 +36,7 @@ from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import REPORT_FILE, build
+from solrl_ray.report.summary import unchanged
 from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
@@ -113,14 +114,16 @@ def train(
 
 
 def concluded(folder: RunFolder) -> bool:
-    """Whether the run has done all iterations of its configuration and written its results.
+    """Whether the run has done all iterations of its configuration, and its results are there as they were written.
 
     Raises UserError if a file of the run, or every checkpoint, is damaged.
     """
     if not (folder.lora / LORA_FILE).is_file():
         return False
     run = read_run(folder.path)
-    return run.finished and newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
+    if run.summary is None or not unchanged(folder.path, f"{folder.lora.name}/{LORA_FILE}", run.summary):
+        return False  # it was never written to its end, or is to be written again
+    return newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
 
 
 def _copy_end(config: Config, folder: RunFolder) -> None:

@@ -39,10 +39,8 @@ def export(arguments: argparse.Namespace) -> int:
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
     what = f"{arguments.policy} after update {state.updates}"
     if arguments.format == "checkpoint":
-        from solrl_ray.policy.fusing import fuse
-
-        size = fuse(_base(model, key), folder, factors, model.lora)
-        print(f"written: {folder}: {what}, merged into {model.path}, {size / 1e9:.1f} GB")
+        _whole(folder, factors, model, key)
+        print(f"written: {folder}: {what}, merged into {model.path}")
     else:
         # Not `run.name`, which in somebody else's configuration may be any path.
         file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
@@ -73,6 +71,21 @@ def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor]
     tensors = tool_tensors("comfyui" if kind == "comfyui" else "kohya", factors, model.lora, network_of(model, key))
     replace_file(file, save(tensors, metadata={"format": "pt"}))
     return file
+
+
+def _whole(folder: Path, factors: Mapping[str, Tensor], model: Model, key: str) -> None:
+    """Write the checkpoint with the policy merged into its transformer, which is then of `model.dtype`."""
+    from solrl_ray import models
+    from solrl_ray.models import paths
+    from solrl_ray.models.components import DTYPES
+    from solrl_ray.policy import fusing
+
+    if folder.exists():
+        raise UserError(f"{folder} is there already; name another folder with --out, or remove it.")
+    base, part = _base(model, key), {"subfolder": fusing.PART, "torch_dtype": DTYPES[model.dtype]}
+    transformer = paths.load_weights(models.family(model).TRANSFORMER, base, key, **part)
+    fusing.merge_(transformer, factors, model.lora, base)
+    fusing.write(base, folder, transformer)
 
 
 def _ranks(file: Path) -> str:

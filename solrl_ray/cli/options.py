@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="solrl", description="Reinforcement learning for image and video diffusion models on Ray.")
     top.add_argument("--version", action="version", version=f"solrl {solrl_ray.__version__}")
     commands = top.inside("COMMAND")
-    for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _validate, _eval):
+    for add in (_train, _plan, _list, _live, _stored, _prompts, _doctor, _validate, _eval):
         add(commands)
     return top
 
@@ -116,13 +116,6 @@ def _list(commands: Any) -> None:
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
 
-def _submit(commands: Any) -> None:
-    command = _add(commands, "submit", verbs.submit, "train on a cluster, as a Ray job", CONFIG, SET)
-    command.add_argument("--address", metavar="URL", help="the cluster's dashboard, such as http://head:8265")
-    command.add_argument("--resume", nargs="?", const="", metavar="RUN", help="continue a run, as for train")
-    command.add_argument("--no-wait", action="store_true", help="return once the job is submitted")
-
-
 def _live(commands: Any) -> None:
     _add(commands, "status", verbs.status, "print the progress of a run", LIVE_RUN, ITS_CLUSTER)
     actions = commands.add_parser("pool", help="change the workers of a live run").inside("ACTION")
@@ -158,7 +151,6 @@ def _stored(commands: Any) -> None:
     action.add_argument("--private", action="store_true", help="make it private; default: the owner's setting")
     action.add_argument("--revision", metavar="BRANCH", help="the branch; made if missing; default: main")
     action.add_argument("--dry-run", action="store_true", help="write the folder hub/ in the run folder, stop")
-    _add(commands, "verify", verbs.verify, "check that no file of a run folder has changed", RUN)
 
 
 def _prompts(commands: Any) -> None:

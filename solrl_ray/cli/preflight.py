@@ -35,7 +35,8 @@ from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
-
+JOB_FOLDERS = "working_dir_files"
+"""Name of the folder in which Ray keeps the uploaded working directories of jobs."""
 
 Needs = Literal["configuration", "cards", "files", "folder"]
 """What a check looks at: values alone; the cluster that the run joins, or this machine; prompts, checkpoints and the
@@ -207,9 +208,14 @@ def folder(run: Run) -> None:
     from solrl_ray.storage.run_folder import RunFolder
 
     config, named = run.config, f"run.root is {run.config.run.root} ({run.sources.of('run.root')})"
+    root = located(config.run.root, "run.root").absolute()
+    if JOB_FOLDERS in root.parts:
+        raise UserError(
+            f"{named}, which is in the folder of a Ray job, and Ray removes that after the job; it must be an absolute "
+            "path on a disk that the cluster keeps."
+        )
 
     def look() -> None:
-        root = located(config.run.root, "run.root").absolute()
         existing = next(folder for folder in (root, *root.parents) if folder.exists())
         if reason := refuses_files(existing):
             raise UserError(f"{named}, but {existing} {reason}.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import solrl_ray
-from solrl_ray.cli import preflight, submission
+from solrl_ray.cli import preflight
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
@@ -139,17 +138,6 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def verify(arguments: argparse.Namespace) -> int:
-    """Check what a run folder keeps of its training; status 1 if a file is damaged."""
-    from solrl_ray.report.verification import verify as verified
-
-    failed = 0
-    for found in verified(arguments.run):
-        failed += bool(found.problem)
-        print(f"{'FAILS' if found.problem else 'ok':<6} {found.name}: {found.problem or found.detail}", flush=True)
-    return int(failed > 0)
-
-
 def evaluate(arguments: argparse.Namespace) -> int:
     """Score a run's policies on held-out prompts, with any rewards."""
     run: Path = arguments.run
@@ -194,48 +182,6 @@ def import_prompts(arguments: argparse.Namespace) -> int:
         files = imports.write_prompts(imported, arguments.out, force=arguments.force)
     print(imports.report(imported, files))
     return 0
-
-
-def submit(arguments: argparse.Namespace) -> int:
-    """Submit ``solrl train`` with the present folder to a cluster's Job server."""
-    resume = arguments.resume
-    here = Path.cwd().resolve()
-    files = [submission.configuration_file(path, here) for path in arguments.config]
-    passed = [*files, *(part for text in arguments.set for part in ("--set", text))]
-    if resume is not None:
-        passed += ["--resume", *([resume] if resume else [])]
-    if resume:
-        if not Path(resume).is_absolute():
-            raise UserError(f"--resume is {resume}; a submitted run needs its folder's absolute path on the cluster.")
-        name = Path(resume).name
-    else:
-        loaded = fresh(arguments)
-        preflight.check(Run(loaded.config, loaded.sources), "configuration")
-        files += submission.upload(loaded, here)
-        name, root = loaded.config.run.name, loaded.config.run.root
-        if not Path(root).is_absolute():
-            raise UserError(
-                f"run.root is {root!r} ({loaded.sources.of('run.root')}); it must be an absolute path on a disk that "
-                "the cluster keeps, because a submitted job's own folder is removed."
-            )
-    ray_auth.settle(local=False)
-    address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
-    if not address:
-        raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
-    submission.job_server(address)
-    from actors.client import submit
-
-    again = shlex.join(["solrl", "submit", "--resume", resume or str(Path(root) / name), "--address", address])
-    return submit.submit(
-        name,
-        passed,
-        address=address,
-        folder=here,
-        without=submission.NOT_UPLOADED,
-        needed=files,
-        follow=not arguments.no_wait,
-        again=again,
-    )
 
 
 def status(arguments: argparse.Namespace) -> int:

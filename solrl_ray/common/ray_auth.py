@@ -52,7 +52,7 @@ def check_access(address: str, *, seconds: float, answer_seconds: float | None =
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
-            f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
+            f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for `ray job submit`; it must be the Ray "
             "cluster's, such as head:6379."
         )
     if address in ("auto", "local"):  # Ray's own words: its newest cluster on this machine, and a new one

@@ -5,6 +5,7 @@ It tells nothing about the machine: local paths are reduced to their last name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 import solrl_ray
-from solrl_ray.config.problems import counted
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.config.schema import Config, Model
-from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import StockCall
@@ -24,7 +22,8 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import REFERENCE
 from solrl_ray.report.pictures import Gallery, reduced
 from solrl_ray.report.rendering import markdown, rendered
-from solrl_ray.report.summary import Summary, stamp
+from solrl_ray.report.summary import Summary, unchanged
+from solrl_ray.report.trackers import redacted
 from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 CARD = "README.md"
@@ -92,7 +91,9 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         rewards=[_reward(reward) for reward in config.rewards],
         pictures=gallery.cards,
         drawing=StockCall.of(config),
-        settings=_settings(config, data.summary),
+        lora_digest=data.summary.lora_digest,
+        versions=data.summary.versions,
+        settings=json.dumps(redacted(config), indent=1),
         licence=target.licence.get("license_name") or target.licence.get("license"),
         licence_link=target.licence.get("license_link"),
     )
@@ -123,11 +124,11 @@ def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
 def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     name = f"{folder}/{LORA_FILE}"
     file = run / name
+    mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
     if not file.is_file():
-        mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
         raise UserError(f"{run} has no {name}{mend}.")
-    if stamp(file) != summary.files.get(name, stamp(file)):
-        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
+    if not unchanged(run, name, summary):
+        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written{mend}.")
     return file.read_bytes()
 
 
@@ -140,37 +141,6 @@ def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:
         tags=[task, "diffusers", "lora", "reinforcement-learning", "sol-rl"],
         **(more | dict(licence)),
     ).to_yaml()
-
-
-def _settings(config: Config, summary: Summary) -> dict[str, str]:
-    rollout, learner, lora, drawing = config.rollout, config.learner, config.model.lora, StockCall.of(config)
-    settings = {
-        "method": config.objective.kind,
-        "rollout strategy": rollout.strategy,
-        "prompts": f"{_name(config.prompts.train)}, {rollout.prompts} an iteration",
-        "seeds a prompt": f"{rollout.pool}, of which {rollout.keep} are trained on",
-    }
-    if not is_one_stage(config):
-        pool = pool_sampling(config)
-        settings["previews"] = f"{counted(pool.steps, 'step')} in {pool.tier}; they rank and are never trained on"
-    updates = counted(learner.optimizer_steps, "update")
-    settings |= {
-        "pictures": f"{counted(drawing.steps, 'step')}, {drawing.solver}, {_guidance(drawing.model)}",
-        "samples": f"{counted(rollout.regenerate.steps, 'step')} in {config.model.dtype}, {config.model.shapes}, "
-        f"{_guidance(config.model)}",
-        "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
-        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {updates} an iteration",
-        "run seed": str(config.run.seed),
-        "LoRA digest": summary.lora_digest,
-    }
-    versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
-    return settings | ({"versions": versions} if versions else {})
-
-
-def _guidance(model: Model) -> str:
-    with_it = f"with classifier-free guidance, {markdown(model.cfg.describe())}"
-    embedded = f", guidance embedding {model.guidance:g}" if model.guidance != 1 else ""
-    return (with_it if model.cfg.is_on else "without classifier-free guidance") + embedded
 
 
 def _reward(reward: RewardConfig) -> str:

@@ -188,7 +188,13 @@ def write_summary(folder: Path, summary: Summary) -> Path:
     return path
 
 
-def stamp(path: Path, size: int | None = None) -> dict[str, int | str]:
-    """Number of bytes and SHA-256 of a file's first `size` bytes, or of all of it."""
-    content = path.read_bytes()[:size]
+def unchanged(run: Path, name: str, summary: Summary) -> bool:
+    """True if the file has the bytes that the summary states, or the summary, of an older version, states none."""
+    found = stamp(run / name)
+    return summary.files.get(name, found) == found
+
+
+def stamp(path: Path) -> dict[str, int | str]:
+    """Number of bytes and SHA-256 of a file."""
+    content = path.read_bytes()
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -94,19 +94,25 @@ def session_of(pid: int) -> int | None:
 
 @contextmanager
 def head(
-    cpus: int = 2, scaling: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
+    cpus: int = 2,
+    scaling: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    labels: str = "",
 ) -> Iterator[Head]:
     """A cluster of one node, with token authentication; in the end all of it is gone at once.
 
     Args:
         scaling: what its autoscaler is to do, as in Ray's cluster files.
         variables: of its environment.
+        labels: of its node, such as ``role=head``.
     """
     port, dashboard, client, agent = (free_port() for _ in range(4))
     made = Head(f"{get_node_ip_address()}:{port}", url=f"http://127.0.0.1:{dashboard}", token=secrets.token_hex(16))
     Path("/tmp/ray").mkdir(exist_ok=True)
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: it holds Unix sockets
     command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}", "--object-store-memory=200000000"]
+    if labels:
+        command.append(f"--labels={labels}")
     ports = [f"--port={port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
     if scaling is not None:
         provider = scaling["provider"] | {"gcs_address": made.address}

@@ -90,7 +90,12 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda whole: whole[: len(whole) // 2], lambda whole: whole.replace(b"[1, 0]", b"[3, 0]")]
+    "damage",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b"[1, 0]", b"[3, 0]"),
+        lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]),
+    ],
 )
 def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     begun(tmp_path)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +16,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from solrl_ray.cli import preflight, submission
+from solrl_ray.cli import preflight
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
-from tests.support.command_line import begin, refusal, solrl
+from tests.support.command_line import begin, solrl
 from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
 from tests.support.sentences import names
@@ -180,47 +178,6 @@ def url() -> Iterator[str]:
         yield address
 
 
-def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    given: list[tuple[str, str | None]] = []
-
-    class Redirecting(Quiet):
-        def do_GET(self) -> None:
-            given.append((self.path, self.headers.get("Authorization")))
-            self.send_response(302 if self.path == "/api/version" else 200)
-            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/elsewhere")
-            self.end_headers()
-
-    with listening(Redirecting) as address:
-        submission.job_server(address)
-    assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
-
-
-@pytest.mark.parametrize(
-    ("address", "warned"), [("http://head:8265", 1), ("http://127.0.0.1:8265", 0), ("https://head:8265", 0)]
-)
-def test_a_token_that_goes_unencrypted_to_another_machine_is_told(
-    address: str, warned: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO())
-    submission.job_server(address)
-    assert capsys.readouterr().err.count("warning: the token goes unencrypted") == warned
-
-
-def test_a_wrong_token_is_told_as_what_it_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
-    for token, said in (("wrong", "token, which is wrong"), ("", "this user has none")):
-        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-        with pytest.raises(RunError, match=f"^the Job server at {url} .*{said}"):
-            submission.job_server(url)
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    submission.job_server(url)
-
-
 @pytest.fixture
 def cluster() -> Iterator[str]:
     """Address of who asks for a token as a Ray cluster does."""
@@ -277,52 +234,3 @@ def test_the_address_of_another_server_is_told(url: str, monkeypatch: pytest.Mon
     assert time.monotonic() - began < patience(5.0)
     monkeypatch.setenv("RAY_USE_TLS", "1")
     ray_auth.check_access(address, seconds=5.0)  # only Ray could tell
-
-
-@pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])
-def test_an_address_that_is_none_is_told_in_a_sentence(address: str) -> None:
-    with pytest.raises(RunError, match=f"^the Job server at {address} cannot be used: "):
-        submission.job_server(address)
-
-
-def test_who_answers_and_is_no_job_server_is_told_in_a_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-
-        def answer() -> None:
-            peer, _ = server.accept()
-            peer.recv(1000)
-            peer.sendall(b"no HTTP at all\r\n\r\n")
-            peer.close()
-
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(RunError, match=f"^the Job server at {url} cannot be used: "):
-            submission.job_server(url)
-
-
-@pytest.mark.parametrize(
-    ("override", "key", "value"),
-    [
-        ("prompts.train=../train.txt", "prompts.train", "'../train.txt'"),
-        ("prompts.train=runs/train.txt", "prompts.train", "'runs/train.txt'"),
-        ("prompts.heldout=no.txt", "prompts.heldout", "'no.txt'"),
-        ("rewards=[{kind: '../mine.py:f'}]", "rewards.0.kind", "'../mine.py'"),
-        ("rewards=[{kind: 'PLACE/mine.py:f'}]", "rewards.0.kind", "/mine.py'"),
-    ],
-)
-def test_files_that_a_submitted_job_would_not_have_are_refused(
-    override: str,
-    key: str,
-    value: str,
-    config_file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = config_file.parent
-    (place / "here").mkdir()
-    config = place / "here" / "config.yaml"
-    config.write_text(config_file.read_text())
-    (place / "mine.py").write_text("def f(images, prompts): ...\n")
-    monkeypatch.chdir(place / "here")
-    said = refusal(capsys, "submit", "config.yaml", "--set", override.replace("PLACE", str(place)), "--address", "x")
-    assert names(said, key, value)

@@ -161,23 +161,6 @@ def test_options_may_stand_before_after_and_between_files(
         assert "7 iterations, one optimiser step each · seed 5" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    url = ("--address", "http://127.0.0.1:1")
-    said = refusal(capsys, "submit", config_file, *url)
-    assert f"{config_file} " in said
-    assert str(here) in said
-    monkeypatch.chdir(tmp_path)
-    assert names(refusal(capsys, "submit", config_file, *url, "--set", "run.root=runs"), "run.root", "'runs'")
-    assert names(refusal(capsys, "submit", "--resume", "runs/small", *url), "--resume", "runs/small")
-    assert names(refusal(capsys, "submit", config_file), "--address", "http://head:8265")
-    assert names(refusal(capsys, "submit", config_file, "--address", "head:6379"), "--address", "'head:6379'")
-
-
 @pytest.fixture
 def no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else runs on this machine is not looked at."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,18 +106,19 @@ def test_the_best_policy_is_published_with_its_own_figures(tmp_path: Path, capsy
     card = (run / "hub" / "README.md").read_text()
     assert "| trained | 0.700 ± 0.100 |" in card
     assert "2 iterations of" in card
-    assert "| LoRA digest | lora-1 |" in card
+    assert "LoRA digest lora-1, made with " in card
 
 
-def test_the_card_says_the_guidance_of_pictures_and_of_samples(tmp_path: Path) -> None:
-    evaluation = {"guidance": 3.5, "cfg": {"scale": 4.5}}
-    run = finished(tmp_path / "run", model=None, evaluation=evaluation)
+def test_the_card_has_the_configuration_without_addresses_and_folders(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", str(tmp_path / "a ``` b"), evaluation={"guidance": 3.5, "cfg": {"scale": 4.5}})
     assert solrl("push", run, "me/small", "--dry-run") == 0
-    rows = dict(
-        re.findall(r"^\| (pictures|samples) \| (.*) \|$", (run / "hub" / "README.md").read_text(), re.MULTILINE)
-    )
-    assert "with classifier-free guidance, scale 4.5, guidance embedding 3.5" in rows["pictures"]
-    assert rows["samples"].endswith("without classifier-free guidance")
+    card = (run / "hub" / "README.md").read_text()
+    (block,) = re.findall(r"^```json$(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    settings = json.loads(block)
+    assert settings["evaluation"]["guidance"] == 3.5
+    assert settings["evaluation"]["cfg"]["scale"] == 4.5
+    assert settings["model"]["path"] == "a ``` b"
+    assert str(tmp_path) not in card
 
 
 def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

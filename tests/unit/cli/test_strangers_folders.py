@@ -85,7 +85,6 @@ READING = {
     "pool": ["pool", "scale", "{}", "--explorers", "2"],
     "report": ["report", "{}"],
     "report of two": ["report", "{}", "{}"],
-    "verify": ["verify", "{}"],
     "trace": ["trace", "{}"],
     "push": ["push", "{}", "me/mine", "--dry-run"],
     "export": ["export", "{}", "--format", "kohya"],

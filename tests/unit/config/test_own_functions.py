@@ -13,7 +13,7 @@ from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import printed, refusal, solrl
+from tests.support.command_line import refusal, solrl
 
 BRIGHT = "def f(images, prompts):\n    return images.mean(dim=(1, 2, 3))\n"
 DARK = BRIGHT.replace("return ", "return -")
@@ -68,19 +68,16 @@ def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
         )
 
 
-def test_a_run_folder_whose_files_are_whole_is_verified_with_their_number(
+def test_a_run_is_not_resumed_with_files_that_were_altered_in_its_folder(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = begun(own)
-    assert "ok     code of mine/liked.py:f: 1 file, unchanged\n" in printed(capsys, "verify", folder.path)
     (tmp_path / "mine" / "liked.py").write_text("import helper\n" + DARK)
     (tmp_path / "mine" / "helper.py").touch()
-    other = begun(own, "run.name=other")
-    assert "ok     code of mine/liked.py:f: 2 files, unchanged\n" in printed(capsys, "verify", other.path)
-    next((other.path / "code").glob("*/helper.py")).write_text("x = 1\n")
-    assert solrl("verify", other.path) == 1
-    lost = f"{other.path / 'code'} lacks the original files of mine/liked.py:f"
-    assert f"FAILS  code of mine/liked.py:f: {lost}\n" in capsys.readouterr().out
+    folder = begun(own)
+    (tmp_path / "mine" / "liked.py").write_text(BRIGHT)
+    next((folder.path / "code").glob("*/helper.py")).write_text("x = 1\n")
+    said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
+    assert "the files of mine/liked.py:f have changed since it was written down" in said
 
 
 def test_files_that_changed_since_their_digest_was_written_down_are_refused(

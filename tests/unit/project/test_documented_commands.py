@@ -23,8 +23,8 @@ PAGES += [*sorted(ROOT.glob("docs/guides/*.md"))]
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|…|\$")
 AS_THEY_ARE = {"plan", "list", "config", "prompts"}
-PLANNED = {"train", "submit"}
-FLAGS = {"--dry-run", "--no-live", "--continue", "--no-wait"}
+PLANNED = {"train"}
+FLAGS = {"--dry-run", "--no-live", "--continue"}
 
 
 def files(page: Path) -> dict[str, str]:

@@ -166,14 +166,15 @@ def test_a_draw_is_half_a_win_and_no_answer_is_none(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_user_sets_comes_after_what_the_script_sets(tmp_path: Path) -> None:
-    command = tmp_path / "solrl"
+    command = tmp_path / "ray"
     command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")  # prints what it was called with
     command.chmod(0o755)
     variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
     script = [EXAMPLES / "submit" / "submit.sh", "http://127.0.0.1:9", "demo", "--set", "run.root=/mine"]
     said = output_of(*script, **variables)
-    passed = ["submit", "--set", "run.root=/shared/runs", "demo", "--set", "run.root=/mine"]
-    assert said.splitlines() == [*passed, "--address", "http://127.0.0.1:9"]
+    job = ["job", "submit", "--address", "http://127.0.0.1:9", "--working-dir", ".", "--"]
+    train = ["solrl", "train", "--set", "run.root=/shared/runs", "demo", "--set", "run.root=/mine", "--continue"]
+    assert said.splitlines() == [*job, *train]
 
 
 def test_submitting_names_the_cluster_that_does_not_answer() -> None:
@@ -186,5 +187,4 @@ def test_submitting_names_the_cluster_that_does_not_answer() -> None:
         return done.stderr
 
     assert "usage: submit.sh ADDRESS CONFIG" in refused()
-    said = refused("http://127.0.0.1:9", "demo")
-    assert said.startswith("error: the Job server at http://127.0.0.1:9 cannot be used")
+    assert "Failed to connect to Ray at address: http://127.0.0.1:9" in refused("http://127.0.0.1:9", "demo")

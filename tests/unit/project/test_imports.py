@@ -36,7 +36,7 @@ def test_controller_driver_and_workers_import_no_model_library_before_they_start
 
 
 def test_commands_that_compute_nothing_do_without_torch() -> None:
-    found = imported("solrl_ray.cli", "solrl_ray.scheduling.placement", "actors.client.submit")
+    found = imported("solrl_ray.cli", "solrl_ray.scheduling.placement", "actors.client.live_run")
     assert not found & {"torch", *HEAVY}
     assert not imported("solrl_ray.cli") & {"torch", "ray", "numpy"}
 

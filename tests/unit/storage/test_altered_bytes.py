@@ -10,16 +10,15 @@ import torch
 
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import read_prompts
-from solrl_ray.records import SampleGroup
 from solrl_ray.report.data import read_run
 from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.report.trace import Span, SpanWriter, read_spans
-from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
+from solrl_ray.storage.resume import check_readable
 from solrl_ray.storage.run_folder import RunFolder
 from tests import fuzz
 from tests.support import made_runs
-from tests.support.command_line import solrl
+from tests.support.command_line import refusal, solrl
 
 TENSORS = {"a.lora_A": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.uint8)}
 
@@ -89,34 +88,10 @@ def test_a_damaged_line_in_the_middle_of_a_journal_is_told_with_what_is_lost(tmp
     assert len(journal.entries()) == 2
 
 
-def test_a_run_whose_files_are_as_written_is_verified_and_each_damage_found(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert solrl("verify", run) == 0
-    assert "FAILS" not in capsys.readouterr().out
-    spoiled_lines = {"metrics.jsonl": 2, "spans.jsonl": 1, "attestations.json": 2, "summary.json": 1}
-    for name, spoiled in (*spoiled_lines.items(), ("lora/pytorch_lora_weights.safetensors", 1)):
-        path = run / name
-        content = path.read_bytes()
-        spoil(path)
-        assert solrl("verify", run) == 1
-        said = capsys.readouterr().out
-        assert said.count("FAILS") == spoiled, said
-        path.write_bytes(content)
-
-
-def test_what_a_worker_ran_cannot_be_altered_or_lost_unseen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its text has no checksum of its own, so another text may be one of its form."""
-    path = run / "attestations.json"
-    content = path.read_text()
-    assert solrl("verify", run) == 0
-    assert "ok     attestations.json as summarised: unchanged\n" in capsys.readouterr().out
-    path.write_text(content.replace("nvfp4-emulated", "nvfp4", 1))
-    assert path.read_text() != content
-    assert solrl("verify", run) == 1
-    assert "FAILS  attestations.json as summarised" in capsys.readouterr().out
-    path.unlink()
-    assert solrl("verify", run) == 1
+def test_a_run_is_not_resumed_with_measurements_that_were_altered(run: Path) -> None:
+    spoil(run / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is damaged"):
+        check_readable(RunFolder(run), made_runs.config())
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"four"])
@@ -124,25 +99,8 @@ def test_a_format_that_is_no_number_is_damaged_and_not_another_version(
     run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "format").write_bytes(content)
-    assert solrl("verify", run) == 2
-    assert f"{run / 'format'} is damaged: it holds '" in capsys.readouterr().err
-
-
-def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    group = SampleGroup(
-        iteration=0, revision=0, prompt_id="aa", indices=(1, 3), rewards=(0.1, 0.2), latents=torch.ones(2, 4)
-    )
-    folder = RunFolder(run)
-    folder.save_group(group)
-    folder.journal(0).append({"kind": "regenerate", "prompt": "aa", "digest": group_digest(group)})
-    assert solrl("verify", run) == 0
-    assert "2 samples" in capsys.readouterr().out
-    path = run / "samples" / "iteration-000000" / "aa.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert solrl("verify", run) == 1
-    assert "the samples of prompt aa in iteration 0 differ from the journal" in capsys.readouterr().out
+    said = refusal(capsys, "train", "--resume", run, "--dry-run")
+    assert said.startswith(f"{run / 'format'} is damaged: it holds '")
 
 
 def test_half_of_a_surrogate_pair_is_no_prompt(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from actors.client.launch import concluded
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
@@ -166,6 +167,19 @@ def test_a_run_that_has_all_it_was_to_make_is_not_worked_on_again(
     assert (run.path / "report.html").exists()
     damage(run, 3)
     state(2).save(run.checkpoint(2))
+    assert not concluded(run)
+
+
+def test_a_finished_run_whose_lora_has_changed_is_not_concluded_and_writes_it_again(tmp_path: Path) -> None:
+    run = RunFolder(made_runs.write_run(tmp_path / "run"))
+    state(3).save(run.checkpoint(3))
+    run.lora.mkdir()
+    file = run.lora / "pytorch_lora_weights.safetensors"
+    file.write_bytes(b"weights")
+    records = [made_runs.iteration(number) for number in range(3)]
+    write_summary(run.path, summarize(made_runs.config(), records, made_runs.evaluations(), seconds=1.0))
+    assert concluded(run)
+    file.write_bytes(b"weightz")
     assert not concluded(run)
 
 
