@@ -33,11 +33,8 @@ def verify(path: Path) -> Iterator[Verified]:
     known = f"readable, and the run folder has format {continuation.FORMAT}, which this version reads"
     yield Verified("config.yaml", "", known)
     for function in own_functions.of(config):
-        if function.digest:
-            found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
-            lost = "" if found else f"{path / own_functions.FOLDER} lacks the original files of {function.spec}"
-            count = len(found.files) if found else 0
-            yield Verified(f"code of {function.spec}", lost, f"{counted(count, 'file')}, unchanged")
+        if found := own_code.read(function.spec, path / own_functions.FOLDER):
+            yield Verified(f"code of {function.spec}", "", f"{counted(len(found.files), 'file')}, readable")
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
     yield _tried("attestations.json", lambda: f"{len(read_attestations(path / 'attestations.json'))} workers")
     for file in sorted((path / "journal").glob("*.jsonl")):
