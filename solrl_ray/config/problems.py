@@ -78,7 +78,7 @@ def sentence(
     key = where[:-1] if too_short else where
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
-        if known := removed.KEYS.get(dotted([part for part in key if isinstance(part, str)])):
+        if known := removed.KEYS.get(dotted([0 if isinstance(part, int) else part for part in key])):
             text = f"The key {dotted(key)} in {source_of(key)} was removed: {known}."
     elif detail["type"] == "missing" and not too_short:
         section = _at(values, key[:-1]) if len(key) > 1 else None

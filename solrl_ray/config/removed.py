@@ -16,10 +16,10 @@ KEYS = {
     ),
     "fleet.hedge": "a unit goes to another worker when its worker misses fleet.deadlines.explore or .regenerate",
     "fleet.other_explorers": "a run has one kind of explorer; set fleet.explorers",
-    "rewards.code": _OWN_CODE,
+    "rewards.0.code": _OWN_CODE,
     "rollout.audit": _RANK_FIDELITY,
 }
-"""Dotted key, without positions in lists → what to use now."""
+"""Dotted key, at the first position of a list → what to use now."""
 
 COMMANDS = {
     "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",

@@ -107,7 +107,8 @@ def test_an_evaluation_executes_no_file_of_the_run_folder(
 
 
 def test_the_digests_of_earlier_versions_are_refused_with_what_to_use_now(own: Path) -> None:
-    for given in ("rewards.0.code=''", "evaluation.reference_code=''"):
+    both = "rewards=[{kind: 'mine/liked.py:f'}, {kind: 'mine/liked.py:f', code: ''}]"
+    for given in (both, "evaluation.reference_code=''"):
         with pytest.raises(UserError, match=r"was removed: leave it out; a resumed run continues with the copy"):
             load([own], [OWN, given])
 

@@ -126,16 +126,13 @@ def drawing(tmp_path: Path) -> Trials:
     return make
 
 
-def test_what_functions_give_comes_back_from_the_child_and_what_they_set_is_told(
-    of: Trials, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_functions_give_comes_back_from_the_child(of: Trials) -> None:
     given = [*of("numbers"), *of("tensor"), *of("array"), *of("meddles")]
     numbers, *means = reward_trial.in_child(given, gpu=False, seconds=120)
     assert numbers == [len("a red square"), len("two blue circles")]
     for scores in means:
         assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
         assert scores[0] != scores[1]
-    assert "sets the number of threads of this process" in capfd.readouterr().err
 
 
 def test_nothing_is_left_behind_by_a_child_that_answered(of: Trials, tmp_path: Path) -> None:
