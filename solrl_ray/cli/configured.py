@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,14 +25,7 @@ def fresh(arguments: argparse.Namespace) -> LoadedConfig:
     loaded = _given(arguments)
     if loaded is None:
         raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
-    folders = [file.parent for file in arguments.config]
-    if init := getattr(arguments, "init", ""):
-        folders += [run] if (run := continuation.origin(Path(init))) else []
-    return _attached(loaded, folders)
-
-
-def _attached(loaded: LoadedConfig, folders: Sequence[Path], *, resumed: bool = False) -> LoadedConfig:
-    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources, folders, resumed=resumed))
+    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources))
 
 
 def _given(arguments: argparse.Namespace) -> LoadedConfig | None:
@@ -73,10 +65,11 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         loaded = given
         folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
     was = continuation.stored(folder)
-    loaded = replace(loaded, config=continuation.inherit_from(loaded.config, was))
-    loaded = _attached(loaded, [folder], resumed=True)
+    config = continuation.inherit_from(loaded.config, was)
+    loaded = replace(loaded, config=own_functions.attached(config, loaded.sources, resumed=folder))
     continuation.check(loaded.config, was, folder, loaded.sources)
-    for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:
+    changed = own_functions.changes(loaded.config, folder, "the run continues with its copy")
+    for note in [*continuation.notes(loaded.config, was), *changed]:
         print(f"note: {note}", file=sys.stderr)
     return loaded
 

@@ -182,9 +182,9 @@ def _resolution(text: str) -> int | list[int]:
 
 
 def _validate(commands: Any) -> None:
-    words = "check a model on this machine: against diffusers, in every precision, an update, a revision"
+    words = "compare a model on this machine with the stock diffusers pipeline: text, a forward, a picture"
     command = _add(commands, "validate", verbs.validate, words, SET)
-    words = "a model's name from `solrl list`, or a file; then others, such as a method's"
+    words = "a model's name from `solrl list`, or a file"
     command.add_argument("config", nargs="+", type=_path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side, or height x width; default: the model's first shape, its longer side at most 256"

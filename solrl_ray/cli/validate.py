@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import json
+import math
+import re
+import shlex
 import sys
-from functools import partial
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.cli import guidance, preflight
-from solrl_ray.common.files import make_folder
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
@@ -17,8 +27,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
-    from solrl_ray.validation.session import Session
-    from solrl_ray.validation.steps import Step
+    from solrl_ray.validation.against_stock import Measure, Session
 
 RESOLUTION = 256
 """Default limit of the longer side, pixels: the check needs no details."""
@@ -26,6 +35,35 @@ STEP = 32
 """Pixels of which every family takes multiples."""
 PROMPTS = {"train": "builtin:testbed/prompts/train.txt", "heldout": "builtin:testbed/prompts/heldout.txt"}
 """A configuration must name some; a validation reads none."""
+FILE = "validation.json"
+STEPS = {
+    "text": "encode prompts",
+    "stock_picture": "draw a picture with the stock diffusers pipeline",
+    "load": "load transformer and decoder",
+    "forward": "velocities beside the stock pipeline's",
+    "picture": "a picture beside the stock pipeline's",
+}
+"""Function of `solrl_ray.validation.against_stock` → what it does, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    step: str
+    ok: bool
+    seconds: float
+    peak_gb: float | None
+    """Peak memory of the GPU, GB (10^9 bytes); None without one."""
+    measures: list[Measure]
+    reason: str
+    """Why it is not ok, in a sentence."""
+    traceback: str
+
+    @property
+    def line(self) -> str:
+        """One line for the terminal."""
+        spent = f"{self.seconds:.1f} s" + ("" if self.peak_gb is None else f", {self.peak_gb:.2f} GB")
+        told = self.reason or "; ".join(f"{each.name} {each.shown}" for each in self.measures if each.limit)
+        return f"{self.step:<14} {'ok' if self.ok else 'FAILS':<6} {spent:<20} {told}".rstrip()
 
 
 def configuration(arguments: argparse.Namespace) -> LoadedConfig:
@@ -63,7 +101,7 @@ def _reduced(shape: SampleShape) -> int | list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate, print a line a step, write the report; 1 if a step failed."""
+    """Validate, print one line per step, write the report; 1 if a step failed."""
     loaded = configuration(arguments)
     config = loaded.config
     folder: Path = arguments.out or Path("validation") / arguments.as_typed[0].stem
@@ -77,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from actors.workers.devices import prepare
     from solrl_ray import models
-    from solrl_ray.validation import report, steps
-    from solrl_ray.validation.session import Session
+    from solrl_ray.validation.against_stock import Session
 
     for library in (diffusers, transformers):  # loading bars would mix with the lines of the steps
         library.utils.logging.disable_progress_bar()
@@ -87,43 +124,101 @@ def run(arguments: argparse.Namespace) -> int:
     guidance.check_checkpoint(config, loaded.sources)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
-    planned, outcomes = _steps(session), list[steps.Outcome]()
-    print(f"{len(planned)} steps, of at most {arguments.deadline:g} s each", flush=True)
-    print(f"{planned[0].name}: {planned[0].does} …", flush=True)
-    for number, outcome in enumerate(steps.run(planned, session.device, arguments.deadline), start=1):
-        outcomes.append(outcome)
-        print(outcome.line, flush=True)
-        for following in planned[number : number + 1]:
-            print(f"{following.name}: {following.does} …", flush=True)
-    file = report.write(folder, session, outcomes, ["solrl", *sys.argv[1:]])
-    if failed := [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]:
-        print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks")
-    print(f"report: {file}, and {report.PICTURES_FILE} beside it; look through its paths before you send it")
-    return int(bool(failed))
+    results = []
+    for result in steps(session, arguments.deadline):
+        results.append(result)
+        print(result.line, flush=True)
+    _write(folder, session, results)
+    print(
+        f"report: {folder / FILE}, with pictures.png if a picture was drawn; check the paths in it before you send it"
+    )
+    return int(not _passed(results))
 
 
-def _steps(session: Session) -> list[Step]:
-    from solrl_ray.quantization.capability import QUANTIZED_TIERS
-    from solrl_ray.validation import against_stock, climb, roles
-    from solrl_ray.validation.steps import Step
+def steps(session: Session, seconds: float) -> Iterator[StepResult]:
+    """The result of each step, as soon as it is known; a step that raises, or passes its deadline, is the last."""
+    import torch
 
-    def of(name: str, does: str, work: Any, *needs: str) -> Step:
-        return Step(name, does, partial(work, session), needs)
+    from solrl_ray.validation import against_stock
 
-    compared = ("text", "stock", "load")
-    previews = [
-        of(f"preview {tier}", f"quantise, attest, preview in {tier}", partial(roles.preview, tier=tier), "regenerate")
-        for tier in QUANTIZED_TIERS
-    ]
-    return [
-        of("text", "encode prompts", against_stock.text),
-        of("stock", "draw a picture with the stock diffusers pipeline", against_stock.stock_picture),
-        of("load", "load transformer and decoder", against_stock.load),
-        of("forward", "velocities beside the stock pipeline's", against_stock.forward, *compared),
-        of("picture", "a picture beside the stock pipeline's", against_stock.picture, *compared),
-        of("regenerate", "sample chosen seeds twice, preview in full precision", roles.regenerate, "text", "load"),
-        *previews,
-        of("update", "one update of the policy", roles.update, "regenerate"),
-        of("revision", "publish, swap, prove", roles.revision, "update"),
-        of("climb", "a few updates on the pictures' brightness: does it rise?", climb.climb, "update"),
-    ]
+    on_gpu = session.device.type == "cuda"
+    for name, does in STEPS.items():
+        print(f"{name}: {does} …", flush=True)
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(session.device)
+
+        def work(name: str = name) -> list[Measure]:
+            found: list[Measure] = getattr(against_stock, name)(session)
+            if on_gpu:
+                torch.cuda.synchronize(session.device)  # else its errors would be the next step's
+            return found
+
+        measures, reason, trace, started = list["Measure"](), "", "", time.perf_counter()
+        try:
+            measures = in_time(work, what=name, seconds=seconds, silent="it")
+            reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
+        except Exception as error:  # whatever libraries raise: the report shows it
+            reason = without_home(f"{type(error).__name__}: {' '.join(str(error).split())}")[:400]
+            trace = "".join(traceback.format_exception(error))
+        yield StepResult(
+            step=name,
+            ok=not reason,
+            seconds=time.perf_counter() - started,
+            peak_gb=torch.cuda.max_memory_allocated(session.device) / 1e9 if on_gpu else None,
+            measures=measures,
+            reason=reason,
+            traceback=trace,
+        )
+        if trace:
+            return
+
+
+def _passed(results: list[StepResult]) -> bool:
+    return len(results) == len(STEPS) and all(result.ok for result in results)
+
+
+def _write(folder: Path, session: Session, results: list[StepResult]) -> None:
+    """Write ``validation.json``, which names no host and no home folder, and ``pictures.png``."""
+    from solrl_ray.quantization import attestation
+    from solrl_ray.report.grids import contact_sheet, encode_png
+    from solrl_ray.report.summary import package_versions
+
+    content = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "command": shlex.join(["solrl", *sys.argv[1:]]),
+        "device": attestation.device_name(session.device),
+        "versions": {"python": sys.version.split()[0], **package_versions()},
+        "ok": _passed(results),
+        "steps": [asdict(result) for result in results],
+        "rows of pictures.png": list(session.pictures),
+        "model": session.config.model.model_dump(mode="json"),
+    }
+    replace_file(folder / FILE, (json.dumps(_plain(content), indent=2, allow_nan=False) + "\n").encode())
+    if session.pictures:
+        rows = [[image.nan_to_num() for image in images] for images in session.pictures.values()]
+        replace_file(folder / "pictures.png", encode_png(contact_sheet(rows)))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON, which lacks infinity and NaN, and without the user's home folder."""
+    match value:
+        case dict():
+            return {name: _plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case str():
+            return without_home(value)
+    return value
+
+
+def without_home(text: str) -> str:
+    """Replaces the user's home folder, which has their name, by ``~`` where a path begins, as set or resolved."""
+    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
+    for home in homes:
+        # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
+        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
+    return text

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -161,7 +162,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     policies = asked.policies_of(arguments.policies)
     state = asked.state_of(run, arguments.updates)  # before slower checks
     loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
-    config = own_functions.attached(loaded.config, loaded.sources, [run])
+    config = own_functions.attached(loaded.config, loaded.sources)
+    own_functions.check_owner(config, run, loaded.sources)
+    for note in own_functions.changes(config, run, "the evaluation uses the present files"):
+        print(f"note: {note}", file=sys.stderr)
     preflight.check(Run(config, loaded.sources, evaluates=True), "configuration", "files")
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:

@@ -9,17 +9,19 @@ be installed on every machine.
 from __future__ import annotations
 
 import ast
+import atexit
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import re
+import shutil
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder, SourceLoader
-from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,8 @@ from solrl_ray.common.files import located, replace_folder
 from solrl_ray.errors import UserError
 
 FORMS = "'module:function' or 'file.py:function'"
+TEMPORARY = "solrl-code-"
+"""Beginning of the name of the folders that `load` imports from."""
 _OURS = {"solrl_ray", "actors"}
 
 
@@ -47,16 +51,12 @@ class OwnCode:
     """The file of a function, and the files that it imports from the same folder."""
 
     entry: str
-    """The module with the function."""
+    """The module with the function; also its name in a run folder."""
     files: tuple[SourceFile, ...]
 
     @property
-    def digest(self) -> str:
-        """SHA-256, in hex, over names and texts."""
-        digest = hashlib.sha256(f"{self.entry}\n".encode())
-        for file in self.files:
-            digest.update(f"{file.name} {len(file.text.encode())}\n{file.text}".encode())
-        return digest.hexdigest()
+    def texts(self) -> dict[str, str]:
+        return {file.name: file.text for file in self.files}
 
 
 def split(spec: str, key: str) -> tuple[str, str]:
@@ -82,11 +82,11 @@ def find(spec: str, key: str) -> OwnCode | None:
         file = located(place, key).absolute()
         if not file.is_file():
             raise UserError(f"{key} is {spec!r}, but there is no file {file}.")
-        return OwnCode(_entry(place), _with_imports(file.parent, _entry(place), file, f"{key} is {spec!r}"))
+        return _with_imports(file.parent, place, file, f"{key} is {spec!r}")
     for folder in dict.fromkeys([Path.cwd(), *(Path(each).absolute() for each in sys.path if each)]):
-        found = None if _is_environment(folder, place) else _file_of(folder, place)
+        found = None if _is_environment(folder) else _file_of(folder, place)
         if found:
-            return OwnCode(place, _with_imports(folder, place, found, f"{key} is {spec!r}"))
+            return _with_imports(folder, place, found, f"{key} is {spec!r}")
     top = place.partition(".")[0]
     if top not in sys.modules and importlib.util.find_spec(top) is None:
         raise UserError(
@@ -99,21 +99,48 @@ def find(spec: str, key: str) -> OwnCode | None:
 def load(code: OwnCode) -> ModuleType:
     """Import the files and return the function's module; raises whatever they raise.
 
-    Replaces a module of the same name from elsewhere: the files are imported like a script's neighbours.
+    They are imported from a folder of this process on Python's path, so child processes can import them, too.
+    `execute` gives them the user's paths.
     """
     with _LOCK:
-        if _IMPORTER not in sys.meta_path:
-            sys.meta_path.insert(0, _IMPORTER)
-        if not all(_is_loaded(file) for file in code.files):
-            for file in code.files:
-                sys.modules.pop(file.module, None)
-                _IMPORTER.files[file.module] = file
+        if not _FOLDERS or any(_LOADED.get(file.module, file) != file for file in code.files):
+            _import_from_a_new_folder()
+        for file in code.files:
+            if file.module not in _LOADED:
+                target = _FOLDERS[-1].joinpath(*file.module.split("."))
+                target = (
+                    target / "__init__.py"
+                    if file.name.endswith("__init__.py")
+                    else target.with_name(f"{target.name}.py")
+                )
+                target.parent.mkdir(parents=True, exist_ok=True)
+                ours = f"__import__({__name__!r}, fromlist=['execute'])"
+                target.write_text(f"{ours}.execute(globals(), {file.path!r}, {file.text!r})\n", encoding="utf-8")
+                sys.modules.pop(file.module, None)  # one from elsewhere
+                _LOADED[file.module] = file
+        importlib.invalidate_caches()
         return importlib.import_module(code.entry)
 
 
+def _import_from_a_new_folder() -> None:
+    for module in _LOADED:
+        sys.modules.pop(module, None)
+    _LOADED.clear()
+    _FOLDERS.append(Path(tempfile.mkdtemp(prefix=TEMPORARY)))
+    atexit.register(shutil.rmtree, _FOLDERS[-1], ignore_errors=True)
+    sys.path.insert(0, str(_FOLDERS[-1]))
+
+
+def execute(module: dict[str, Any], path: str, text: str) -> None:
+    """Execute the user's file in a module's namespace, as if it were imported from `path`, also where there is none."""
+    module["__file__"] = path
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # lines of tracebacks
+    exec(compile(text, path, "exec", dont_inherit=True), module)
+
+
 def write(code: OwnCode, folder: Path) -> None:
-    """Store the files in a folder below `folder` named by their digest, unless they are there undamaged."""
-    target, contents = folder / code.digest, {file.name: file.text.encode() for file in code.files}
+    """Store the files in a folder below `folder`, unless they are there undamaged."""
+    target, contents = folder / code.entry, {name: text.encode() for name, text in code.texts.items()}
     try:
         whole = all((target / name).read_bytes() == content for name, content in contents.items())
     except OSError:
@@ -122,76 +149,49 @@ def write(code: OwnCode, folder: Path) -> None:
         replace_folder(target, contents)
 
 
-def read(digest: str, spec: str, folder: Path) -> OwnCode | None:
-    """What `write` stored; None if it is missing or altered.
-
-    Found as `find` does: a file imported under two names is stored once.
-    """
-    target, place = folder / digest, spec.rpartition(":")[0]
+def read(spec: str, folder: Path) -> OwnCode | None:
+    """What `write` stored of a function; None if it is missing or not Python. Executes nothing."""
+    place = spec.rpartition(":")[0]
+    target = folder / _entry(place)
     file = target / PurePosixPath(place).name if names_file(place) else _file_of(target, place)
     try:
-        code = OwnCode(_entry(place), _with_imports(target, _entry(place), file, "")) if file else None
+        return _with_imports(target, place, file, "") if file else None
     except UserError:
         return None
-    return code if code and code.digest == digest else None
 
 
-class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: its bases' signatures differ
-    """Imports modules from texts in memory, without bytecode."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, SourceFile] = {}
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        file = self.files.get(fullname)
-        if file is None:
-            return None
-        folders = [str(Path(file.path).parent)] if Path(file.path).name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(
-            fullname, file.path, loader=self, submodule_search_locations=folders
-        )
-
-    def get_filename(self, fullname: str) -> str:
-        return self.files[fullname].path
-
-    def get_data(self, path: Any) -> bytes:
-        for file in self.files.values():
-            if file.path == path:
-                return file.text.encode()
-        raise OSError(f"{path} is not among the user's files")
-
-
-_IMPORTER = _Importer()
+_LOADED = dict[str, SourceFile]()
+"""Module → its file."""
+_FOLDERS = list[Path]()
+"""Folders that modules were imported from; the last one holds those of `_LOADED`."""
 _LOCK = threading.RLock()
 
 
-def _is_loaded(file: SourceFile) -> bool:
-    there, known = sys.modules.get(file.module), _IMPORTER.files.get(file.module)
-    return there is not None and (known == file if known else getattr(there, "__file__", None) == file.path)
-
-
-def _is_environment(folder: Path, module: str) -> bool:
-    """Whether `folder` holds installed packages or this package."""
-    top = module.partition(".")[0]
-    if top in _OURS or top in sys.stdlib_module_names:
-        return True
+def _is_environment(folder: Path) -> bool:
+    """Whether `folder` holds installed packages."""
     installed = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return folder in installed or bool({"site-packages", "dist-packages"} & set(folder.parts))
 
 
 def _file_of(folder: Path, module: str) -> Path | None:
-    place = folder.joinpath(*module.split("."))
+    """A module's file; None also for modules of Python and of this package, whose names the user's cannot take."""
+    top, place = module.partition(".")[0], folder.joinpath(*module.split("."))
+    if top in _OURS or top in sys.stdlib_module_names:
+        return None
     return next((p for p in (place / "__init__.py", place.with_name(f"{place.name}.py")) if p.is_file()), None)
 
 
 def _entry(place: str) -> str:
     """The module name of a function; for a file, a name that no other module has."""
-    return "own_" + re.sub(r"\W", "_", PurePosixPath(place).stem) if names_file(place) else place
+    if not names_file(place):
+        return place
+    stem, digest = re.sub(r"\W", "_", PurePosixPath(place).stem), hashlib.sha256(place.encode()).hexdigest()
+    return f"own_{stem}_{digest[:8]}"
 
 
-def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[SourceFile, ...]:
+def _with_imports(folder: Path, place: str, file: Path, said: str) -> OwnCode:
     """`file` and all that it imports from `folder`, directly or indirectly, by name."""
-    found, waiting = dict[str, SourceFile](), [(entry, file)]
+    found, waiting = dict[str, SourceFile](), [(_entry(place), file)]
     while waiting:
         module, path = waiting.pop()
         if module in found:
@@ -205,28 +205,23 @@ def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[Sour
             raise UserError(f"{said}, but {path} cannot be read: {error}.") from None
         found[module] = SourceFile(module, str(path), path.relative_to(folder).as_posix(), text)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        for name in _imported(tree, module, package):
-            place = None if _is_environment(folder, name) else _file_of(folder, name)
-            if place:
-                waiting.append((name, place))
+        names = {part for name in (module, *_imported(tree, package)) for part in (name, *_parents(name))}
+        waiting += [(name, other) for name in sorted(names) if (other := _file_of(folder, name))]
     for name in {above for module in found for above in _parents(module)} - found.keys():  # folders without __init__.py
         path = folder.joinpath(*name.split("."), "__init__.py")
         found[name] = SourceFile(name, str(path), path.relative_to(folder).as_posix(), "")
-    return tuple(sorted(found.values(), key=lambda each: each.name))
+    return OwnCode(_entry(place), tuple(sorted(found.values(), key=lambda each: each.name)))
 
 
-def _imported(tree: ast.AST, module: str, package: str) -> Iterator[str]:
-    """Names that may be modules: all imports in the file, and their parent packages."""
-    yield from _parents(module)
+def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """Names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from (alias.name, *_parents(alias.name))
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            if base:
-                yield from (base, *_parents(base), *(f"{base}.{alias.name}" for alias in node.names))
+            yield from (f"{base}.{alias.name}" for alias in node.names if base)
 
 
 def _parents(module: str) -> Iterator[str]:

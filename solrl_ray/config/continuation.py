@@ -8,7 +8,7 @@ from typing import Any
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
-from solrl_ray.config import compiled_learner, own_functions
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.problems import listed, show
@@ -90,7 +90,7 @@ _SPLITS_SUMS = ("fleet.explorers.threads", "fleet.regenerators.threads", "fleet.
 
 def inherit_from(given: Config, was: Config) -> Config:
     """`given` with the values that the run wrote when it began."""
-    given = own_functions.inherit_from(compiled_learner.inherit_from(given, was), was)
+    given = compiled_learner.inherit_from(given, was)
     return given.changed({"run.init_digest": given.run.init_digest or was.run.init_digest})
 
 

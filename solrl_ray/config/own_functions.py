@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -26,8 +26,6 @@ FOLDER = "code"
 class OwnFunction:
     key: str
     spec: str
-    digest: str
-    """Digest of its files in the configuration; empty: not written yet."""
     code: OwnCode | None
     """Its files, if they are attached."""
 
@@ -59,45 +57,72 @@ def of(config: Config) -> Iterator[OwnFunction]:
     """The functions that `config` names, including those of installed modules."""
     for position, reward in enumerate(config.rewards):
         if ":" in reward.kind:
-            yield OwnFunction(f"rewards.{position}.kind", reward.kind, reward.code, reward._own)
+            yield OwnFunction(f"rewards.{position}.kind", reward.kind, reward._own)
     evaluation = config.evaluation
     if evaluation.reference:
-        yield OwnFunction("evaluation.reference", evaluation.reference, evaluation.reference_code, evaluation._own)
+        yield OwnFunction("evaluation.reference", evaluation.reference, evaluation._own)
 
 
-def attached(
-    config: Config, sources: Sources | None = None, folders: Sequence[Path] = (), *, resumed: bool = False
-) -> Config:
-    """`config` with the files of its functions, and their digests.
+def attached(config: Config, sources: Sources | None = None, *, resumed: Path | None = None) -> Config:
+    """`config` with the files of its functions.
 
     Args:
-        folders: run folders. A file with a given digest is taken from one of them if the user's has changed or is gone.
-        resumed: the run's digest counts, whatever is given; see `inherit_from`.
+        resumed: the folder of a run that goes on with the files that it began with, which it has stored.
 
-    Raises UserError: a function whose file or module is missing, or has changed since its digest was written; two
-    functions that import modules of one name and different texts.
+    Raises UserError: a function whose file or module is missing; two functions that import modules of one name and
+    different texts.
     """
     sources, codes = sources or Sources(), dict[str, OwnCode | None]()
     for function in of(config):
-        codes[function.key] = function.code or _found(function, sources, folders, resumed)
+        codes[function.key] = function.code or _found(function.spec, sources.named(function.key), resumed)
     _check_helpers(codes, sources)
     rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
-    evaluation = _with(config.evaluation, codes.get("evaluation.reference"), "reference_code")
+    evaluation = _with(config.evaluation, codes.get("evaluation.reference"))
     return config.model_copy(update={"rewards": rewards, "evaluation": evaluation})
 
 
-def changed(config: Config) -> list[str]:
-    """A sentence for each function whose files at the user's path are not the attached ones."""
+def _found(spec: str, key: str, run: Path | None) -> OwnCode | None:
+    stored = own_code.read(spec, run / FOLDER) if run else None
+    if stored is None:
+        return own_code.find(spec, key)
+    present = _present(spec, key)  # where data that they read may lie beside them
+    return present if present and present.texts == stored.texts else stored
+
+
+def _present(spec: str, key: str) -> OwnCode | None:
+    """The files at the user's path; None if they are missing or not Python."""
+    with suppress(UserError):
+        return own_code.find(spec, key)
+    return None
+
+
+def changes(config: Config, run: Path, uses: str) -> list[str]:
+    """A sentence for each function whose files at the user's path are not those that the run began with.
+
+    `uses`: which of both the command uses.
+    """
     said = []
-    for function in (function for function in of(config) if function.code):
-        with suppress(UserError):  # it is missing
-            there = own_code.find(function.spec, function.key)
-            if there is not None and there.digest == function.digest:
-                continue
-        said.append(
-            f"{function.spec} has changed since the run began, or is missing; the run continues with the original."
-        )
+    for spec, key in dict.fromkeys((function.spec, function.key) for function in of(config)):
+        if stored := own_code.read(spec, run / FOLDER):
+            present = _present(spec, key)
+            now, was = present.texts if present else {}, stored.texts
+            if names := sorted(name for name in now.keys() | was.keys() if now.get(name) != was.get(name)):
+                said.append(
+                    f"{spec} has changed since the run began ({', '.join(names)}); {uses}. The run's copy is "
+                    f"{run / FOLDER / stored.entry}."
+                )
     return said
+
+
+def check_owner(config: Config, run: Path, sources: Sources) -> None:
+    """Raise UserError if a function's files lie in the folder of a run that is only read."""
+    for function in of(config):
+        for file in function.code.files if function.code else ():
+            if Path(file.path).resolve().is_relative_to(run.resolve()):
+                raise UserError(
+                    f"{sources.named(function.key)} is {function.spec!r}, a file of the run folder, which is not "
+                    "executed; copy it elsewhere and name the copy."
+                )
 
 
 def store(config: Config, run_folder: Path) -> None:
@@ -105,39 +130,6 @@ def store(config: Config, run_folder: Path) -> None:
     for function in of(config):
         if function.code:
             own_code.write(function.code, run_folder / FOLDER)
-
-
-def inherit_from(given: Config, was: Config) -> Config:
-    """`given` with the digests that the run wrote when it began, for functions with the same name."""
-    rewards = list(given.rewards)
-    for position, (now, before) in enumerate(zip(given.rewards, was.rewards, strict=False)):
-        if now.kind == before.kind and not now.code:
-            rewards[position] = now.model_copy(update={"code": before.code})
-    evaluation = given.evaluation
-    if evaluation.reference == was.evaluation.reference and not evaluation.reference_code:
-        evaluation = evaluation.model_copy(update={"reference_code": was.evaluation.reference_code})
-    return given.model_copy(update={"rewards": rewards, "evaluation": evaluation})
-
-
-def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path], resumed: bool) -> OwnCode | None:
-    key = sources.named(function.key)
-    if function.digest:
-        with suppress(UserError):  # the user's own first: data that they read may lie beside them
-            code = own_code.find(function.spec, key)
-            if code and code.digest == function.digest:
-                return code
-        stored = (own_code.read(function.digest, function.spec, folder / FOLDER) for folder in folders)
-        if code := next(filter(None, stored), None):
-            return code
-    code = own_code.find(function.spec, key)
-    if function.digest and (code is None or code.digest != function.digest):
-        field = function.key.replace(".kind", ".code").replace(".reference", ".reference_code")
-        other = "" if resumed else f", or set {field} to '' for the present ones"
-        raise UserError(
-            f"{field} is {function.digest[:12]}… ({sources.of(field)}), but the files of {function.spec} have changed "
-            f"since it was written down; bring them back{other}."
-        )
-    return code
 
 
 def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> None:
@@ -156,9 +148,9 @@ def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> Non
                 )
 
 
-def _with(section: T, code: OwnCode | None, field: str = "code") -> T:
+def _with(section: T, code: OwnCode | None) -> T:
     if code is None:
         return section
-    section = section.model_copy(update={field: code.digest})
+    section = section.model_copy()
     section._own = code
     return section

@@ -78,8 +78,8 @@ def sentence(
     key = where[:-1] if too_short else where
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
-        if dotted(key) in removed.KEYS:
-            text = f"The key {dotted(key)} in {source_of(key)} was removed: {removed.KEYS[dotted(key)]}."
+        if known := removed.KEYS.get(dotted([0 if isinstance(part, int) else part for part in key])):
+            text = f"The key {dotted(key)} in {source_of(key)} was removed: {known}."
     elif detail["type"] == "missing" and not too_short:
         section = _at(values, key[:-1]) if len(key) > 1 else None
         text = _missing(key, details, source_of(key[:-1]) if section is not None else ", ".join(map(str, files)))

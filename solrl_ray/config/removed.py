@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 _RANK_FIDELITY = "benchmarks/rank_fidelity.py measures rank fidelity on whole pools"
+_OWN_CODE = "leave it out; a resumed run continues with the copy of your files in the run folder's code/"
 
 KEYS = {
     "evaluation.share": "`solrl eval RUN` samples on GPUs of its own, also while the run is live",
+    "evaluation.reference_code": _OWN_CODE,
     "fidelity.audit_prompts": _RANK_FIDELITY,
     "fidelity.audit_seeds": _RANK_FIDELITY,
     "fidelity.fallback": (
@@ -14,9 +16,10 @@ KEYS = {
     ),
     "fleet.hedge": "a unit goes to another worker when its worker misses fleet.deadlines.explore or .regenerate",
     "fleet.other_explorers": "a run has one kind of explorer; set fleet.explorers",
+    "rewards.0.code": _OWN_CODE,
     "rollout.audit": _RANK_FIDELITY,
 }
-"""Dotted key → what to use now."""
+"""Dotted key, at the first position of a list → what to use now."""
 
 COMMANDS = {
     "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",

@@ -13,7 +13,7 @@ from solrl_ray.config.problems import listed, nearest
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
-COMMON = {"kind", "code", "weight", "normalize", "reproducible", "frames"}
+COMMON = {"kind", "weight", "normalize", "reproducible", "frames"}
 """Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
 
 

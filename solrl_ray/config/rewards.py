@@ -95,8 +95,6 @@ class Frames(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (docs/guides/rewards.md) or an own function, ``module:function`` or ``file.py:function``."""
-    code: str = ""
-    """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""

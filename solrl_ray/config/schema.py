@@ -323,8 +323,6 @@ class EvaluationConfig(Section):
     """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt (and for
     its references, if a parameter is named `reference` or `references`). Its reward is `reward_real`.
     """
-    reference_code: str = ""
-    """As `rewards.0.code`, for `reference`."""
     _own: OwnCode | None = PrivateAttr(default=None)
 
     @property

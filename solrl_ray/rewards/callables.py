@@ -1,12 +1,10 @@
 """The user's own functions as rewards or as painters of real pictures: imported by name, errors with their place,
-settings of the process put back.
+default dtype and random states put back.
 """
 
 from __future__ import annotations
 
-import logging
 import random
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +25,6 @@ from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address, SampleShape
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys, parameters, seen, wanted_by
 
-logger = logging.getLogger(__name__)
-
 VIDEO_PARAMETERS = ("video", "videos")
 """Names of a function's first parameter that ask for videos."""
 
@@ -46,7 +42,7 @@ def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callabl
     place, name = own_code.split(spec, key)
     code = code or own_code.find(spec, key)
     try:
-        with settings_kept(spec):
+        with state_kept():
             module: ModuleType = own_code.load(code) if code else import_module(place)
     except Exception as error:  # the user's file may raise anything
         what = f"the {'file' if own_code.names_file(place) else 'module'} {place} cannot be imported"
@@ -88,7 +84,7 @@ def real_pictures(
 
 def _drawn(draw: Callable[[], Any], name: str, prompt: str, code: OwnCode | None) -> Tensor:
     try:
-        with settings_kept(name):
+        with state_kept():
             picture = torch.as_tensor(draw()).float()
     except Exception as error:  # whatever the user's function raises, or returns instead of a tensor
         said = f"{name} failed with {type(error).__name__}: {error}{where(error, code)}"
@@ -137,7 +133,7 @@ class CallableReward(CheckpointReward):
         if references is not None and self._wanted:
             references = references.to(self._device, copy=True)
         try:
-            with settings_kept(self.name):
+            with state_kept():
                 values = self._function(own, list(prompts), **seen(self._wanted, references))
         except Exception as error:  # the user's function may raise anything: name it, keep the cause
             raise RewardError(
@@ -161,53 +157,14 @@ class CallableReward(CheckpointReward):
         return values
 
 
-def _set_handlers(handlers: dict[signal.Signals, Any]) -> None:
-    for each, handler in handlers.items():
-        if handler is not None and signal.getsignal(each) is not handler:  # None: not Python's
-            signal.signal(each, handler)
-
-
-def _of_cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return (lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value))
-
-
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the default device": (  # None: without the mode that even "cpu" puts around every call
-        torch.get_default_device,
-        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
-    ),
-    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "the deterministic mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "cuDNN's deterministic mode": _of_cudnn("deterministic"),
-    "cuDNN's benchmark mode": _of_cudnn("benchmark"),
-    "the handlers of signals": (
-        lambda: {each: signal.getsignal(each) for each in signal.valid_signals()},
-        _set_handlers,
-    ),
-}
-"""Of the process → how each is read and set. They decide other code's results, or how the process ends."""
-_TOLD = set[tuple[str, str]]()
-
-
 @contextmanager
-def settings_kept(name: str) -> Iterator[None]:
-    """Put back what the user's code changes of the process: settings, with one warning each, and random states."""
-    was = {what: get() for what, (get, _) in _SETTINGS.items()}
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+def state_kept() -> Iterator[None]:
+    """Put back the default dtype and the random states if the user's code changes them: others depend on them."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.get_default_dtype()  # noqa: NPY002
     try:
         yield
     finally:
-        for what, (get, put) in _SETTINGS.items():
-            if (now := get()) == was[what]:
-                continue
-            put(was[what])
-            if (name, what) not in _TOLD:
-                _TOLD.add((name, what))
-                said = "" if isinstance(now, dict) else f" to {now} (it is {was[what]})"
-                logger.warning("%s sets %s of this process%s; it is put back", name, what, said)
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
+        torch.set_default_dtype(states[3])

@@ -7,6 +7,7 @@ package.
 from __future__ import annotations
 
 import os
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 import solrl_ray
+from solrl_ray.common.own_code import TEMPORARY
 from solrl_ray.config.own_functions import Trial
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
@@ -89,6 +91,7 @@ def _users_traceback(error: BaseException | None) -> str:
     if error is None:
         return ""
     whole, package = traceback.TracebackException.from_exception(error), str(Path(solrl_ray.__file__).parent) + os.sep
-    theirs = [frame for frame in whole.stack if not frame.filename.startswith((package, "<frozen importlib"))]
+    imported = str(Path(tempfile.gettempdir(), TEMPORARY))
+    theirs = [frame for frame in whole.stack if not frame.filename.startswith((package, imported, "<frozen importlib"))]
     whole.stack = traceback.StackSummary.from_list(theirs)
     return "\n" + "".join(whole.format()).rstrip() if theirs else ""

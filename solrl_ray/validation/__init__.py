@@ -1,1 +1,1 @@
-"""``solrl validate``: one model on one device, from loading to an update, each part checked and reported."""
+"""``solrl validate``: one model on one device, compared with the stock diffusers pipeline."""

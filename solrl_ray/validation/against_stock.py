@@ -5,21 +5,31 @@ from __future__ import annotations
 import functools
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from solrl_ray import models
-from solrl_ray.config.schema import Model
+from solrl_ray.config.schema import Config, Model
 from solrl_ray.models import paths
+from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.components import DTYPES
 from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.stock_call import Drawing
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
+from solrl_ray.records import Address, Prompt, PromptEmbedding
+from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.validation.session import TEXTS, Session, StockRun, psnr, relative_error
-from solrl_ray.validation.steps import Measure, at_least, at_most, is_true
+
+TEXTS = ("a red circle above a blue square", "two green triangles")
+PROMPTS = tuple(Prompt(id=prompt_id(text), text=text) for text in TEXTS)
 
 FORWARD_LIMITS = {
     "bfloat16": (0.03, "one rounding is up to 2^-9 = 0.002; dozens of layers in another order may add up to some 0.01"),
@@ -33,6 +43,114 @@ PICTURE_LIMITS = {
 """`model.dtype` → lowest PSNR of a picture, dB, and why. Wrongly scaled latents give less than 20."""
 SIGMA_LIMIT = (1e-5, "the stock pipeline has float32 noise levels; a wrong shift gives 0.01 or more")
 TEXT_LIMIT = (0.1, "other kernels round otherwise; encoders are deep, and one wrong token gives more")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A result of a step; with a limit it fails the step unless it holds."""
+
+    name: str
+    value: float | int | str | bool
+    limit: str = ""
+    """``at most 0.05``; empty if there is none."""
+    why: str = ""
+    """The reason of the limit."""
+    holds: bool = True
+
+    @property
+    def shown(self) -> str:
+        if isinstance(self.value, bool):
+            return "yes" if self.value else "no"
+        return f"{self.value:.4g}" if isinstance(self.value, float) else f"{self.value}"
+
+
+def at_most(name: str, value: float, limit: float, why: str) -> Measure:
+    """NaN fails."""
+    return Measure(name, value, f"at most {limit:g}", why, value <= limit)
+
+
+def at_least(name: str, value: float, limit: float, why: str) -> Measure:
+    """NaN fails."""
+    return Measure(name, value, f"at least {limit:g}", why, value >= limit)
+
+
+def is_true(name: str, value: bool, why: str) -> Measure:
+    return Measure(name, value, "yes", why, value)
+
+
+@dataclass(frozen=True, slots=True)
+class StockRun:
+    """The stock pipeline's run for the first prompt. Tensors are float32 on the CPU."""
+
+    sigmas: list[float]
+    passed: list[tuple[Tensor, Tensor, Tensor]]
+    """State, velocity and following state of each step, [1, *latent_shape]; the last one is clean."""
+    picture: Tensor
+    """[1, 3, H, W], of a video [1, 3, T, H, W], in [0, 1]."""
+
+
+@dataclass(slots=True)
+class Session:
+    """The model's configuration, the device, and the results of earlier steps."""
+
+    config: Config
+    device: torch.device
+    steps: int
+    """Solver steps of the pictures."""
+    embeddings: dict[str, PromptEmbedding] = field(default_factory=dict)
+    stock: StockRun | None = None
+    model: DiffusionModel | None = None
+    """With its decoder."""
+    pictures: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Row of the report → pictures [3, H, W] or videos [3, T, H, W] of the first prompt, on the CPU."""
+
+    @property
+    def drawing(self) -> Drawing:
+        """As of evaluations, but without an interval of guidance that the stock pipeline does not have."""
+        found = Drawing.of(self.config, self.steps)
+        if not found.differs:
+            return found
+        return replace(found, model=found.model.changed({"cfg.interval": (0.0, 1.0)}))
+
+    @property
+    def references(self) -> NDArray[np.uint8]:
+        """The reference pictures of all prompts, uint8 [n, 3, H, W]: an edge on a slope of colours, each elsewhere."""
+        height, width = self.config.model.shapes[0].height, self.config.model.shapes[0].width
+        down, right = (np.linspace(0, 255, side).astype(np.uint8) for side in (height, width))
+        picture = np.stack(np.broadcast_arrays(down[:, None], right, np.uint8(90)))
+        picture[:, height // 4 : height // 2, width // 4 : width // 2] = 250
+        turned = [np.roll(picture, number * width // 4, 2) for number in range(self.config.model.references)]
+        return np.ascontiguousarray(np.stack(turned))
+
+    def load(self, *components: str) -> DiffusionModel:
+        """Uses the product's own loader."""
+        return models.load(self.config.model, self.device, components=set(components))
+
+    def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
+        """Embeddings of all prompts, by prompt id, with the negative prompt of the drawn pictures if there is one, else
+        of the samples.
+        """
+        negative = negative_prompt(self.config.evaluated_model) or negative_prompt(self.config.model)
+        texts = [*PROMPTS, *([negative] if negative else [])]
+        given = [each.text for each in texts]
+        if isinstance(model, SeesReferences) and self.config.model.references:
+            encoded = model.encode_seeing(given, [torch.from_numpy(self.references)] * len(given))
+        else:
+            encoded = model.encode(given)
+        made = [
+            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+            for prompt, tensors in zip(texts, encoded, strict=True)
+        ]
+        found = [each.against(made[-1]) for each in made[:-1]] if negative else made
+        return {each.prompt_id: each for each in found}
+
+    def batch(self, model: DiffusionModel) -> dict[str, Tensor]:
+        """The first prompt's embedding."""
+        return model.batch_embeddings([self.embeddings[PROMPTS[0].id]])
+
+    def noise(self, model: DiffusionModel) -> Tensor:
+        """Addressed, float32 [1, *latent_shape] on the CPU: the same on every machine."""
+        return initial_noise([Address(run_seed=self.config.run.seed, purpose="validation")], model.latent_shape)
 
 
 def text(session: Session) -> list[Measure]:
@@ -136,7 +254,7 @@ def forward(session: Session) -> list[Measure]:
     assert session.stock
     config, found = session.drawing.model, session.stock
     model = session.model.with_guidance(config)
-    embedding, errors = session.batch(model, 1), []
+    embedding, errors = session.batch(model), []
     for sigma, (state, wanted, _) in zip(found.sigmas, found.passed, strict=False):
         velocity = model.velocity(state.to(session.device), _rounded(config, sigma), embedding)
         errors.append(relative_error(model.predicted(velocity.cpu()), model.predicted(wanted)))
@@ -161,7 +279,7 @@ def picture(session: Session) -> list[Measure]:
     assert session.model
     assert session.stock
     found, model = session.stock, session.model.with_guidance(session.drawing.model)
-    embedding, latents, final = session.batch(model, 1), session.noise(model).to(session.device), found.passed[-1][2]
+    embedding, latents, final = session.batch(model), session.noise(model).to(session.device), found.passed[-1][2]
     for sigma, following in pairwise(found.sigmas):
         latents = latents + (following - sigma) * model.velocity(latents, sigma, embedding)
     ends = latents.clone()  # what is given of them comes into the stock pipeline's after its last step
@@ -173,3 +291,14 @@ def picture(session: Session) -> list[Measure]:
         at_least("PSNR of the picture, dB", psnr(ours, found.picture), *limit),
         at_least("PSNR of our decoder on the stock latents, dB", psnr(decoded, found.picture), *limit),
     ]
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """L2 norm of the difference, relative to the norm of `wanted`."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def psnr(found: Tensor, wanted: Tensor) -> float:
+    """Peak signal-to-noise ratio of pictures in [0, 1], dB; infinite if they are equal."""
+    square = (found.double() - wanted.double()).square().mean()
+    return float(-10 * torch.log10(square))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.common import own_code
+from solrl_ray.common.own_code import OwnCode
 from solrl_ray.errors import UserError
 
 
@@ -18,10 +20,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def names(spec: str) -> list[str]:
+def found(spec: str) -> OwnCode:
     code = own_code.find(spec, "kind")
     assert code is not None
-    return [file.name for file in code.files]
+    return code
+
+
+def names(spec: str) -> list[str]:
+    return [file.name for file in found(spec).files]
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -41,8 +47,7 @@ def test_a_module_of_a_package_travels_with_the_packages_around_it(here: Path) -
     write(here, mine__in__rewards__in__red="from . import tone\nfrom ..util import x\n", mine__in__rewards__in__tone="")
     write(here, mine__in__util="x = 1\n", mine__in__unused="")
     (here / "mine" / "__init__.py").write_text("y = 2\n")
-    code = own_code.find("mine.rewards.red:f", "kind")
-    assert code is not None
+    code = found("mine.rewards.red:f")
     assert [file.name for file in code.files] == [
         "mine/__init__.py",
         "mine/rewards/__init__.py",  # which is not there, and without which the import would need the folder
@@ -56,22 +61,21 @@ def test_a_module_of_a_package_travels_with_the_packages_around_it(here: Path) -
 
 def test_files_are_imported_where_they_are_not_on_the_disk_and_are_what_they_were(here: Path) -> None:
     write(here, my_scores="from my_constant import SEVEN\n\ndef f():\n    return SEVEN\n", my_constant="SEVEN = 7\n")
-    travelling = pickle.dumps(own_code.find("my_scores.py:f", "kind"))
+    travelling = pickle.dumps(found("my_scores.py:f"))
     for path in here.iterdir():
         path.unlink()
     assert own_code.load(pickle.loads(travelling)).f() == 7
 
     write(here, my_scores="from my_constant import SEVEN\n\ndef f():\n    return SEVEN\n", my_constant="SEVEN = 8\n")
-    changed = own_code.find("my_scores.py:f", "kind")
-    assert changed is not None
-    assert changed.digest != pickle.loads(travelling).digest
+    changed = found("my_scores.py:f")
+    assert changed.texts != pickle.loads(travelling).texts
     assert own_code.load(changed).f() == 8
+    assert own_code.load(pickle.loads(travelling)).f() == 7
 
 
 def test_a_file_that_is_called_as_a_library_does_not_take_its_place(here: Path) -> None:
     write(here, random="def f():\n    import random\n    return random.Random(0)\n")
-    code = own_code.find("random.py:f", "kind")
-    assert code is not None
+    code = found("random.py:f")
     import random
 
     assert isinstance(own_code.load(code).f(), random.Random)
@@ -83,21 +87,62 @@ def test_what_is_installed_does_not_travel(here: Path) -> None:
         assert own_code.find(spec, "kind") is None
 
 
-def test_files_are_stored_by_their_digest_and_read_back(here: Path) -> None:
+def test_child_processes_can_import_the_files(here: Path) -> None:
+    text = (
+        "from multiprocessing import get_context\nfrom my_twice import twice\n\ndef one(x):\n    return twice(x) + 1\n"
+    )
+    text += "\ndef f():\n    with get_context('spawn').Pool(1) as pool:\n"
+    text += "        return pool.map_async(one, [1, 2]).get(60)\n"
+    write(here, pooled=text, my_twice="def twice(x):\n    return 2 * x\n")
+    code = found("pooled.py:f")
+    for path in here.iterdir():
+        path.unlink()
+    assert own_code.load(code).f() == [3, 5]
+
+
+def test_what_cannot_be_pickled_and_what_is_imported_late_works(here: Path) -> None:
+    text = "import functools, threading\nLOCK = threading.Lock()\n\n@functools.cache\ndef five():\n    return 5\n"
+    text += "\ndef f():\n    from my_late import TWO\n    with LOCK:\n        return five() + TWO\n"
+    write(here, locked=text, my_late="TWO = 2\n")
+    travelling = pickle.dumps(found("locked.py:f"))
+    for path in here.iterdir():
+        path.unlink()
+    assert own_code.load(pickle.loads(travelling)).f() == 7
+
+
+def test_functions_in_one_package_share_its_modules(here: Path) -> None:
+    write(here, mine2__in__shared="LIST = []\n", mine2__in__a="from mine2.shared import LIST\n")
+    write(here, mine2__in__b="from . import shared\n")
+    a, b = (own_code.load(found(f"mine2.{name}:f")) for name in "ab")
+    assert a.LIST is b.shared.LIST
+
+
+def test_a_traceback_has_the_users_path_and_line_also_where_there_is_no_such_file(here: Path) -> None:
+    write(here, failing="def f():\n    raise KeyError('here')  # as it was sent\n")
+    code = found("failing.py:f")
+    (here / "failing.py").write_text("\n\nedited = 1\n")
+    with pytest.raises(KeyError) as raised:
+        own_code.load(code).f()
+    *_, frame = traceback.extract_tb(raised.value.__traceback__)
+    assert (frame.filename, frame.lineno) == (str(here / "failing.py"), 2)
+    assert frame.line == "raise KeyError('here')  # as it was sent"
+
+
+def test_files_are_stored_below_their_module_and_read_back(here: Path) -> None:
     write(here, my_scores="import near_by\n", near_by="x = 1\n", package__in__deep="")
     for spec in ("my_scores:f", "./my_scores.py:f", "package.deep:f"):
-        code = own_code.find(spec, "kind")
-        assert code is not None
+        code = found(spec)
         own_code.write(code, here / "code")
-        stored = own_code.read(code.digest, spec, here / "code")
+        stored = own_code.read(spec, here / "code")
         assert stored is not None
-        assert (stored.entry, stored.digest) == (code.entry, code.digest)
+        assert (stored.entry, stored.texts) == (code.entry, code.texts)
         assert [file.module for file in stored.files] == [file.module for file in code.files]
-        (here / "code" / code.digest / code.files[-1].name).write_text("altered = 1\n")
-        assert own_code.read(code.digest, spec, here / "code") is None
+        (here / "code" / code.entry / code.files[-1].name).write_text("altered = 1\n")
         own_code.write(code, here / "code")
-        assert own_code.read(code.digest, spec, here / "code") is not None
-    assert own_code.read("0" * 64, "my_scores:f", here / "code") is None
+        again = own_code.read(spec, here / "code")
+        assert again is not None
+        assert again.texts == code.texts
+    assert own_code.read("other:f", here / "code") is None
 
 
 def test_a_file_that_its_helper_imports_by_its_name_is_read_back_under_both_names(here: Path) -> None:
@@ -106,14 +151,12 @@ def test_a_file_that_its_helper_imports_by_its_name_is_read_back_under_both_name
         my_red="RED = 3\n\ndef f():\n    import near_red\n    return near_red.RED\n",
         near_red="from my_red import RED",
     )
-    code = own_code.find("my_red.py:f", "kind")
-    assert code is not None
-    own_code.write(code, here / "code")
+    own_code.write(found("my_red.py:f"), here / "code")
     for path in here.glob("*.py"):
         path.unlink()
-    stored = own_code.read(code.digest, "my_red.py:f", here / "code")
+    stored = own_code.read("my_red.py:f", here / "code")
     assert stored is not None
-    assert {file.module for file in stored.files} == {"own_my_red", "my_red", "near_red"}
+    assert {file.module for file in stored.files} == {stored.entry, "my_red", "near_red"}
     assert own_code.load(stored).f() == 3
 
 
@@ -137,10 +180,11 @@ def test_what_cannot_be_found_is_told_by_its_key(here: Path, spec: str, message:
 
 def test_a_byte_order_mark_is_no_part_of_the_text(here: Path) -> None:
     (here / "my_marked.py").write_bytes(b"\xef\xbb\xbfdef f():\n    return 7\n")
-    code = own_code.find("my_marked.py:f", "kind")
-    assert code is not None
+    code = found("my_marked.py:f")
     assert own_code.load(code).f() == 7
     own_code.write(code, here / "code")
-    stored = here / "code" / code.digest / "my_marked.py"
+    stored = here / "code" / code.entry / "my_marked.py"
     stored.write_bytes(b"\xef\xbb\xbf" + stored.read_bytes())
-    assert own_code.read(code.digest, "my_marked.py:f", here / "code") is not None
+    read = own_code.read("my_marked.py:f", here / "code")
+    assert read is not None
+    assert read.texts == code.texts

@@ -9,11 +9,11 @@ import pytest
 
 from solrl_ray import rewards
 from solrl_ray.config import own_functions
-from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.config.loading import Sources, load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import refusal, solrl
+from tests.support.command_line import solrl
 
 BRIGHT = "def f(images, prompts):\n    return images.mean(dim=(1, 2, 3))\n"
 DARK = BRIGHT.replace("return ", "return -")
@@ -45,7 +45,6 @@ def score(config: Config) -> float:
 
 def test_the_files_reach_a_worker_that_has_another_folder_and_no_such_file(own: Path, tmp_path: Path) -> None:
     config = own_functions.attached(load([own], [OWN]))
-    assert len(config.rewards[0].code) == 64
     travelling = pickle.dumps(config)
     (tmp_path / "mine" / "liked.py").unlink()
     assert score(pickle.loads(travelling)) == 0.25
@@ -58,38 +57,60 @@ def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
     folder = begun(own)
     (tmp_path / "mine" / "liked.py").write_text(DARK)
     stored = load([folder.path / "config.yaml"])
-    assert score(own_functions.attached(stored, folders=[folder.path])) == 0.25
+    assert score(own_functions.attached(stored, resumed=folder.path)) == 0.25
     for arguments in (["--resume", folder.path], [own, "--set", OWN, "--resume"]):
         assert solrl("train", "--dry-run", *arguments) == 0
         said = capsys.readouterr().err
-        assert (
-            "mine/liked.py:f has changed since the run began, or is missing; the run continues with the original"
-            in said
-        )
+        assert "mine/liked.py:f has changed since the run began (liked.py); the run continues with its copy." in said
 
 
-def test_a_run_is_not_resumed_with_files_that_were_altered_in_its_folder(
+def test_a_helper_that_changed_is_named_and_an_unchanged_function_is_not(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine" / "liked.py").write_text("import helper\n" + DARK)
+    (tmp_path / "mine" / "liked.py").write_text("import helper\n" + BRIGHT)
     (tmp_path / "mine" / "helper.py").touch()
     folder = begun(own)
-    (tmp_path / "mine" / "liked.py").write_text(BRIGHT)
-    next((folder.path / "code").glob("*/helper.py")).write_text("x = 1\n")
-    said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
-    assert "the files of mine/liked.py:f have changed since it was written down" in said
+    assert solrl("train", "--dry-run", "--resume", folder.path) == 0
+    assert "has changed" not in capsys.readouterr().err
+    (tmp_path / "mine" / "helper.py").unlink()
+    assert solrl("train", "--dry-run", "--resume", folder.path) == 0
+    assert "has changed since the run began (helper.py); the run continues with its copy." in capsys.readouterr().err
 
 
-def test_files_that_changed_since_their_digest_was_written_down_are_refused(
+def test_a_resumed_run_without_its_copy_takes_the_present_files(own: Path, tmp_path: Path) -> None:
+    folder = begun(own)
+    (tmp_path / "mine" / "liked.py").write_text(DARK)
+    (folder.path / "code").rename(tmp_path / "gone")
+    assert score(own_functions.attached(load([folder.path / "config.yaml"]), resumed=folder.path)) == -0.25
+
+
+def test_a_fork_takes_the_present_files(own: Path, tmp_path: Path) -> None:
+    folder = begun(own)
+    (tmp_path / "mine" / "liked.py").write_text(DARK)
+    assert score(own_functions.attached(load([folder.path / "config.yaml"]))) == -0.25
+
+
+def test_an_evaluation_executes_no_file_of_the_run_folder(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = begun(own)
     (tmp_path / "mine" / "liked.py").write_text(DARK)
-    (folder.path / "code").rename(tmp_path / "gone")
-    said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
-    assert "the files of mine/liked.py:f have changed since it was written down" in said
-    assert "bring them back" in said
-    assert "set rewards.0.code" not in said  # the run's digest would be put back
+    config = own_functions.attached(load([folder.path / "config.yaml"]))
+    own_functions.check_owner(config, folder.path, Sources())
+    (note,) = own_functions.changes(config, folder.path, "the evaluation uses the present files")
+    assert "(liked.py); the evaluation uses the present files. The run's copy is " in note
+    (copy,) = (folder.path / "code").glob("*/liked.py")
+    assert f"{copy.parent}." in note
+    config = own_functions.attached(load([own], [f"rewards=[{{kind: '{copy}:f'}}]"]))
+    with pytest.raises(UserError, match=r"^rewards.0.kind .* a file of the run folder, which is not executed"):
+        own_functions.check_owner(config, folder.path, Sources())
+
+
+def test_the_digests_of_earlier_versions_are_refused_with_what_to_use_now(own: Path) -> None:
+    both = "rewards=[{kind: 'mine/liked.py:f'}, {kind: 'mine/liked.py:f', code: ''}]"
+    for given in (both, "evaluation.reference_code=''"):
+        with pytest.raises(UserError, match=r"was removed: leave it out; a resumed run continues with the copy"):
+            load([own], [OWN, given])
 
 
 def test_a_plan_runs_nothing_of_the_users_and_a_dry_run_does(
@@ -101,14 +122,6 @@ def test_a_plan_runs_nothing_of_the_users_and_a_dry_run_does(
     said = capsys.readouterr().err
     assert "the file mine/liked.py cannot be imported: SystemError: this was run" in said
     assert "    raise SystemError('this was run')" in said
-
-
-def test_a_digest_that_holds_is_no_obstacle(own: Path) -> None:
-    once = own_functions.attached(load([own], [OWN]))
-    again = own_functions.attached(load([own], [OWN, f"rewards.0.code={once.rewards[0].code}"]))
-    assert again == once
-    with pytest.raises(UserError, match=r"^rewards.0.code is 00… .*, or set rewards.0.code to '' for the present ones"):
-        own_functions.attached(load([own], [OWN, "rewards.0.code='00'"]))
 
 
 def test_modules_of_one_name_and_different_texts_are_refused_unless_they_are_the_functions_own(
@@ -135,4 +148,4 @@ def test_a_resumed_run_finds_the_data_that_lies_beside_files_that_did_not_change
     (tmp_path / "mine" / "w.txt").write_text("0.75")
     folder = begun(own)
     stored = load([folder.path / "config.yaml"])
-    assert score(own_functions.attached(stored, folders=[folder.path])) == 0.75
+    assert score(own_functions.attached(stored, resumed=folder.path)) == 0.75

@@ -31,8 +31,8 @@ from solrl_ray.prompts.references import prepared
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.report.rendering import rendered
 from solrl_ray.sampling.noise import initial_noise
-from solrl_ray.validation.session import Brightness
 from tests.support import families
+from tests.support.brightness import Brightness
 from tests.support.editing import picture, write_prompts
 from tests.support.made_configs import changed
 

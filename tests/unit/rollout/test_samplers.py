@@ -15,7 +15,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, SampleShape, UnitResult, WorkUnit
 from solrl_ray.rollout.sampler import Sampler, Samplers, group_of
-from solrl_ray.validation.session import Brightness
+from tests.support.brightness import Brightness
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 UNIT = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id="p", indices=(3, 0, 5))
