@@ -3,9 +3,7 @@
     python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0] [--only PART]
 
 PICTURES is the folder of `draw_emoji.py draw`. Whatever the stage, the command stops after `--seconds` and goes on when
-it is given again, until it says that all is done; OUT/state has what it needs for that. `--only` trains the autoencoder
-and then only the `clips` or only the `transformer`, and writes no world: once the autoencoder is done, two GPUs can
-share the rest. OUT/world has what there is:
+it is given again, until it says that all is done; OUT/state has what it needs for that. OUT/world has what there is:
 
     pipeline/      a FluxPipeline, bfloat16, 31 million parameters in its transformer
     reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
@@ -28,7 +26,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +61,6 @@ LEAST_PSNR = 20.0
 HELD_OUT = 512
 """Prompts of known concepts that runs do not train on. The CLIPs know little of others."""
 STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
-PARTS = {"clips": (AUTOENCODER, REWARD, JUDGE), "transformer": (AUTOENCODER, FLOW, RECTIFICATION)}
-"""Of the stages, which can be trained apart."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 LOOK = EXAMPLE.with_name("style.py")
 
@@ -108,9 +104,9 @@ class Build:
             )
         }
 
-    def run(self, until: float, stages: Sequence[Stage] = STAGES) -> bool:
+    def run(self, until: float) -> bool:
         """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
-        return all(getattr(self, stage.name)(until) for stage in stages)
+        return all(getattr(self, stage.name)(until) for stage in STAGES)
 
     # Stages: each is True when it is done
 
@@ -353,7 +349,6 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", choices=PARTS, help="train the autoencoder and this part, and write no world")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds - LAST_SECONDS
     # cuDNN's attention has failed in FLUX-class training (illegal memory access on an H200, torch 2.11).
@@ -362,14 +357,12 @@ def main() -> int:
     sizes = networks.TINY if arguments.tiny else networks.FULL
     build = Build(arguments.pictures, arguments.out, torch.device(arguments.device), arguments.scale, sizes)
     try:
-        done = build.run(until, PARTS.get(arguments.only, STAGES))
+        done = build.run(until)
     except Unusable as reason:
-        if not arguments.only:
-            build.write()
+        build.write()
         print(reason, file=sys.stderr)
         return 1
-    if not arguments.only:
-        build.write()
+    build.write()
     print("all stages are done" if done else "not done: give the same command again", flush=True)
     return 0
 

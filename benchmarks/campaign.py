@@ -70,7 +70,6 @@ def train_all(
     at_once: int,
     seconds: float,
     places: Sequence[Mapping[str, str]] = ({},),
-    after: Callable[[Job], list[str] | None] = lambda job: None,
     enough: Callable[[Job], bool] = lambda job: False,
 ) -> None:
     """Train those that are not done, `at_once` at a time; after `seconds` stop what still trains.
@@ -79,7 +78,6 @@ def train_all(
 
     Args:
         places: environment variables, of one GPU each; a run gets those that the fewest have.
-        after: a command that follows a job that is done, in its place; None if there is none, or it was given.
         enough: whether a run that trains may be ended.
     """
     deadline, look = time.monotonic() + seconds, 0.0
@@ -89,16 +87,14 @@ def train_all(
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                if command := after(job) if job.done else _training(job):
+                if not job.done:
                     taken = Counter(each.place for each in running)
                     place = min(range(len(places)), key=lambda place: taken[place])
-                    running.append(_start(job, command, place, places[place]))
+                    running.append(_start(job, place, places[place]))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 if each.process.returncode:
                     print(f"a run ended with status {each.process.returncode}; see {each.log}", flush=True)
-                elif command := after(each.job):
-                    running.append(_start(each.job, command, each.place, places[each.place]))
             if time.monotonic() >= look:
                 ready = [each for each in running if enough(each.job)]
                 running = [each for each in running if each not in ready]
@@ -128,10 +124,11 @@ def _training(job: Job) -> list[str]:
     return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *map(str, job.files), *settings]
 
 
-def _start(job: Job, command: list[str], place: int, variables: Mapping[str, str]) -> _Running:
+def _start(job: Job, place: int, variables: Mapping[str, str]) -> _Running:
     path = RunFolder.of(job.config).path
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_name(f"{path.name}.log")
     with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=REPOSITORY, env=os.environ | dict(variables))
+        environment = os.environ | dict(variables)
+        process = subprocess.Popen(_training(job), stdout=file, stderr=file, cwd=REPOSITORY, env=environment)
     return _Running(job, place, log, process)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import negative_prompt
 from solrl_ray.records import Prompt, PromptEmbedding
-from solrl_ray.testbed.editing import PARTS, write_prompts
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
+EDITING = HERE.parent / "examples" / "editing" / "edits.py"
+"""Writes prompts with reference pictures."""
 RESULTS = HERE / "results"
 MODELS = {
     "flux": "flux1_dev.yaml",
@@ -81,7 +82,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -
 def make(model: str, work: Path, layers: int | None) -> None:
     """Write the checkpoints of a model and of CLIPScore that are not there, and the prompts of a model that edits."""
     if model in EDITS:
-        write_prompts(work / "edits")
+        subprocess.run([sys.executable, EDITING, work / "edits", "--only-prompts"], check=True)
     for name in (model, "clip"):
         if not (work / name).exists():
             depth = ["--layers", str(layers)] if layers and name != "clip" else []
@@ -92,7 +93,7 @@ def checkpoints(model: str, work: Path) -> list[str]:
     """Settings with which a run reads what `make` wrote."""
     reward, prompts = "clipscore", PROMPTS
     if model in EDITS:
-        parts = ", ".join(f"{part}: '{work / 'edits' / part}.jsonl'" for part in PARTS)
+        parts = ", ".join(f"{part}: '{work / 'edits' / part}.jsonl'" for part in ("train", "heldout"))
         reward, prompts = "clip_edit", f"prompts={{{parts}}}"
     frames = f", frames: {{count: {SCORED_FRAMES}}}" if model in VIDEOS else ""
     return [f"model.path='{work / model}'", f"rewards=[{{kind: {reward}, path: '{work / 'clip'}'{frames}}}]", prompts]
@@ -119,10 +120,9 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def run_until(command: Sequence[str | Path], seconds: float, log: Path | None = None) -> int | None:
-    """Its exit status; None if it took longer and was stopped. What it prints goes to `log`, if there is one."""
-    with log.open("w") if log else nullcontext() as output:
-        process = subprocess.Popen(command, stdout=output)
+def run_until(command: Sequence[str | Path], seconds: float) -> int | None:
+    """Its exit status; None if it took longer and was stopped."""
+    process = subprocess.Popen(command)
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:

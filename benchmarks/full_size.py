@@ -34,80 +34,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import architectures as published
+import diffusers
 import torch
-from architectures import (
-    CLIP_BIG_G,
-    CLIP_H,
-    CLIP_L,
-    DC_AE,
-    FLUX,
-    GEMMA_2_2B,
-    QWEN_2_5_VL_7B,
-    QWEN_3_4B,
-    QWEN_IMAGE,
-    QWEN_IMAGE_VAE,
-    SANA,
-    SANA_VIDEO,
-    SD3,
-    SD3_MEDIUM,
-    T5_XXL,
-    TINY,
-    UMT5_XXL,
-    VISION_H,
-    VISION_L,
-    WAN22_5B,
-    WAN22_VAE,
-    WAN_1_3B,
-    WAN_14B,
-    WAN_VAE,
-    Z_IMAGE,
-    kl_autoencoder,
-)
-from diffusers import (
-    AutoencoderDC,
-    AutoencoderKL,
-    AutoencoderKLQwenImage,
-    AutoencoderKLWan,
-    FlowMatchEulerDiscreteScheduler,
-    FluxKontextPipeline,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    QwenImageEditPlusPipeline,
-    QwenImagePipeline,
-    QwenImageTransformer2DModel,
-    SanaPipeline,
-    SanaTransformer2DModel,
-    SanaVideoPipeline,
-    SanaVideoTransformer3DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    WanPipeline,
-    WanTransformer3DModel,
-    ZImagePipeline,
-    ZImageTransformer2DModel,
-)
+import transformers
 from random_weights import random_model, write
 from torch import nn
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessor,
-    CLIPModel,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizerFast,
-    Gemma2Model,
-    GemmaTokenizer,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Tokenizer,
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
-    Qwen3ForCausalLM,
-    T5EncoderModel,
-    T5TokenizerFast,
-    UMT5EncoderModel,
-)
 
 from solrl_ray import models
 from solrl_ray.config.schema import Model
@@ -122,7 +54,7 @@ GEMMA_LENGTH = 300
 QWEN_LENGTH = 2048
 CLIP_TOKENS, T5_TOKENS, UMT5_TOKENS, GEMMA_TOKENS, QWEN_TOKENS = 49408, 32100, 256300, 256000, 151643
 """Tokens of the published tokenizers, Qwen's without those that are added for chats."""
-T5 = (T5EncoderModel, T5_XXL, T5_TOKENS)
+T5 = (transformers.T5EncoderModel, published.T5_XXL, T5_TOKENS)
 DEPTHS = ("num_layers", "num_single_layers", "n_layers")
 """Keys of a transformer's settings."""
 CHAT = (
@@ -152,8 +84,8 @@ class Size:
 
     def network(self, kind: Any, settings: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> Any:
         """A network without memory, of `kind`, in the dtype of its files."""
-        settings = {**settings, **(TINY[kind.__name__] if self.tiny else {})}
-        if issubclass(kind, PreTrainedModel):
+        settings = {**settings, **(published.TINY[kind.__name__] if self.tiny else {})}
+        if issubclass(kind, transformers.PreTrainedModel):
             config = kind.config_class(**settings)
             if self.text_layers is not None:
                 _cut(config.get_text_config(), max(2, self.text_layers))
@@ -193,7 +125,7 @@ def clip_words(size: Size) -> Any:
     model = tokenizer_model("tokenizer")
     merges = [tuple(pair) for pair in model["merges"]]
     vocabulary = filled(model["vocab"], size.tokens(CLIP_TOKENS))
-    return CLIPTokenizerFast(vocab=vocabulary, merges=merges, model_max_length=CLIP_LENGTH)
+    return transformers.CLIPTokenizerFast(vocab=vocabulary, merges=merges, model_max_length=CLIP_LENGTH)
 
 
 def clip_settings(settings: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -211,7 +143,7 @@ def t5_text(size: Size, dtype: torch.dtype, of: tuple[Any, dict[str, Any], int] 
     kind, settings, tokens = of
     pieces = [(piece, score) for piece, score in tokenizer_model("tokenizer_2")["vocab"]]
     pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(tokens))]
-    tokenizer = T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
+    tokenizer = transformers.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
     return size.network(kind, settings, dtype), tokenizer
 
 
@@ -220,9 +152,9 @@ def gemma_text(size: Size) -> tuple[Any, Any]:
     for letter in sorted("abcdefghijklmnopqrstuvwxyz0123456789,.-'"):
         vocabulary.setdefault(letter, len(vocabulary))
     vocabulary = filled(vocabulary, size.tokens(GEMMA_TOKENS))
-    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
+    tokenizer = transformers.GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
     tokenizer.padding_side = "right"
-    return size.network(Gemma2Model, GEMMA_2_2B), tokenizer
+    return size.network(transformers.Gemma2Model, published.GEMMA_2_2B), tokenizer
 
 
 def qwen_words(template: str, size: int = 0) -> Any:
@@ -234,15 +166,17 @@ def qwen_words(template: str, size: int = 0) -> Any:
     """
     pieces = ["<|endoftext|>", "Ġ", "Ċ", *string.ascii_letters, *string.digits, *string.punctuation]
     vocabulary = filled({piece: i for i, piece in enumerate(pieces)}, size)
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=QWEN_LENGTH, chat_template=CHAT)
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], model_max_length=QWEN_LENGTH, chat_template=CHAT
+    )
     tokenizer.add_tokens(sorted(word for word in set(TEMPLATE_WORD.findall(template)) if len(word) > 1))
     return tokenizer
 
 
-def qwen_image_template(kind: Any = QwenImagePipeline) -> str:
+def qwen_image_template(kind: Any = diffusers.QwenImagePipeline) -> str:
     """What the pipeline puts around a prompt, with the words that stand for its pictures."""
     template: str = kind(**dict.fromkeys(signature(kind).parameters)).prompt_template_encode
-    return template + "".join(VISION) * (kind is QwenImageEditPlusPipeline)
+    return template + "".join(VISION) * (kind is diffusers.QwenImageEditPlusPipeline)
 
 
 def qwen_processor(tokenizer: Any, **pixels: int) -> Any:
@@ -251,8 +185,8 @@ def qwen_processor(tokenizer: Any, **pixels: int) -> Any:
     Args:
         pixels: the published ``min_pixels`` and ``max_pixels`` of a picture, unless others are given.
     """
-    images = Qwen2VLImageProcessor(patch_size=14, **{"min_pixels": 56**2, "max_pixels": 3584**2} | pixels)
-    return Qwen2VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=14))
+    images = transformers.Qwen2VLImageProcessor(patch_size=14, **{"min_pixels": 56**2, "max_pixels": 3584**2} | pixels)
+    return transformers.Qwen2VLProcessor(images, tokenizer, transformers.Qwen2VLVideoProcessor(patch_size=14))
 
 
 def vision_tokens(tokenizer: Any) -> dict[str, int]:
@@ -262,66 +196,74 @@ def vision_tokens(tokenizer: Any) -> dict[str, int]:
 
 def flux_texts(size: Size) -> list[tuple[Any, Any]]:
     dtype = torch.bfloat16
-    return [clip_text(CLIPTextModel, CLIP_L, size, dtype), t5_text(size, dtype)]
+    return [clip_text(transformers.CLIPTextModel, published.CLIP_L, size, dtype), t5_text(size, dtype)]
 
 
 def sd3_texts(size: Size) -> list[tuple[Any, Any]]:
-    kind, dtype = CLIPTextModelWithProjection, torch.float16
-    return [*(clip_text(kind, of, size, dtype) for of in (CLIP_L, CLIP_BIG_G)), t5_text(size, dtype)]
+    kind, dtype = transformers.CLIPTextModelWithProjection, torch.float16
+    return [
+        *(clip_text(kind, of, size, dtype) for of in (published.CLIP_L, published.CLIP_BIG_G)),
+        t5_text(size, dtype),
+    ]
 
 
 def wan_texts(size: Size) -> list[tuple[Any, Any]]:
-    return [t5_text(size, torch.bfloat16, (UMT5EncoderModel, UMT5_XXL, UMT5_TOKENS))]
+    return [t5_text(size, torch.bfloat16, (transformers.UMT5EncoderModel, published.UMT5_XXL, UMT5_TOKENS))]
 
 
 def qwen_image_texts(size: Size) -> list[tuple[Any, Any]]:
     tokenizer = qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS))
-    return [(size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B), tokenizer)]
+    return [(size.network(transformers.Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B), tokenizer)]
 
 
 def qwen_image_edit_texts(size: Size) -> list[tuple[Any, Any]]:
-    tokenizer = qwen_words(qwen_image_template(QwenImageEditPlusPipeline), size.tokens(QWEN_TOKENS))
-    settings = QWEN_2_5_VL_7B | vision_tokens(tokenizer)
-    return [(size.network(Qwen2_5_VLForConditionalGeneration, settings), tokenizer)]
+    tokenizer = qwen_words(qwen_image_template(diffusers.QwenImageEditPlusPipeline), size.tokens(QWEN_TOKENS))
+    settings = published.QWEN_2_5_VL_7B | vision_tokens(tokenizer)
+    return [(size.network(transformers.Qwen2_5_VLForConditionalGeneration, settings), tokenizer)]
 
 
 def z_image_texts(size: Size) -> list[tuple[Any, Any]]:
-    return [(size.network(Qwen3ForCausalLM, QWEN_3_4B), qwen_words(CHAT, size.tokens(QWEN_TOKENS)))]
+    return [
+        (size.network(transformers.Qwen3ForCausalLM, published.QWEN_3_4B), qwen_words(CHAT, size.tokens(QWEN_TOKENS)))
+    ]
 
 
 TRANSFORMERS = {
-    "flux": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
-    "flux_kontext": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
-    "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
-    "sd3_medium": (SD3Transformer2DModel, SD3_MEDIUM, kl_autoencoder(1.5305, 0.0609)),
-    "sana": (SanaTransformer2DModel, SANA, DC_AE),
-    "sana_video": (SanaVideoTransformer3DModel, SANA_VIDEO, WAN_VAE),
-    "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
-    "qwen_image_edit": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
-    "wan": (WanTransformer3DModel, WAN_1_3B, WAN_VAE),
-    "wan_14b": (WanTransformer3DModel, WAN_14B, WAN_VAE),
-    "wan22": (WanTransformer3DModel, WAN22_5B, WAN22_VAE),
-    "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
+    "flux": (diffusers.FluxTransformer2DModel, published.FLUX, published.kl_autoencoder(0.3611, 0.1159)),
+    "flux_kontext": (diffusers.FluxTransformer2DModel, published.FLUX, published.kl_autoencoder(0.3611, 0.1159)),
+    "sd3": (diffusers.SD3Transformer2DModel, published.SD3, published.kl_autoencoder(1.5305, 0.0609)),
+    "sd3_medium": (diffusers.SD3Transformer2DModel, published.SD3_MEDIUM, published.kl_autoencoder(1.5305, 0.0609)),
+    "sana": (diffusers.SanaTransformer2DModel, published.SANA, published.DC_AE),
+    "sana_video": (diffusers.SanaVideoTransformer3DModel, published.SANA_VIDEO, published.WAN_VAE),
+    "qwen_image": (diffusers.QwenImageTransformer2DModel, published.QWEN_IMAGE, published.QWEN_IMAGE_VAE),
+    "qwen_image_edit": (diffusers.QwenImageTransformer2DModel, published.QWEN_IMAGE, published.QWEN_IMAGE_VAE),
+    "wan": (diffusers.WanTransformer3DModel, published.WAN_1_3B, published.WAN_VAE),
+    "wan_14b": (diffusers.WanTransformer3DModel, published.WAN_14B, published.WAN_VAE),
+    "wan22": (diffusers.WanTransformer3DModel, published.WAN22_5B, published.WAN22_VAE),
+    "z_image": (diffusers.ZImageTransformer2DModel, published.Z_IMAGE, published.kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
-DECODERS = {"sana": AutoencoderDC, **dict.fromkeys(("qwen_image", "qwen_image_edit"), AutoencoderKLQwenImage)}
-DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), AutoencoderKLWan)
+DECODERS = {
+    "sana": diffusers.AutoencoderDC,
+    **dict.fromkeys(("qwen_image", "qwen_image_edit"), diffusers.AutoencoderKLQwenImage),
+}
+DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), diffusers.AutoencoderKLWan)
 """Model → class of its autoencoder; others have `AutoencoderKL`."""
 FLUX_SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
-    "flux": (FluxPipeline, FLUX_SCHEDULER, flux_texts),
-    "flux_kontext": (FluxKontextPipeline, FLUX_SCHEDULER, flux_texts),
-    "sd3": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
-    "sd3_medium": (StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
-    "sana": (SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
-    "sana_video": (SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
-    "qwen_image": (QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
-    "qwen_image_edit": (QwenImageEditPlusPipeline, QWEN_SCHEDULER, qwen_image_edit_texts),
-    "wan": (WanPipeline, {"shift": 3.0}, wan_texts),
-    "wan_14b": (WanPipeline, {"shift": 3.0}, wan_texts),
-    "wan22": (partial(WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),
-    "z_image": (ZImagePipeline, {"shift": 6.0}, z_image_texts),
+    "flux": (diffusers.FluxPipeline, FLUX_SCHEDULER, flux_texts),
+    "flux_kontext": (diffusers.FluxKontextPipeline, FLUX_SCHEDULER, flux_texts),
+    "sd3": (diffusers.StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
+    "sd3_medium": (diffusers.StableDiffusion3Pipeline, {"shift": 3.0}, sd3_texts),
+    "sana": (diffusers.SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
+    "sana_video": (diffusers.SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
+    "qwen_image": (diffusers.QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
+    "qwen_image_edit": (diffusers.QwenImageEditPlusPipeline, QWEN_SCHEDULER, qwen_image_edit_texts),
+    "wan": (diffusers.WanPipeline, {"shift": 3.0}, wan_texts),
+    "wan_14b": (diffusers.WanPipeline, {"shift": 3.0}, wan_texts),
+    "wan22": (partial(diffusers.WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),
+    "z_image": (diffusers.ZImagePipeline, {"shift": 6.0}, z_image_texts),
 }
 """Model → class of its pipeline, settings of its scheduler, its text encoders with their tokenizers."""
 
@@ -332,13 +274,13 @@ def pipeline(name: str, size: Size) -> Any:
     kind, scheduler, texts = REST[name]
     decoder_dtype = torch.float32 if name == "sana" else torch.bfloat16
     parts: dict[str, Any] = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(**scheduler),
-        "vae": size.network(DECODERS.get(name, AutoencoderKL), autoencoder, decoder_dtype),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(**scheduler),
+        "vae": size.network(DECODERS.get(name, diffusers.AutoencoderKL), autoencoder, decoder_dtype),
         "transformer": size.network(transformer, settings),
     }
     for end, (encoder, tokenizer) in zip(("", "_2", "_3"), texts(size), strict=False):
         parts |= {f"text_encoder{end}": encoder, f"tokenizer{end}": tokenizer}
-    if kind is QwenImageEditPlusPipeline:
+    if kind is diffusers.QwenImageEditPlusPipeline:
         parts["processor"] = qwen_processor(parts["tokenizer"])
     return kind(**parts)
 
@@ -396,7 +338,7 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
     return [each.against(made[0]) for each in made] if config.cfg.is_on else made
 
 
-REWARDS = {"clip": (CLIP_L, VISION_L), "pickscore": (CLIP_H, VISION_H)}
+REWARDS = {"clip": (published.CLIP_L, published.VISION_L), "pickscore": (published.CLIP_H, published.VISION_H)}
 """Reward network → settings of its text encoder and of its vision tower."""
 
 
@@ -417,22 +359,22 @@ def reward_network(name: str, size: Size) -> tuple[nn.Module, Any]:
     text, vision = REWARDS[name]
     width = text["projection_dim"]
     if size.tiny:
-        small = TINY["CLIPTextModel"]
+        small = published.TINY["CLIPTextModel"]
         text, vision, width = text | small, vision | small, small["projection_dim"]
-    config = CLIPConfig(
+    config = transformers.CLIPConfig(
         text_config=clip_settings(text, tokenizer),
         vision_config=vision | {"projection_dim": width},
         projection_dim=width,
     )
     with torch.device("meta"):
-        return CLIPModel(config).eval(), tokenizer
+        return transformers.CLIPModel(config).eval(), tokenizer
 
 
 def write_reward(name: str, folder: Path, size: Size) -> int:
     """Write a reward network with tokenizer and image processor; returns the bytes of its weights."""
     network, tokenizer = reward_network(name, size)
     tokenizer.save_pretrained(folder)
-    CLIPImageProcessor().save_pretrained(folder)
+    transformers.CLIPImageProcessor().save_pretrained(folder)
     return write({folder: network})
 
 

@@ -124,8 +124,8 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     return folder
 
 
-def train(arguments: argparse.Namespace, log: Path | None = None) -> dict[str, Any]:
-    """Run it from its beginning; what was measured. Exits if it fails. What it says goes to `log`, if there is one."""
+def train(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run it from its beginning; what was measured. Exits if it fails."""
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *files(arguments)]
     for setting in settings(arguments):
         command += ["--set", setting]
@@ -133,7 +133,7 @@ def train(arguments: argparse.Namespace, log: Path | None = None) -> dict[str, A
     watch, began = Watch(), time.perf_counter()
     watch.start()
     try:
-        status = run_until(command, arguments.seconds, log)
+        status = run_until(command, arguments.seconds)
     finally:
         watch.stop()
     if status is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from page_tables import PUBLISHED, measured, read, table, unmeasured
+from page_tables import measured, read, table, unmeasured
 from shape_results import (
     BASE,
     FRONT,
@@ -15,7 +15,6 @@ from shape_results import (
     REFERENCE,
     SHAPES,
     SHARES,
-    SIDE_KEYS,
     Shape,
     Times,
     best_rate,
@@ -24,20 +23,12 @@ from shape_results import (
     ratio,
     times,
 )
-from shape_results import long_runs as long_runs_of
 
 FILE, NOISE_FILE = "shapes.json", "gradient_noise.json"
 DEFAULT = Shape(1, 4, 24, 3, "shared_noise").name
 SHOWN = FRONT + 3
 """Shapes of each side in the table."""
 SIDES = {True: "two stages", False: "one stage"}
-PLACES = {
-    "flux1_dev": "FLUX.1-dev, H200",
-    "sd35_large": "SD3.5-Large, H200",
-    "flux1_dev_b200": "FLUX.1-dev, B200 (estimate)",
-    "sd35_large_b200": "SD3.5-Large, B200 (estimate)",
-    "flux1_dev_eight": "FLUX.1-dev, eight H200 (planned)",
-}
 
 
 def shapes_of(results: Path) -> Any:
@@ -61,14 +52,9 @@ def sooner(mine: Times, other: Times) -> str:
     """How many times, with its interval or a word that it has none; a bound if not all others were there."""
     if not (found := ratio(mine, other)):
         return "–"
-    return ("" if other.complete else "at least ") + with_interval(found)
-
-
-def with_interval(found: Sequence[float | None] | None) -> str:
-    if not found:
-        return "–"
     middle, low, high = found
-    return f"{middle:.2f} ×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
+    said = f"{middle:.2f} ×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
+    return ("" if other.complete else "at least ") + said
 
 
 def seconds(took: Times) -> str:
@@ -93,15 +79,15 @@ def headline(results: Path) -> str:
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")
-    rows = [[f"{share:.0%}", *_best(content, HEADLINE, share)] for share in SHARES]
+    rows = [[f"{share:.0%}", *_best(content, share)] for share in SHARES]
     header = ["of the way", "two stages, s", "one stage, s", "two stages are sooner"]
     found = [table(header, rows), *_default(content), *_beside_reference(content), measured("shapes")]
     return "\n\n".join(found)
 
 
-def _best(content: Any, place: str, share: float) -> list[str]:
+def _best(content: Any, share: float) -> list[str]:
     """Of each side the soonest shape with its seconds, and the ratio."""
-    found = [next(iter(ranked(content["runs"], two, share, place)), (Times((), 0), "", "")) for two in SIDES]
+    found = [next(iter(ranked(content["runs"], two, share)), (Times((), 0), "", "")) for two in SIDES]
     cells = [f"{seconds(took)}: {words(name)}, rate {rate}" if took.there else "–" for took, name, rate in found]
     return [*cells, sooner(*(took for took, _, _ in found))]
 
@@ -173,7 +159,7 @@ def front(results: Path) -> str:
     ]
     rows = []
     for title, name, rate in shown:
-        took = [times(runs, name, rate, HEADLINE, share) for share in SHARES]
+        took = [times(runs, name, rate, share) for share in SHARES]
         reward, trained = longest(content, name, rate)
         worst = max(map(fall, runs[name][rate].values()))
         shape, at_90 = SHAPES[name], took[1]
@@ -181,68 +167,6 @@ def front(results: Path) -> str:
         samples = str(shape.prompts * shape.chosen)
         rows.append([title, words(name), samples, rate, *cells, f"{reward:.3f}, in {trained:,.0f} s", f"{worst:.3f}"])
     return f"{table(header, rows)}\n\n{measured('shapes')}"
-
-
-def progress(results: Path) -> str:
-    """Time to what 24 of 24 reaches, and to shares of it; the paper's table of that kind before."""
-    models = list(next(iter(PUBLISHED["times_sooner"].values())))
-    rows = [[reward, *(f"{found[m]:.1f} ×" for m in models)] for reward, found in PUBLISHED["times_sooner"].items()]
-    paper = table(["× sooner than its baseline (paper)", *models], rows)
-    content = shapes_of(results)
-    if content is None or not content["progress"]:
-        return f"{paper}\n\n{unmeasured('shapes')}"
-    rows = [
-        [f"{float(part):.0%}", f"{at['reference']:,.0f}", *(with_interval(at.get(key)) for key in SIDE_KEYS.values())]
-        for part, at in content["progress"].items()
-    ]
-    header = ["share of what 24 of 24 reaches", "s of 24 of 24", "one stage, best, is sooner", "two stages, best"]
-    return f"{paper}\n\n{table(header, rows)}\n\n{measured('shapes')}"
-
-
-def prices(results: Path) -> str:
-    """The best of each side, charged as other models and cards."""
-    content = shapes_of(results)
-    if content is None:
-        return unmeasured("shapes")
-    rows = [[title, *_best(content, place, 0.9)] for place, title in PLACES.items()]
-    header = ["charged as", "two stages, s to 90%", "one stage, s to 90%", "two stages are sooner"]
-    return f"{table(header, rows)}\n\n{measured('shapes')}"
-
-
-def options(results: Path) -> str:
-    """What each option does to the time to 90 % of a shape."""
-    content = shapes_of(results)
-    if content is None or not content["options"]:
-        return unmeasured("options")
-    rows = []
-    for name, of_rate in sorted(content["options"].items(), key=lambda item: list(SHAPES).index(item[0])):
-        shape, _, option = name.partition("+")
-        for rate, found in of_rate.items():
-            there = " / ".join(map(str, found["there"]))
-            cells = [str(found["seeds"]), there, with_interval(found["sooner"])]
-            rows.append([words(shape), rate, f"`{option}`", *cells])
-    header = ["shape", "rate", "option", "seeds", "of them at 90 %, with / without it", "sooner there than without"]
-    return f"{table(header, rows)}\n\n{measured('options')}"
-
-
-def long_runs(results: Path) -> str:
-    """How far long runs ended below their best."""
-    content = shapes_of(results)
-    rows = list(_long_rows(long_runs_of(content, content["rates"]))) if content else []
-    if not rows:
-        return unmeasured("long")
-    header = ["shape", "rate", "seeds", "iterations", "reward at the end", "most that a run ended below its best"]
-    return f"{table(header, rows)}\n\n{measured('long')}"
-
-
-def _long_rows(long: Any) -> Iterator[list[str]]:
-    for name, of_rate in long.items():
-        for rate, of_seed in of_rate.items():
-            runs = list(of_seed.values())
-            ends = [run["reward"][-1] for run in runs]
-            worst = max(map(fall, runs))
-            made = f"{min(run['iterations'][-1] for run in runs)}"
-            yield [words(name), rate, str(len(runs)), made, f"{min(ends):.3f} to {max(ends):.3f}", f"{worst:.3f}"]
 
 
 def gradient_noise(results: Path) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the results page: seconds of rollouts, iterations and whole loops."""
+"""Tables of the results page: seconds of rollouts and of whole iterations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from common import CONFIGS, MODELS, SOL_RL
-from iteration import by_schedule
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
 from solrl_ray.config.loading import load
@@ -56,33 +55,6 @@ def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> s
     if keep:
         steps, decoded = pool * after + keep * (6 - after), decoded * (pool + keep) / pool
     return f"{1000 * (seconds[part] - decoded) / steps:.1f}"
-
-
-def iterations(results: Path) -> str:
-    """Of one prompt, by schedule."""
-    rows, missing = [], []
-    for model, title in TITLES.items():
-        found = by_schedule(results, model)
-        if found is None:
-            missing.append(f"`python benchmarks/rollout.py {model} --prune 2:36:12 --released`")
-            missing.append(f"`python benchmarks/learner.py {model}`")
-            continue
-        small = by_schedule(results, model, small_decoder=True)
-        for name, seconds in found["seconds"].items():
-            rows.append([f"{title}: {name}", *stages_of(seconds, found["total"], name)])
-        if small:
-            for name in ("fair", "ours"):
-                cells = stages_of(small["seconds"][name], small["total"], name)[:-1]
-                times = f"{small['total'][name] / found['total']['ours']:.2f} ×"
-                other = f", its rollout on an {card(small)}" if card(small) != PAGES_CARD else ""
-                rows.append([f"{title}: {name}, in the run with a small decoder{other}", *cells, times])
-    made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
-    return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
-
-
-def stages_of(seconds: dict[str, float], total: dict[str, float], name: str) -> list[str]:
-    cells = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn")]
-    return [*cells, f"{total[name]:.1f}", f"{total[name] / total['ours']:.2f} ×"]
 
 
 def gpus(results: Path) -> str:

@@ -24,11 +24,8 @@ OTHERS = {
 }
 """Models that the paper does not have."""
 WORLD = "python benchmarks/world_shapes.py {} --gpu --mps --at-once 16 --seconds 480 --seeds {} --rates {}"
-SHAPES = "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560"
 COMMANDS = {
-    "shapes": SHAPES,
-    "options": f"{SHAPES} --stage options",
-    "long": f"{SHAPES} --stage long",
+    "shapes": "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560",
     "gradient_noise": "python benchmarks/gradient_noise.py",
     "moving": WORLD.format("runs/moving/world", 2, "1e-4 2e-4 5e-4"),
     "emoji": WORLD.format("emoji/world", 3, "1e-4 3e-4 6e-4"),

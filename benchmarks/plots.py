@@ -16,7 +16,6 @@ import numpy as np
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-from iteration import by_schedule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from page_shapes import NOISE_FILE, SIDES, shapes_of, side
@@ -25,8 +24,6 @@ from shape_results import SHAPES, SHARES, best_rate
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
-BARS = ("released", "released two-stage", "fair", "ours, not pruned", "ours")
 WIDTH = 7.5
 """Inches."""
 
@@ -41,25 +38,6 @@ def plain(axes: Axes, title: str, x: str) -> None:
     axes.set_xlabel(x)
     axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def iterations(results: Path, images: Path) -> None:
-    """Seconds of one prompt's rollout and update by stage, in the schedules of `iteration.py`; a panel a model."""
-    contents = {model: found for model in NAMES if (found := by_schedule(results, model))}
-    figure, panels = plt.subplots(1, len(contents), figsize=(1.7 * WIDTH, 2.6), layout="constrained")
-    for axes, (model, content) in zip(np.atleast_1d(panels), contents.items(), strict=True):
-        total, left = content["total"], np.zeros(len(BARS))
-        for stage in content["seconds"]["ours"]:
-            widths = np.array([content["seconds"][name][stage] for name in BARS])
-            axes.barh(BARS, widths, left=left, label=stage)
-            left += widths
-        for place, name in enumerate(BARS):
-            axes.text(left[place], place, f" {total[name] / total['ours']:.2f} ×", va="center", fontsize=8)
-        axes.set_xlim(0, 1.3 * left.max())
-        axes.invert_yaxis()
-        plain(axes, f"{NAMES[model]}, {content['gpu']}", "seconds")
-    np.atleast_1d(panels)[0].legend(frameon=False, fontsize=8, loc="lower right")
-    save(figure, images / "results_iterations.png")
 
 
 def fidelity(results: Path, images: Path) -> None:
@@ -157,7 +135,6 @@ def main() -> None:
     arguments = parser.parse_args()
     results, images = arguments.results, arguments.images
     images.mkdir(parents=True, exist_ok=True)
-    iterations(results, images)
     fidelity(results, images)
     if shapes_of(results):
         shapes(results, images)

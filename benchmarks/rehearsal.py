@@ -8,7 +8,6 @@ shipped configuration, such as configs/runs/flux1_dev_80gb.yaml, but 2 prompts a
 previews, and the testbed's prompts. Parts, each a process of at most `--seconds`:
 
     make     writes the checkpoints that are not there
-    encode   text encoders from the files to the card; 48 prompts, then 2,048
     cold     a run of one iteration with an empty compile cache
     warm     a run of `--iterations` with the cache that `cold` left, and 64 held-out prompts before and after
     draw     the LoRA of `warm` in the stock diffusers pipeline, and one picture
@@ -18,8 +17,7 @@ of `warm` add up to the seconds of its command: each moment belongs to one phase
 a rollout that is a moment without a unit under way. Where several workers are at work, the phase is the first of
 `phases.ORDER`. Workers' loading and compiling is told to 0.5 s. `first_exploring_cold` and `_warm`: seconds from the
 command until the first preview begins, without evaluations before it. Files are in the page cache, where the part
-`make` leaves them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second); `pinned_gb` is said in
-`pinned`.
+`make` leaves them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second).
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +40,10 @@ import torch
 import transformers
 from common import CONFIGS, PROMPTS, STOP_SECONDS, gpus, options, parsed, run_until, write
 from phases import first_exploring, owned, peaks, phases
-from watches import PinnedWatch, Watch
+from watches import Watch
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
-from solrl_ray.config.pools import encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models.stock_call import StockCall
@@ -64,11 +60,7 @@ RUNS = {
 }
 REWARD = "pickscore"
 """Of these configurations."""
-PARTS = ("make", "encode", "cold", "warm", "draw")
-COUNTS = (48, 2048)
-"""Prompts encoded: a published iteration's, and a published evaluation's."""
-TOGETHER = 64
-"""Prompts in a call to the text encoders."""
+PARTS = ("make", "cold", "warm", "draw")
 HELD_OUT = 64
 
 
@@ -78,18 +70,14 @@ HELD_OUT = 64
 def merged(parts: dict[str, Any]) -> dict[str, Any]:
     """What the parts measured, as one table: `warm`'s phases under their names, other parts' under longer ones."""
     found: dict[str, float] = {}
-    for part in ("make", "encode"):
-        found |= parts.get(part, {}).get("phases", {})
+    found |= parts.get("make", {}).get("phases", {})
     found |= {f"{name}, cold": seconds for name, seconds in parts.get("cold", {}).get("phases", {}).items()}
     found |= parts.get("warm", {}).get("phases", {})
     found |= parts.get("draw", {}).get("phases", {})
-    keys = {"encode_48": ("encode", "48"), "encode_2048": ("encode", "2048")}
-    keys |= {f"first_exploring_{run}": (run, "first_exploring") for run in ("cold", "warm")}
     table: dict[str, Any] = {"phases": found}
-    table |= {key: parts.get(part, {}).get(field) for key, (part, field) in keys.items()}
+    table |= {f"first_exploring_{run}": parts.get(run, {}).get("first_exploring") for run in ("cold", "warm")}
     runs = [parts[run] for run in ("cold", "warm") if run in parts]
     table["peak_gb"] = max((run["peak_gb"] for run in runs), default=None)
-    table["pinned_gb"] = max((run["pinned_gb"] for run in runs), default=None)
     return table
 
 
@@ -135,35 +123,6 @@ def make(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def encode(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The text encoders alone on the card; a worker does the same in the stage before exploring."""
-    config = configuration(arguments, "encode")
-    texts = [prompt.text for prompt in read_prompts(config.prompts.train)]
-    watch, device = Stopwatch(), "cuda" if gpus() else "cpu"
-    batch = encoding_batch(config.fleet)
-    model = watch("text encoders to the card", lambda: models.load(config.model, device, components={"text"}))
-    watch("digest of text encoders", lambda: model.text_identity(batch))
-    ends = time.perf_counter() + 0.8 * arguments.seconds
-    found: dict[str, Any] = {}
-    for count in COUNTS[:1] if arguments.tiny else COUNTS:
-        done = watch(f"encoding {count:,} prompts", partial(encoded, model, texts[:count], batch, ends))
-        if done < count:
-            seconds = watch.seconds.pop(f"encoding {count:,} prompts")
-            found["stopped"] = f"{done} of {count} prompts in {seconds} s"
-        else:
-            found[str(count)] = watch.seconds[f"encoding {count:,} prompts"]
-    return found | watch.measured() | {"batch": batch}
-
-
-def encoded(model: models.DiffusionModel, texts: Sequence[str], batch: int, ends: float) -> int:
-    """How many were encoded until then."""
-    for first in range(0, len(texts), TOGETHER):
-        if time.perf_counter() > ends:
-            return first
-        model.encode(texts[first : first + TOGETHER], batch)
-    return len(texts)
-
-
 def cold(arguments: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(arguments.work / "compiled", ignore_errors=True)
     return run(arguments, "cold")
@@ -181,9 +140,8 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     command.append(CONFIGS / "runs" / RUNS[arguments.model])
     for setting in settings(arguments, name):
         command += ["--set", setting]
-    watch, pinned = Watch(), PinnedWatch()
+    watch = Watch()
     watch.start()
-    pinned.start()
     began = time.time()
     status = run_until(command, arguments.seconds)
     ended = time.time()
@@ -197,7 +155,6 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         "memory_gb": {phase: round(gb, 1) for phase, gb in peaks(samples, owned(spans, began, ended)).items()},
         "first_exploring": first_exploring(spans, began),
         "peak_gb": max(watch.peaks(), default=0.0),
-        "pinned_gb": pinned.stop(),
         "iterations": iterations(folder),
     }
     if found["iterations"]:  # of the last one
@@ -301,8 +258,7 @@ def configuration(arguments: argparse.Namespace, name: str) -> Config:
     config = load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
     if config.model.references:
         raise SystemExit(
-            f"model.references is {config.model.references} (--set), but the rehearsal encodes and draws texts alone; "
-            "leave it out."
+            f"model.references is {config.model.references} (--set), but the rehearsal draws texts alone; leave it out."
         )
     return config
 
@@ -321,7 +277,6 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
         "configuration": RUNS[arguments.model],
         "set": settings(arguments, "warm"),
         "tiny": arguments.tiny,
-        "pinned": "growth of shared mappings of memory in processes with a GPU, seen every 2 s",
     }
 
 
@@ -341,19 +296,19 @@ def table(found: dict[str, Any]) -> str:
     """Phases with their seconds and the peak of the card in them."""
     parts = found["parts"]
     memory = {f"{phase}, cold": gb for phase, gb in parts.get("cold", {}).get("memory_gb", {}).items()}
-    for part in ("encode", "warm", "draw"):
+    for part in ("warm", "draw"):
         memory |= parts.get(part, {}).get("memory_gb", {})
     lines = [f"{'phase':<42}{'seconds':>9}{'card, GB':>10}"]
     for phase, seconds in found["phases"].items():
         lines.append(f"{phase:<42}{seconds:9.2f}{memory.get(phase, ''):>10}")
     for number, stages in enumerate(parts.get("warm", {}).get("iterations", ())):
         lines.append(f"iteration {number}: " + "  ".join(f"{stage} {value:.2f}" for stage, value in stages.items()))
-    keys = ("encode_48", "encode_2048", "first_exploring_cold", "first_exploring_warm", "peak_gb", "pinned_gb")
+    keys = ("first_exploring_cold", "first_exploring_warm", "peak_gb")
     return "\n".join([*lines, *(f"{key}: {found[key]}" for key in keys)])
 
 
 def one_part(arguments: argparse.Namespace, part: str) -> None:
-    found = {"make": make, "encode": encode, "cold": cold, "warm": warm, "draw": draw}[part](arguments)
+    found = {"make": make, "cold": cold, "warm": warm, "draw": draw}[part](arguments)
     print(table(add(arguments, part, found)), flush=True)
     if found.get("status"):
         raise SystemExit(f"the {part} run of {arguments.model} ended with: {found['status']}")

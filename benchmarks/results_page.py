@@ -3,7 +3,8 @@
     python benchmarks/results_page.py
 
 A table stands between ``<!-- NAME -->`` and ``<!-- / -->``; the rest of the page is written by hand and has no figures.
-What has no results file yet is said to be not measured yet, with the command that measures it.
+What has no results file yet is said to be not measured yet, with the command that measures it. A block ``kept-NAME``
+stays as it is: what made it was removed, and the block names a commit that has it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from page_tables import PUBLISHED, RESULTS, ROOT, measured, read, table, unmeasu
 
 PAGE = ROOT / "docs" / "results.md"
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
+KEPT = "kept-"
 
 
 def rewards(results: Path) -> str:
@@ -60,15 +62,10 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "headline": page_shapes.headline,
     "shapes-figure": page_shapes.figure,
     "front": page_shapes.front,
-    "progress": page_shapes.progress,
-    "prices": page_shapes.prices,
     "gradient-noise": page_shapes.gradient_noise,
-    "options": page_shapes.options,
-    "long-runs": page_shapes.long_runs,
     "moving": curves.moving,
     "emoji": curves.emoji,
     "rollouts": page_speed.rollouts,
-    "iterations": page_speed.iterations,
     "gpus": page_speed.gpus,
     "hosts": page_speed.hosts,
     "ranking": ranking,
@@ -78,7 +75,13 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
 
 def render(page: str, results: Path = RESULTS) -> str:
     """The page with its tables made anew. Raises KeyError: a block of another name."""
-    return BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{BLOCKS[found[1]](results)}\n<!-- / -->", page)
+
+    def block(found: re.Match[str]) -> str:
+        if found[1].startswith(KEPT):
+            return found[0]
+        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]](results)}\n<!-- / -->"
+
+    return BLOCK.sub(block, page)
 
 
 def main() -> None:

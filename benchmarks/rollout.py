@@ -11,16 +11,9 @@ reward (CLIPScore, ViT-L/14):
     pruned     the same, but a preview is also scored after AFTER steps, and only KEEP of a pool go on: `--prune
                AFTER:KEEP:MICRO_BATCH`, several of them if wanted (docs/decisions/pruned-previews.md)
 
-With `--released` also the two schedules of the released code, as far as they are measured here: nothing is compiled,
-the autoencoder decodes one image at a time in float32 (SANA's: batches in bfloat16), a reward is waited for. One
-micro-batch is sampled and a few images are decoded, and the seconds are multiplied. Its LoRA is merged here, its
-previews are ours in the same tier.
-
 Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
 steps and solvers those of configs/models. `--all-blocks` quantises by configs/scopes/all_blocks.yaml and not as
-published. With `--preview-decoder` the explorers' decoder is a small one of random weights: TAEF1's and TAESD3's size,
-and for SANA a DC-AE of three quarters of the width, which stands in for DC-AE-Lite (1.8 times as fast as DC-AE, its
-authors say).
+published. `--set model.preview_decoder=FOLDER` decodes previews with another decoder.
 
 Of videos CLIPScore sees four frames, `--set rollout.preview.latent_frames=[0,4,8,12]` says what previews decode, and a
 smaller pool of the same shares costs as much a seed:
@@ -42,13 +35,10 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, SOL_RL, VIDEOS, checkpoints, embeddings, make, options, parsed, told, write
-from diffusers import AutoencoderDC, AutoencoderTiny
-from full_size import DC_AE, random_model
+from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, told, write
 from torch import Tensor
 
 from solrl_ray import models, rewards
@@ -62,9 +52,6 @@ from solrl_ray.records import Pruning, WorkUnit
 from solrl_ray.rollout.sampler import Sampler, references_for
 from solrl_ray.rollout.selection import PromptSelection
 
-IMAGES = 4
-"""That the released way of decoding is timed with."""
-
 
 def settings(arguments: argparse.Namespace) -> Config:
     overrides = [
@@ -74,24 +61,8 @@ def settings(arguments: argparse.Namespace) -> Config:
         f"rollout.explore.precision={arguments.tier}",
         *arguments.set,
     ]
-    if arguments.preview_decoder:
-        overrides.append(f"model.preview_decoder='{small_decoder(arguments)}'")
     files = [SOL_RL, CONFIGS / "models" / MODELS[arguments.model]]
     return load(files + [CONFIGS / "scopes/all_blocks.yaml"] * arguments.all_blocks, overrides)
-
-
-def small_decoder(arguments: argparse.Namespace) -> Path:
-    """A decoder of the architecture that users would take, with random weights."""
-    folder: Path = arguments.work / f"small_decoder_{arguments.model}"
-    if not folder.exists():
-        torch.manual_seed(0)
-        if arguments.model == "sana":
-            narrow = DC_AE | {"decoder_block_out_channels": (96, 192, 384, 384, 768, 768)}
-            decoder = random_model(lambda: AutoencoderDC(**narrow), "cuda" if torch.cuda.is_available() else "cpu")
-        else:
-            decoder = AutoencoderTiny(latent_channels=16).to(torch.bfloat16)
-        decoder.save_pretrained(folder)
-    return folder
 
 
 class World:
@@ -161,44 +132,6 @@ class World:
             images = decode(latents)
             self.reward.score(images, [self.prompt.text] * size, references_for(images, self.embedding)).cpu()
 
-    def released(self) -> dict[str, float]:
-        """Seconds of the parts of the released schedules, of one prompt."""
-        rollout, size = self.config.rollout, self.config.rollout.regenerate.micro_batch
-        batched = self.config.model.family == "sana"  # as released: the others decode in float32, one by one
-        decoder: Any = copy.deepcopy(self.full.decoder).to(self.full.dtype if batched else torch.float32)
-        shape = decoder.config["latent_channels"], *self.full.latent_shape[-2:]
-        if self.config.model.family == "flux":  # its latents are packed in two by two
-            shape = shape[0], self.full.shape.height // 8, self.full.shape.width // 8
-        images = torch.zeros(IMAGES, *shape, device=self.device, dtype=decoder.dtype)
-
-        def decode() -> None:
-            for part in images.split(IMAGES if batched else 1):
-                decoder.decode(part)
-
-        def sample(sampler: Sampler, count: int) -> Callable[[], Any]:
-            unit = self._unit("sample", range(count))
-            batch = sampler._batch(unit, self.prompt, self.embedding)
-            return lambda: sampler._advance(unit, sampler._noise(unit), batch)
-
-        def score() -> None:
-            self.reward.score(torch.zeros(size, 3, 512, 512, device=self.device), [self.prompt.text] * size).cpu()
-
-        preview = rollout.explore.micro_batch
-        with torch.compiler.set_stance("force_eager"), torch.no_grad():
-            a_sample, a_preview = (
-                best_of(sample(sampler, count), self.device) / count
-                for sampler, count in ((self.sample, size), (self.explore, preview))
-            )
-            an_image = best_of(decode, self.device) / IMAGES + best_of(score, self.device) / size
-        return {
-            "naive": rollout.pool * (a_sample + an_image),
-            "previews": rollout.pool * (a_preview + an_image),
-            "regeneration": rollout.keep * (a_sample + an_image),
-            "a sample": a_sample,
-            "a preview": a_preview,
-            "an image": an_image,
-        }
-
     def _unit(self, stage: Any, indices: Any) -> WorkUnit:
         return WorkUnit(stage=stage, iteration=0, revision=0, prompt_id=self.prompt.id, indices=tuple(indices))
 
@@ -211,11 +144,6 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
-
-
-def best_of(run: Callable[[], Any], device: torch.device, repeats: int = 2) -> float:
-    """Seconds of the fastest of some repetitions."""
-    return min(seconds(run, device) for _ in range(repeats))
 
 
 def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -> dict[str, list[float]]:
@@ -253,13 +181,9 @@ def main() -> None:
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--prune", nargs="+", type=pruning, default=[], metavar="AFTER:KEEP:MICRO_BATCH")
-    parser.add_argument("--released", action="store_true", help="also the released schedules")
-    parser.add_argument("--preview-decoder", action="store_true")
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
     options(parser)
     arguments = parsed(parser)
-    if arguments.released and arguments.model in VIDEOS:
-        parser.error(f"--released is of pictures: no schedule of videos such as {arguments.model}'s was released")
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
@@ -276,7 +200,7 @@ def main() -> None:
         "torch": torch.__version__,
         "layers": arguments.layers or "published",
         "decoder_compiled": world.decoders,
-        "preview_decoder": type(world.preview.decoder).__name__ if arguments.preview_decoder else "the VAE",
+        "preview_decoder": world.config.model.preview_decoder or "the VAE",
         "settings": arguments.set,
         "sampling": {
             "pool": drawn.pool,
@@ -295,10 +219,7 @@ def main() -> None:
             for pruned in [took[words(one)] + took["regeneration"]]
         },
     }
-    if arguments.released:
-        result["released"] = world.released()
-    suffix = "_all_blocks" * arguments.all_blocks + "_small_decoder" * arguments.preview_decoder
-    write(arguments.out / f"rollout_{arguments.model}{suffix}.json", result)
+    write(arguments.out / f"rollout_{arguments.model}{'_all_blocks' * arguments.all_blocks}.json", result)
     print(json.dumps(result, indent=1))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -20,41 +19,28 @@ from solrl_ray.plan.arithmetic import ModelFacts, describe
 from solrl_ray.plan.forecast import forecast
 from solrl_ray.plan.outline import facts_of
 from solrl_ray.plan.prices import Cluster, orchestration, price_list
-from solrl_ray.rollout.audit import CONFIDENCE
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
 """As in the demo: with the published decay `old` would lag behind in a run of few updates."""
-MODELS = {
-    "flux1_dev": ModelFacts(
-        latent_shape=(16, 64, 64),
-        parameters=11_901_408_320,
-        lora_modules=304,
-        lora_parameters=74_711_040,
-        packed_bytes=0,
-        quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
-        touched_parameters=1_793_064_960,
-    ),
-    "sd35_large": ModelFacts(
-        latent_shape=(16, 128, 128),
-        parameters=8_056_627_520,
-        lora_modules=300,
-        lora_parameters=47_185_920,
-        packed_bytes=0,
-        quantized_parameters=1_796_627_937,  # 22.3 % (rollout_sd3.json)
-        touched_parameters=1_792_131_072,
-    ),
-}
-"""Whose prices are charged; sizes of the published checkpoints."""
+FLUX = ModelFacts(
+    latent_shape=(16, 64, 64),
+    parameters=11_901_408_320,
+    lora_modules=304,
+    lora_parameters=74_711_040,
+    packed_bytes=0,
+    quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
+    touched_parameters=1_793_064_960,
+)
+"""Of the published checkpoint, whose prices are charged."""
 RESAMPLES = 2000
-ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+ENDS = (0.025, 0.975)
+"""Of a 95 % interval."""
 BASE, REAL = 0.45, 0.95
 """Held-out rewards of the untrained model and of the world's own pictures: no way and all of the way."""
 SHARES = (0.75, 0.9, 0.95)
-PROGRESS = (0.25, 0.5, 0.75, 1.0)
-"""Of what 24 of 24 reaches."""
 RATES = (1e-3, 5e-4, 2e-3, 4e-3)
 SEEDS = (42, 43, 44, 45, 46)
-NEAR, FRONT, LONG = 2.0, 3, 200
+NEAR, FRONT = 2.0, 3
 LARGEST_MICRO_BATCH, PRUNE_AFTER = 24, 2
 OPTIONS: dict[str, tuple[str, ...]] = {
     "shared_noise": ("objective.shared_noise=true",),
@@ -83,13 +69,11 @@ CHARGED_LIMIT = 6000.0
 """Charged seconds that a run may take, as FLUX.1-dev: more than twice what the best shapes need for 90 %. The
 reference, which needs longer, may take twice as many; a decay of the learning rate has its own.
 """
-PLACES = {"flux1_dev": ("flux1_dev", "h200", 1), "sd35_large": ("sd35_large", "h200", 1)}
-PLACES |= {f"{model}_b200": (model, "b200", 1) for model in MODELS}
-PLACES |= {"flux1_dev_eight": ("flux1_dev", "h200", 8)}
-"""Name of a column → model, card whose prices are charged, and number of cards."""
+GPU = "h200"
+"""One of them, whose prices are charged."""
 HEADLINE = "flux1_dev"
 VIDEO = "wan22_5b"
-"""What videos are charged as, on an H200: 49 frames of 480 x 832 pixels."""
+"""What videos are charged as: 49 frames of 480 x 832 pixels."""
 VIDEO_PREVIEWS = {VIDEO: "[0, 1, 3, 5, 7, 9, 11, 12]", "wan22_5b, all frames": "null"}
 """Place → latent frames that previews decode: as large a share, rounded up, as 5 of the moving world's 9; or all."""
 
@@ -177,10 +161,9 @@ class Shape:
 
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
-        """Seconds of an iteration; `place` is one of `PLACES` or of `VIDEO_PREVIEWS`."""
-        model, gpu, count = PLACES.get(place, (VIDEO, "h200", 1))
-        share = math.ceil(self.prompts * self.chosen / count)  # of an optimiser step, for each rank
-        workers = f"{{count: {count}, num_gpus: 1}}"
+        """Seconds of an iteration; `place` is `HEADLINE` or one of `VIDEO_PREVIEWS`."""
+        model = HEADLINE if place == HEADLINE else VIDEO
+        workers = "{count: 1, num_gpus: 1}"
         frames = VIDEO_PREVIEWS.get(place) if self.pool else None
         files = (CONFIGS / "demo.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "methods/diffusion_nft.yaml")
         settings = (
@@ -188,13 +171,12 @@ class Shape:
             f"fleet={{placement: colocated, explorers: {workers}, regenerators: {workers}}}",
             "fleet={learners: {num_gpus: 1}}",
             "compile={enabled: true, learner: true}",
-            f"learner={{activation_memory: 0.5, world_size: {count}, micro_batch: {_micro_batch(share)}}}",
-            *(["rollout.explore.precision=nvfp4"] if self.pool and gpu == "b200" else []),
+            f"learner={{activation_memory: 0.5, micro_batch: {_micro_batch(self.prompts * self.chosen)}}}",
             *([f"rollout.preview.latent_frames={frames}"] if frames else []),
         )
         config = load(files, settings)
-        arithmetic = describe(config, MODELS.get(model) or _facts(config))
-        return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False).seconds
+        arithmetic = describe(config, FLUX if model == HEADLINE else _facts(config))
+        return forecast(arithmetic, price_list(GPU), Cluster(gpu=GPU), orchestration(), advise=False).seconds
 
 
 SHAPES = {
@@ -210,7 +192,6 @@ SHAPES = {
     )
 }
 MAP = tuple(name for name, shape in SHAPES.items() if not shape.option)
-SIDE_KEYS = {False: "one_stage", True: "two_stage"}
 Runs = dict[str, dict[str, dict[str, Any]]]
 """Shape → learning rate → seed → its curve."""
 
@@ -252,29 +233,27 @@ class Times:
         return not self.there, -len(self.seconds), self.mean
 
 
-def times(
-    runs: Runs, shape: str, rate: str, place: str = HEADLINE, share: float = 0.9, seeds: Sequence[str] = ()
-) -> Times:
-    """Of each seed, or of those named. A run that was cut short is known once it is there. While one is not, only the
-    first seed speaks, if it is known: the others that are would be the quickest.
+def times(runs: Runs, shape: str, rate: str, share: float = 0.9) -> Times:
+    """Of each seed. A run that was cut short is known once it is there. While one is not, only the first seed speaks,
+    if it is known: the others that are would be the quickest.
 
     Times end at the limit of a shape, also where a longer run was made, so that all rates have as long.
     """
-    of_seed = {seed: run for seed, run in runs.get(shape, {}).get(rate, {}).items() if not seeds or seed in seeds}
-    limit = SHAPES[shape].limit / SHAPES[shape].charged(HEADLINE) + 1
+    of_seed = runs.get(shape, {}).get(rate, {})
+    charged = SHAPES[shape].charged(HEADLINE)
+    limit = SHAPES[shape].limit / charged + 1
     took = {seed: iterations_to(run, share) for seed, run in sorted(of_seed.items())}
     known = {seed: found for seed, found in took.items() if math.isfinite(found) or of_seed[seed]["ended"]}
     if len(known) < len(took):
         known = {seed: found for seed, found in known.items() if seed == str(SEEDS[0])}
     had = [min(found, of_seed[seed]["iterations"][-1], limit) for seed, found in known.items()]
-    charged = SHAPES[shape].charged(place)
     return Times(tuple(count * charged for count in had), sum(found <= limit for found in known.values()))
 
 
-def best_rate(runs: Runs, shape: str, share: float = 0.9, place: str = HEADLINE) -> tuple[Times, str]:
+def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[Times, str]:
     """The rate of a shape that was soonest there, of those of most seeds; if none was, at the smallest share."""
     tried = [
-        (times(runs, shape, rate, place, share), times(runs, shape, rate, place, SHARES[0]).order, rate)
+        (times(runs, shape, rate, share), times(runs, shape, rate, SHARES[0]).order, rate)
         for rate in runs.get(shape, {})
     ]
     if not tried:
@@ -283,17 +262,15 @@ def best_rate(runs: Runs, shape: str, share: float = 0.9, place: str = HEADLINE)
     return took, rate
 
 
-def ranked(
-    runs: Runs, two_stage: bool, share: float = 0.9, place: str = HEADLINE, options: bool = True
-) -> list[tuple[Times, str, str]]:
+def ranked(runs: Runs, two_stage: bool, share: float = 0.9, options: bool = True) -> list[tuple[Times, str, str]]:
     """The shapes of one side that came so far and their best rates, soonest first; also those with an option."""
     side = [name for name in runs if (options or name in MAP) and bool(SHAPES[name].pool) == two_stage]
-    found = [(took, name, rate) for name in side for took, rate in [best_rate(runs, name, share, place)]]
+    found = [(took, name, rate) for name in side for took, rate in [best_rate(runs, name, share)]]
     return sorted((one for one in found if one[0].there), key=lambda one: one[0].order)
 
 
-def winner(runs: Runs, two_stage: bool, options: bool = True) -> str | None:
-    return next((name for _, name, _ in ranked(runs, two_stage, options=options)), None)
+def winner(runs: Runs, two_stage: bool) -> str | None:
+    return next((name for _, name, _ in ranked(runs, two_stage)), None)
 
 
 def reference_of(runs: Runs) -> str:
@@ -307,11 +284,6 @@ def ratio(mine: Times, other: Times) -> list[float | None] | None:
     """
     if not mine.complete or not other.seconds:
         return None
-    return ratio_of_means(mine, other)
-
-
-def ratio_of_means(mine: Times, other: Times) -> list[float | None]:
-    """The same, of times of which those of runs that were not there end with the run."""
     random = np.random.default_rng(0)
     middle = float(np.mean(other.seconds) / np.mean(mine.seconds))
     if min(len(mine.seconds), len(other.seconds)) < 2:
@@ -323,107 +295,43 @@ def ratio_of_means(mine: Times, other: Times) -> list[float | None]:
     return [middle, *np.quantile(b / a, ENDS).tolist()]
 
 
-def progress(runs: Runs) -> dict[str, dict[str, Any]]:
-    """Share of the way that each seed of 24 of 24 has made → its charged seconds to there, and how many times sooner
-    the best of each side is there.
-    """
-    name = reference_of(runs)
-    _, rate = best_rate(runs, name)
-    if rate not in runs.get(name, {}):
-        return {}
-    made = min(max(run["reward"]) for run in runs[name][rate].values())
-    found = {}
-    for part in PROGRESS:
-        share = part * (made - BASE) / (REAL - BASE)
-        reference = times(runs, name, rate, HEADLINE, share)
-        sides = {title: next(iter(ranked(runs, two, share)), None) for two, title in SIDE_KEYS.items()}
-        ratios = {title: ratio(best[0], reference) for title, best in sides.items() if best}
-        found[f"{part:g}"] = {"reference": reference.mean, **ratios}
-    return found
-
-
-def option_ratios(runs: Runs) -> dict[str, dict[str, Any]]:
-    """Shape with an option → rate → its seeds, how many of them came to 90 % with and without it, and how many times
-    sooner with it: at the same rate, of the same seeds, those that were not there counted with the time they had. None
-    if that is the time of nobody: none was there, or the option gives its runs less.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in (name for name in runs if SHAPES[name].option):
-        for rate, of_seed in runs[name].items():
-            plain = name.partition("+")[0]
-            seeds = sorted(of_seed.keys() & runs.get(plain, {}).get(rate, {}).keys())
-            with_it, without = (times(runs, each, rate, seeds=seeds) for each in (name, plain))
-            if seeds and len(with_it.seconds) == len(without.seconds) > 0:
-                comparable = with_it.complete or (with_it.there and not SHAPES[name].horizon)
-                found.setdefault(name, {})[rate] = {
-                    "seeds": len(with_it.seconds),
-                    "there": [with_it.there, without.there],
-                    "sooner": ratio_of_means(with_it, without) if comparable else None,
-                }
-    return found
-
-
 def fall(run: dict[str, Any]) -> float:
     """How far below its best a run ended."""
     return float(max(run["reward"]) - run["reward"][-1])
-
-
-def long_runs(results: dict[str, Any], rates: dict[str, str]) -> Runs:
-    """Of `LONG` iterations or more: those made for it, and those of the best shape of each side."""
-    runs: Runs = results["runs"]
-    best = [name for two_stage in SIDE_KEYS if (name := winner(runs, two_stage))]
-    found: Runs = {}
-    for source in (results["long"], {name: {rates[name]: runs[name][rates[name]]} for name in best}):
-        for shape, of_rate in source.items():
-            for rate, of_seed in of_rate.items():
-                for seed, run in of_seed.items():
-                    if run["iterations"][-1] >= LONG:
-                        found.setdefault(shape, {}).setdefault(rate, {}).setdefault(seed, run)
-    return found
 
 
 def summary(results: dict[str, Any]) -> dict[str, Any]:
     runs: Runs = results["runs"]
     rates = {name: best_rate(runs, name)[1] for name in runs}
 
-    def mean(name: str, place: str, share: float) -> float | None:
-        took = times(runs, name, rates[name], place, share)
+    def mean(name: str, share: float) -> float | None:
+        took = times(runs, name, rates[name], share)
         return took.mean if took.complete else None
 
     two, one = winner(runs, True), winner(runs, False)
     best = {name: best_rate(runs, name)[0] for name in (two, one, reference_of(runs)) if name}
     sooner, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
-    of_long = [seeds for of_rate in long_runs(results, rates).values() for seeds in of_rate.values()]
     return {
-        "charged": {name: {place: SHAPES[name].charged(place) for place in PLACES} for name in rates},
-        "seconds_to": {
-            place: {name: {f"{share:g}": mean(name, place, share) for share in SHARES} for name in rates}
-            for place in PLACES
-        },
+        "charged": {name: {HEADLINE: SHAPES[name].charged(HEADLINE)} for name in rates},
+        "seconds_to": {HEADLINE: {name: {f"{share:g}": mean(name, share) for share in SHARES} for name in rates}},
         "rates": rates,
         "best": {"two_stage": two, "one_stage": one},
         "seconds_to_90": sooner.mean if sooner.complete else None,
         "two_stage_over_one_stage": ratio(sooner, best.get(one or "", Times((), 0))),
         "over_24_of_24": ratio(sooner, reference),
-        "progress": progress(runs),
-        "options": option_ratios(runs),
-        "worst_fall": max((fall(run) for seeds in of_long for run in seeds.values()), default=None),
     }
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"| shape | rate | at 90 % | s to 75 % / 90 % / 95 % as {' | as '.join(PLACES)} |")
-    print("|---|---|---|" + "---|" * len(PLACES))
-    found = results["seconds_to"]
-    for name, _ in sorted(found[HEADLINE].items(), key=lambda item: item[1]["0.9"] or math.inf):
-        cells = (
-            " / ".join("–" if took is None else f"{took:,.0f}" for took in found[place][name].values())
-            for place in PLACES
-        )
+    print("| shape | rate | at 90 % | s to 75 % / 90 % / 95 % |")
+    print("|---|---|---|---|")
+    found = results["seconds_to"][HEADLINE]
+    for name, seconds in sorted(found.items(), key=lambda item: item[1]["0.9"] or math.inf):
+        cell = " / ".join("–" if took is None else f"{took:,.0f}" for took in seconds.values())
         rate = results["rates"][name]
         took = times(results["runs"], name, rate)
-        print(f"| {name} | {rate} | {took.there} of {len(took.seconds)} | {' | '.join(cells)} |")
-    for key in ("best", "seconds_to_90", "two_stage_over_one_stage", "over_24_of_24", "options", "worst_fall"):
+        print(f"| {name} | {rate} | {took.there} of {len(took.seconds)} | {cell} |")
+    for key in ("best", "seconds_to_90", "two_stage_over_one_stage", "over_24_of_24"):
         print(f"{key}: {results[key]}")
 
 

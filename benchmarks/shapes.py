@@ -18,24 +18,20 @@ there. The search is the same for one stage and for two, in stages that follow f
     screen     every shape, one seed, the first learning rate
     rates      the shapes that came to 75 % within `NEAR` times the best of their side: the other learning rates
     seeds      the best `FRONT` of each side at their best rate, and the reference 24 of 24 with 12 prompts: five seeds
-    long       the best of each side, five seeds, `LONG` iterations without an end before: how far do they fall?
-    options    the best of each side without and with each of `OPTIONS`, five seeds
 
-One stage follows another while there is time. `--stage` trains only one; `--shapes` names its shapes.
+One stage follows another while there is time. `--stage` trains only one; `--shapes` names its shapes, which may have
+one of `OPTIONS`, such as 1x3_4of24+kl_0.
 
 A lent GPU is there for minutes: after `--seconds` what still trains is stopped and kept as a run that was cut short.
 The same command goes on, with its folder if that is still there, else from its beginning; what the results file has as
 ended is not trained again. `--mps` starts NVIDIA's MPS, with which processes compute at once on one GPU.
 
-*Charged* seconds are `solrl plan`'s of an iteration of that shape, its fixed cost included: FLUX.1-dev and SD3.5-Large
-on an H200, and with NVFP4 previews on a B200 (whose prices are estimates).
+*Charged* seconds are `solrl plan`'s of an iteration of that shape, its fixed cost included, of FLUX.1-dev on an H200.
 
-Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` and `long` by shape, rate and seed,
-`charged`, `seconds_to` by price, shape and share, `rates` (each shape's best), `best`, `seconds_to_90`,
-`two_stage_over_one_stage` and `over_24_of_24` (ratio, low, high of a bootstrap over seeds, FLUX.1-dev on an H200; a
-lower bound if some of the other runs were not there, which count with the time that they had), `progress` (the same by
-the share that 24 of 24 has of its own way), `options` (by shape with its option and by rate: seeds, how many were at
-90 % with and without it, and the ratio), and `worst_fall`: the most that a long run ended below its best.
+Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` by shape, rate and seed, `charged`,
+`seconds_to` by shape and share, `rates` (each shape's best), `best`, `seconds_to_90`, `two_stage_over_one_stage` and
+`over_24_of_24` (ratio, low, high of a bootstrap over seeds; a lower bound if some of the other runs were not there,
+which count with the time that they had).
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +56,8 @@ from shape_results import (
     CHARGED_LIMIT,
     FRONT,
     HEADLINE,
-    LONG,
     MAP,
     NEAR,
-    OPTIONS,
     RATES,
     REFERENCE,
     SEEDS,
@@ -77,7 +71,6 @@ from shape_results import (
     show,
     summary,
     target,
-    winner,
 )
 
 from solrl_ray.report.curve import Curve
@@ -93,7 +86,7 @@ EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
 """On a CPU, which has no FP8."""
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
-STAGES = ("screen", "rates", "seeds", "long", "options")
+STAGES = ("screen", "rates", "seeds")
 SAVE_SECONDS = 60.0
 """Between writes of the results file while runs train: the machine may be gone before they end."""
 INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
@@ -107,29 +100,20 @@ class Key:
     shape: str
     rate: float
     seed: int
-    long: bool = False
 
     def has_ended(self, results: dict[str, Any]) -> bool:
-        found = self._side(results).get(self.shape, {}).get(f"{self.rate:g}", {}).get(str(self.seed), {})
+        found = results["runs"].get(self.shape, {}).get(f"{self.rate:g}", {}).get(str(self.seed), {})
         return bool(found.get("ended"))
 
     def keep(self, results: dict[str, Any], run: dict[str, Any]) -> None:
         """In place of what was known, unless that says more."""
-        of_seed = self._side(results).setdefault(self.shape, {}).setdefault(f"{self.rate:g}", {})
+        of_seed = results["runs"].setdefault(self.shape, {}).setdefault(f"{self.rate:g}", {})
         known = of_seed.get(str(self.seed))
         if known and (bool(known["ended"]), known["iterations"][-1]) > (bool(run["ended"]), run["iterations"][-1]):
             return
         of_seed[str(self.seed)] = run
-        if self.long and run["ended"]:  # it is also a run to a share of the way
-            replace(self, long=False).keep(results, run)
-
-    def _side(self, results: dict[str, Any]) -> dict[str, Any]:
-        side: dict[str, Any] = results["long" if self.long else "runs"]
-        return side
 
     def iterations(self, arguments: argparse.Namespace) -> int:
-        if self.long:
-            return 4 if arguments.tiny else LONG
         shape = SHAPES[self.shape]
         limit = arguments.limit * (2 if shape.is_reference else 1)
         if shape.horizon is not None:  # all of it: the learning rate falls until then
@@ -138,7 +122,7 @@ class Key:
 
     def folder(self, arguments: argparse.Namespace) -> Path:
         root: Path = arguments.root.absolute()
-        return root / f"{self.shape}_{self.rate:g}_{self.seed}{'_long' * self.long}"
+        return root / f"{self.shape}_{self.rate:g}_{self.seed}"
 
     def job(self, arguments: argparse.Namespace) -> Job:
         shape, folder = SHAPES[self.shape], self.folder(arguments)
@@ -169,18 +153,13 @@ def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = 
     if stage == "rates":
         return [Key(name, rate, SEEDS[0]) for name in chosen for rate in RATES[1:]]
     rates = {name: float(best_rate(runs, name)[1]) for name in chosen}
-    ends = ("", *(f"+{option}" for option in OPTIONS)) if stage == "options" else ("",)
-    return [
-        Key(f"{name}{end}", rates[name], seed, stage == "long") for seed in SEEDS for name in chosen for end in ends
-    ]
+    return [Key(name, rates[name], seed) for seed in SEEDS for name in chosen]
 
 
 def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
     """The shapes of a stage."""
     if stage == "screen":
         return list(names)
-    if stage in ("long", "options"):
-        return [name for two_stage in (True, False) if (name := winner(runs, two_stage, stage == "long"))]
     if stage == "rates":
         orders = [ranked(runs, two_stage, SHARES[0], options=False) for two_stage in (False, True)]
         near = (name for order in orders for took, name, _ in order if took.mean <= NEAR * order[0][0].mean)
@@ -226,7 +205,7 @@ def run_of(
         "reward": [scaled(point.reward) for point in points],
         "conditions": data.attestations[0].device if data.attestations else "",
     }
-    if not key.long and run["reward"][-1] >= target(SHARES[-1]):
+    if run["reward"][-1] >= target(SHARES[-1]):
         return run | {"ended": "reached"}
     if run["iterations"][-1] >= last:
         return run | {"ended": "limit"}
@@ -306,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, help="only this one; default: all, one after the other")
     parser.add_argument(
-        "--shapes", nargs="+", choices=MAP, metavar="NAME", default=(), help="in place of a stage's own choice"
+        "--shapes", nargs="+", choices=SHAPES, metavar="NAME", default=(), help="in place of a stage's own choice"
     )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
@@ -330,7 +309,7 @@ def main() -> None:
 
 
 def opened(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}, "long": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}}
     return found
 
 

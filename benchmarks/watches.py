@@ -1,21 +1,15 @@
-"""Threads that look at this machine while a run trains: use and memory of its GPUs, and pinned main memory."""
+"""A thread that looks at use and memory of this machine's GPUs while a run trains."""
 
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
-from pathlib import Path
 
 from common import gpus
-
-PINNED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .*(/dev/zero|/dev/nvidia|/memfd:)")
-"""A shared mapping of memory of the host, in /proc/PID/maps."""
 
 
 class Watch(threading.Thread):
@@ -55,40 +49,3 @@ class Watch(threading.Thread):
         for _, index, _, memory in self.seen:
             most[index] = max(most[index], memory)
         return [round(most[index], 1) for index in sorted(most)]
-
-
-class PinnedWatch(threading.Thread):
-    """The most that was pinned above what was at the start, looked at every 2 s."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._before = pinned_bytes()
-        self._most = self._before
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        while not self._done.wait(2.0):
-            self._most = max(self._most, pinned_bytes())
-
-    def stop(self) -> float:
-        """GB."""
-        self._done.set()
-        return round((self._most - self._before) / 1e9, 2)
-
-
-def pinned_bytes() -> int:
-    """Host memory that processes with a GPU may have pinned: shared mappings of memory, which is what CUDA's own
-    allocator and this project's copies of weights are.
-    """
-    found = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            maps = (folder / "maps").read_text()
-            if "/dev/nvidia" in maps:
-                found += sum(map(mapped, maps.splitlines()))
-    return found
-
-
-def mapped(line: str) -> int:
-    match = PINNED.match(line)
-    return int(match[2], 16) - int(match[1], 16) if match else 0

@@ -38,10 +38,10 @@ import build_video_world
 import numpy as np
 import shapes
 import torch
-from before_after import pixels
 from campaign import REPOSITORY, Job, train_all
 from common import told
 from curves import curves
+from PIL import Image
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, VIDEO_PREVIEWS, Runs, show, summary
 from shape_results import VIDEO as WAN
 from shapes import Key
@@ -185,6 +185,11 @@ def opinions_of(folder: Path, judge: Judge, device: str = "cpu") -> dict[int, fl
         known[str(record.iteration)] = judge(images, texts).mean().item()
     file.write_text(json.dumps(known))
     return {int(update): opinion for update, opinion in known.items()}
+
+
+def pixels(file: Path) -> torch.Tensor:
+    """float32 [3, H, W] in [0, 1]."""
+    return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
 
 
 def best_rate(runs: Runs, shape: str) -> float:

@@ -114,7 +114,7 @@ def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
 
 
 def orchestration() -> Orchestration:
-    """Costs of the controller's messages, as measured by ``benchmarks/scaling.py --calibrate``."""
+    """Costs of the controller's messages, as measured once."""
     return read_part(SHIPPED / "controller.yaml", Orchestration)
 
 

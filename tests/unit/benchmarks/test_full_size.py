@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import architectures
+import diffusers
 import full_size
 import pytest
 import torch
@@ -135,8 +137,8 @@ def test_embeddings_of_a_model_that_edits_have_the_tokens_of_its_reference() -> 
 
 
 def test_a_model_that_is_filled_in_place_keeps_its_tables_of_positions() -> None:
-    settings = full_size.QWEN_IMAGE | full_size.TINY["QwenImageTransformer2DModel"]
-    make = lambda: full_size.QwenImageTransformer2DModel(**settings)  # noqa: E731
+    settings = architectures.QWEN_IMAGE | architectures.TINY["QwenImageTransformer2DModel"]
+    make = lambda: diffusers.QwenImageTransformer2DModel(**settings)  # noqa: E731
     filled, usual = random_model(make, "cpu"), make()
     assert torch.equal(filled.pos_embed.pos_freqs, usual.pos_embed.pos_freqs)
     assert all(each.dtype == torch.bfloat16 and each.isfinite().all() for each in filled.parameters())
@@ -170,7 +172,7 @@ def test_the_two_reward_networks_have_as_many_parameters_as_published() -> None:
 
 def test_a_tiny_network_does_not_forget_its_input(tmp_path: Path) -> None:
     full_size.write_pipeline(full_size.PIPELINES["flux"](Size(tiny=True)), tmp_path)
-    transformer = full_size.FluxTransformer2DModel.from_pretrained(tmp_path, subfolder="transformer")
+    transformer = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path, subfolder="transformer")
     block = transformer.single_transformer_blocks[0]
     given = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(0))
     assert 0.1 < block.attn.to_q(given).std().item() < 10

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import many_gpus
-import memory_limit
 import pytest
 import rollout
 from common import CONFIGS, EDITS, MODELS, VIDEOS
+from edits import write_prompts
 
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
@@ -20,7 +20,6 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.plan.gpu_memory import gpus
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Pruning
-from solrl_ray.testbed.editing import write_prompts
 
 COMMON = {"model": "flux", "work": Path("work"), "prompts": 1, "iterations": 3, "set": [], "layers": None}
 
@@ -97,11 +96,3 @@ def test_a_published_rollout_is_measured_with_all_its_previews() -> None:
     given = argparse.Namespace(**COMMON, tier="fp8", preview_decoder=False, all_blocks=False)
     pool = pool_sampling(rollout.settings(given))
     assert (pool.pool, pool.unit, pool.pruning, pool.micro_batch) == (96, 24, None, 24)
-
-
-@pytest.mark.parametrize("limit", [24, 48, 76])
-def test_an_iteration_on_a_smaller_card_is_measured_with_all_its_previews(limit: float) -> None:
-    given = memory_limit.run(argparse.Namespace(**COMMON), memory_limit.part(limit), ["learner.micro_batch=2"])
-    config = load(many_gpus.files(given), many_gpus.settings(given))
-    pool = pool_sampling(config)
-    assert (pool.pruning, pool.unit, config.learner.micro_batch) == (None, pool.micro_batch, 2)

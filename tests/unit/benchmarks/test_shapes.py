@@ -70,10 +70,9 @@ def test_a_shape_is_a_valid_run_of_equal_optimiser_steps(shape: Shape, gpu: bool
     assert pool.pruning is None or shape.chosen <= pool.pruning.keep < shape.pool
 
 
-def test_more_samples_and_steps_are_charged_more_and_blackwell_less() -> None:
+def test_more_samples_and_steps_are_charged_more() -> None:
     least, more, most = (Shape(*each).charged("flux1_dev") for each in ((2, 8, 0, 1), (2, 8, 48, 1), (2, 8, 48, 3)))
     assert least < more < most < 3.5 * more
-    assert Shape(2, 8, 48, 1).charged("flux1_dev_b200") < more
 
 
 def test_time_to_a_share_of_the_way_is_read_between_evaluations() -> None:
@@ -114,17 +113,10 @@ def test_the_next_stage_follows_from_what_is_known(monkeypatch: pytest.MonkeyPat
     assert {key.seed for key in seeds} == set(SEEDS)
     best = {(fast, first), (slow, first), (one, third), (REFERENCE, first)}
     assert {(key.shape, f"{key.rate:g}") for key in seeds} == best
-    assert {key.shape for key in shapes.wanted("long", runs, names) if key.long} == {fast, one}
-    plain = {(key.shape, key.rate, key.seed) for key in seeds if key.shape in (fast, one)}
-    tried = {(key.shape, key.rate, key.seed) for key in shapes.wanted("options", runs, names)}
-    assert tried >= plain
-    assert tried - plain == {(f"{name}+{o}", rate, seed) for name, rate, seed in plain for o in shape_results.OPTIONS}
-    assert shapes.wanted("options", {}, names) == []
-    given = shapes.wanted("options", {}, names, [slow])
-    assert {(key.shape.partition("+")[0], key.rate) for key in given} == {(slow, shape_results.RATES[0])}
-    runs[f"{fast}+kl_0"] = {first: {"42": run(0.45, 0.95)}}  # an option is no shape of the map
-    assert {key.shape for key in shapes.wanted("long", runs, names)} == {fast, one}
-    assert shape_results.winner(runs, True) == fast
+    runs[f"{fast}+kl_0"] = {second: {"42": run(0.45, 0.96)}}  # an option is no shape of the map
+    rates = {(key.shape, key.rate) for key in shapes.wanted("rates", runs, names)}
+    assert rates == {(name, rate) for name in (fast, one, REFERENCE) for rate in shape_results.RATES[1:]}
+    assert shape_results.winner(runs, True) == f"{fast}+kl_0"
 
 
 def test_a_run_that_was_cut_short_counts_once_it_is_there_and_until_then_only_the_first_seed_does(
@@ -154,17 +146,13 @@ def test_a_run_that_was_not_there_counts_with_the_time_that_it_had_up_to_the_lim
 
 
 def test_a_run_stays_known_until_one_that_says_more() -> None:
-    results: dict[str, Any] = {"runs": {}, "long": {}}
-    key, long = Key("4x1_8of8", 1e-3, 42), Key("4x1_8of8", 1e-3, 42, long=True)
+    results: dict[str, Any] = {"runs": {}}
+    key = Key("4x1_8of8", 1e-3, 42)
     of_seed = results["runs"].setdefault("4x1_8of8", {}).setdefault("0.001", {})
     shorter, longer, ended = run(0.45, 0.5, ended=""), run(0.45, 0.5, 0.6, ended=""), run(0.45, 0.95, ended="reached")
     for one, expected in ((longer, longer), (shorter, longer), (ended, ended), (longer, ended)):
         key.keep(results, one)
         assert of_seed["42"] is expected
-    long.keep(results, longer)
-    assert of_seed["42"] is ended
-    long.keep(results, whole := run(0.45, 0.5, 0.6, 0.7))
-    assert of_seed["42"] is whole
 
 
 def test_a_rate_is_chosen_by_the_mean_of_the_most_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +187,7 @@ def test_a_stage_follows_another_whose_runs_have_ended(
             key.keep(results, run(0.45, 0.5, ended="limit" if len(trained) <= ends else ""))
 
     monkeypatch.setattr(shapes, "train", train)
-    results: dict[str, Any] = {"runs": {}, "long": {}}
+    results: dict[str, Any] = {"runs": {}}
     given = argparse.Namespace(seconds=100.0, shapes=["1x1_4of4"], results=tmp_path / "shapes.json")
     shapes.train_stages(["screen", "rates"], shapes.MAP, results, given)
     assert trained == [shapes.wanted(stage, {}, (), ["1x1_4of4"]) for stage in expected]
@@ -212,9 +200,8 @@ def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch)
     two = {"42": run(0.4, 0.9), "43": run(0.4, 0.4, 0.9)}
     one, direct = {"42": run(0.4, 0.9), "43": run(0.4, 0.9)}, {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.5)}
     runs = {name: {"0.001": of} for name, of in (("4x1_8of48", two), ("4x1_8of8", one), (REFERENCE, direct))}
-    long = {"4x1_8of48": {"0.001": {"42": run(0.4, 0.9, 0.87) | {"iterations": [0, 100, 200]}}}}
     runs["4x1_8of48+kl_0"] = {"0.001": {"42": run(0.4, 0.4, 0.9), "43": run(0.4, 0.4, 0.9)}}
-    given = {"runs": runs, "long": long}
+    given = {"runs": runs}
     before = json.dumps(given)
     found = shape_results.summary(given)
     assert json.dumps(given) == before
@@ -223,10 +210,6 @@ def test_sides_are_compared_by_means_over_seeds(monkeypatch: pytest.MonkeyPatch)
     middle, low, high = found["two_stage_over_one_stage"]
     assert (middle, low, high) == pytest.approx((1000 / 750, 1.0, 2.0))
     assert found["over_24_of_24"][0] == pytest.approx((2000 + 1000) / 2 / 750)  # one seed had ten iterations in all
-    option = found["options"]["4x1_8of48+kl_0"]["0.001"]
-    assert (option["seeds"], option["there"]) == (2, [2, 2])
-    assert option["sooner"][0] == pytest.approx((10 + 20) / 2 / 20)
-    assert found["worst_fall"] == pytest.approx(0.03)
 
 
 def test_a_run_that_came_far_enough_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

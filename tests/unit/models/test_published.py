@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import architectures
 import full_size
 import model_shapes
 import pytest
@@ -32,14 +33,14 @@ from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS
 
 SET = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
-SD3_MEDIUM = full_size.SD3 | {
+SD3_MEDIUM = architectures.SD3 | {
     "num_layers": 24,
     "num_attention_heads": 24,
     "caption_projection_dim": 1536,
     "pos_embed_max_size": 384,
     "dual_attention_layers": list(range(13)),
 }
-KL = full_size.kl_autoencoder(1.0, 0.0)
+KL = architectures.kl_autoencoder(1.0, 0.0)
 
 
 def files(model: str) -> list[Path]:
@@ -77,7 +78,7 @@ SD3_CLASSES = ("StableDiffusion3Pipeline", "SD3Transformer2DModel")
 PUBLISHED = {
     "flux1_dev": Published(
         pipeline="FluxPipeline",
-        transformer=("FluxTransformer2DModel", full_size.FLUX),
+        transformer=("FluxTransformer2DModel", architectures.FLUX),
         vae=KL,
         latent_shape=(1024, 64),
         image_tokens=1024,
@@ -93,7 +94,7 @@ PUBLISHED = {
     ),
     "sd35_large": Published(
         pipeline=SD3_CLASSES[0],
-        transformer=(SD3_CLASSES[1], full_size.SD3),
+        transformer=(SD3_CLASSES[1], architectures.SD3),
         vae=KL,
         latent_shape=(16, 128, 128),
         image_tokens=4096,
@@ -123,8 +124,8 @@ PUBLISHED = {
     ),
     "sana_1600m": Published(
         pipeline="SanaPipeline",
-        transformer=("SanaTransformer2DModel", full_size.SANA),
-        vae=full_size.DC_AE,
+        transformer=("SanaTransformer2DModel", architectures.SANA),
+        vae=architectures.DC_AE,
         latent_shape=(32, 32, 32),
         image_tokens=1024,
         lora_modules=160,
@@ -140,8 +141,8 @@ PUBLISHED = {
 OURS = {
     "qwen_image": Published(
         pipeline="QwenImagePipeline",
-        transformer=("QwenImageTransformer2DModel", full_size.QWEN_IMAGE),
-        vae=full_size.QWEN_IMAGE_VAE,
+        transformer=("QwenImageTransformer2DModel", architectures.QWEN_IMAGE),
+        vae=architectures.QWEN_IMAGE_VAE,
         latent_shape=(1024, 64),
         image_tokens=1024,
         # 60 blocks × 8, each 32 · (3072 + 3072).
@@ -156,7 +157,7 @@ OURS = {
     ),
     "z_image": Published(
         pipeline="ZImagePipeline",
-        transformer=("ZImageTransformer2DModel", full_size.Z_IMAGE),
+        transformer=("ZImageTransformer2DModel", architectures.Z_IMAGE),
         vae=KL,
         latent_shape=(16, 64, 64),
         image_tokens=1024,

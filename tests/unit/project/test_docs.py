@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,8 +30,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"^([\w.*-]+/)*[\w.*-]+\.(py|yaml|md|toml|yml|sbatch)(::[\w…]+)?$")
 KEY = re.compile(r"^[a-z_]+(\.[a-z_*0-9]+)+$")
 FORMATS = (".py", ".yaml", ".json", ".txt", ".html")
-SCRIPT = re.compile(r"python (?:-m )?((?:benchmarks|tests|solrl_ray)[\w./]*)([^\n`]*)")
+SCRIPT = re.compile(r"python (?:-m )?((?:benchmarks|examples|tests|solrl_ray)[\w./]*)([^\n`]*)")
 TARGET = re.compile(r"(?:^|`|\| )make ([a-z-]+)", re.MULTILINE)
+HISTORY = ROOT / "CHANGELOG.md"
+"""It names files and scripts as they were."""
+GONE = re.compile(r"`([\w./]+\.py)`\s+at\s+([0-9a-f]{8})\b")
+"""A file that was removed, and a commit that has it."""
 OURS = re.compile(r"^(?:solrl|python -m solrl_ray) ", re.MULTILINE)
 
 
@@ -70,8 +75,25 @@ ELSEWHERE = {"config.yaml", "cluster.yaml", "my.yaml", "utils.py"}
 def test_links_and_files_are_there(page: Path) -> None:
     links = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
-    named = {text for text in quoted(page) if FILE.match(text)} - ELSEWHERE
+    if page == HISTORY:
+        return
+    gone = {file for file, _ in GONE.findall(page.read_text())}
+    named = {text for text in quoted(page) if FILE.match(text)} - ELSEWHERE - gone
     assert sorted(text for text in named if not exists(text)) == []
+
+
+def test_a_file_that_was_removed_is_in_the_commit_that_a_page_names() -> None:
+    named = {pair for page in PAGES for pair in GONE.findall(page.read_text())}
+    known = {commit: _is_object(f"{commit}^{{commit}}") for _, commit in named}
+    if not all(known.values()):
+        pytest.skip("this copy has no git history that goes back so far")
+    assert named
+    assert sorted(file for file, commit in named if not _is_object(f"{commit}:{file}")) == []
+
+
+def _is_object(name: str) -> bool:
+    """Whether git has it."""
+    return subprocess.run(["git", "cat-file", "-e", name], cwd=ROOT, capture_output=True).returncode == 0
 
 
 @cache
@@ -140,6 +162,8 @@ def test_configuration_keys_are_keys(page: Path) -> None:
 def test_scripts_have_the_options_that_are_shown_and_the_makefile_its_targets(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
     for script, rest in SCRIPT.findall(text):
+        if page == HISTORY:
+            break
         file = ROOT / (script if script.endswith(".py") else script.replace(".", "/") + ".py")
         if script != "solrl_ray":
             source = file.read_text() + (ROOT / "benchmarks/common.py").read_text()  # which has options of many

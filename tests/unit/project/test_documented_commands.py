@@ -12,9 +12,9 @@ import re
 import shlex
 from pathlib import Path
 
+import edits
 import pytest
 
-from solrl_ray.testbed import editing
 from tests.support.command_line import solrl
 
 ROOT = Path(__file__).parents[3]
@@ -89,8 +89,8 @@ def test_the_commands_of_a_page_work_in_their_order(
     for name, content in files(page).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-    if editing.__name__ in page.read_text():
-        editing.write_all(folder / "edits", steps=0)
+    if "examples/editing/edits.py" in page.read_text():
+        edits.write_all(folder / "edits", steps=0)
     for words in runnable(page):
         if words[:2] == ["prompts", "import"] and "--force" not in words:
             words = [*words, "--force"]  # the folder has prompts already

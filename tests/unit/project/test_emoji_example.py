@@ -1,4 +1,4 @@
-"""A page of pictures before and after: the same seeds side by side, under their prompts."""
+"""The emoji example's page of pictures before and after: the same seeds side by side, under their prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import before_after
 import numpy as np
 import pytest
-from common import told
 from PIL import Image
 
 
@@ -31,7 +30,11 @@ def test_a_row_has_the_base_and_then_the_same_seeds_of_the_policy(tmp_path: Path
     rows = before_after.rows(run(tmp_path, 2), prompts=2, samples=2)  # type: ignore[arg-type]
     assert [caption for caption, _ in rows] == ["a bus", "a cat"]
     for _, pictures in rows:
-        assert (pictures.mean(dim=(1, 2, 3)) * 255).tolist() == pytest.approx([0, 10, 100, 110])
+        assert [picture.getpixel((0, 0))[0] for picture in pictures] == [0, 10, 100, 110]
+    page = before_after.page(rows)
+    assert page.size == (4 * 4, 2 * (4 + before_after.LINE))
+    for top in (before_after.LINE, 2 * before_after.LINE + 4):
+        assert [page.getpixel((4 * column, top))[0] for column in range(4)] == [0, 10, 100, 110]
 
 
 @pytest.mark.parametrize(("after", "skip", "kept"), [(1, 0, 0), (2, 1, 2)])
@@ -53,7 +56,7 @@ def test_a_run_that_kept_fewer_is_refused(after: int, skip: int, kept: int, tmp_
 def test_a_run_that_is_not_there_and_no_pictures_are_refused(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended, told():
+    with pytest.raises(SystemExit) as ended:
         before_after.main([str(tmp_path / "none"), str(tmp_path / "page.png"), *options])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """A page of a run's held-out pictures, before and after: a PNG small enough for a document.
 
-    python benchmarks/before_after.py runs/blobs docs/images/emoji.png [--prompts 10] [--samples 3] [--skip 0]
+    python examples/emoji/before_after.py runs/blobs blobs.png [--prompts 10] [--samples 3] [--skip 0]
 
 Under each prompt are the base model's pictures and, of the same seeds, those of the newest evaluation.
 The run needs `evaluation.pictures` of as many prompts, with those that are skipped, and `evaluation.samples` of as many
@@ -10,22 +10,21 @@ samples. Colours are reduced to 256.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from common import told
-from emoji_assets.judgement import page
-from PIL import Image
-from torch import Tensor
+from PIL import Image, ImageDraw
 
+from solrl_ray.errors import UserError
 from solrl_ray.report.data import RunData, read_run
 
+LINE = 14
+"""Pixels of a prompt's text."""
 
-def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple[str, Tensor]]:
-    """Prompts and their pictures [2 · samples, 3, H, W]. Exits with a sentence if the run kept fewer."""
+
+def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple[str, list[Image.Image]]]:
+    """Prompts and their 2 · `samples` pictures. Exits with a sentence if the run kept fewer."""
     shown, pictures = data.shown, data.pictures
     before, after = (pictures.get(name, {}) for name in ("base", "final"))
     wanted = range(samples)
@@ -43,14 +42,22 @@ def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple
             f"evaluation.samples of at least {samples}"
         )
     return [
-        (captions[prompt], torch.stack([pixels(kept[prompt, n]) for kept in (before, after) for n in wanted]))
+        (captions[prompt], [Image.open(kept[prompt, n]).convert("RGB") for kept in (before, after) for n in wanted])
         for prompt in ordered
     ]
 
 
-def pixels(file: Path) -> Tensor:
-    """float32 [3, H, W] in 0 … 1."""
-    return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
+def page(shown: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
+    """Rows of pictures of one size, each under its prompt."""
+    width, height = shown[0][1][0].size
+    sheet = Image.new("RGB", (len(shown[0][1]) * width, len(shown) * (height + LINE)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for number, (text, pictures) in enumerate(shown):
+        top = number * (height + LINE)
+        pen.text((3, top + 1), text, fill="black")
+        for column, picture in enumerate(pictures):
+            sheet.paste(picture, (column * width, top + LINE))
+    return sheet
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -64,12 +71,14 @@ def main(argv: list[str] | None = None) -> None:
     for name, least in (("prompts", 1), ("samples", 1), ("skip", 0)):
         if (given := getattr(arguments, name)) < least:
             parser.error(f"--{name} is {given}; it must be at least {least}")
-    page(rows(read_run(arguments.run), arguments.prompts, arguments.samples, arguments.skip), arguments.file)
-    with Image.open(io.BytesIO(arguments.file.read_bytes())) as image:
-        image.quantize(256, kmeans=2).save(arguments.file, optimize=True)
+    try:
+        shown = rows(read_run(arguments.run), arguments.prompts, arguments.samples, arguments.skip)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    page(shown).quantize(256, kmeans=2).save(arguments.file, optimize=True)
     print(f"{arguments.file}: {arguments.file.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    with told():
-        main()
+    main()

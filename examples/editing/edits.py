@@ -1,6 +1,6 @@
-"""The small world's edits: a picture of one object, which shall have another colour, and nothing else may change.
+"""The testbed's edits: a picture of one object, which shall have another colour, and nothing else may change.
 
-    python -m solrl_ray.testbed.editing edits
+    python examples/editing/edits.py edits
     solrl train demo edits/edit.yaml
 
 The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of
@@ -12,9 +12,9 @@ colour.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from solrl_ray.records import REFERENCE_TOKENS, Address
 from solrl_ray.sampling.noise import uniform
 from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
 
+SOURCE = Path(__file__).absolute()
+"""Whose functions a run's configuration names."""
 PIPELINE = "builtin:testbed/pipeline"
 PARTS = {"train": 192, "heldout": 128}
 """File of prompts → their number."""
@@ -182,12 +184,12 @@ def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = ST
         "run": {"name": "edits", "iterations": 40},
         "model": {"family": "flux_kontext", "path": str(pipeline), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
-        "rewards": [{"kind": "solrl_ray.testbed.editing:recoloured"}],
+        "rewards": [{"kind": f"{SOURCE}:recoloured"}],
         # Many small steps: an optimiser step has one prompt, of whose 24 seeds it trains on the 2 best and the 2 worst.
         "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
         "learner": {"updates": 3, "micro_batch": 4},
         "fleet": {"learners": {"threads": 1}},
-        "evaluation": {"reference": "solrl_ray.testbed.editing:edited", "every": 40, "prompts": 128, "samples": 2},
+        "evaluation": {"reference": f"{SOURCE}:edited", "every": 40, "prompts": 128, "samples": 2},
     }
     file = folder / "edit.yaml"
     file.write_text(yaml_text.dump(config))
@@ -214,7 +216,18 @@ def without_edits(folder: Path) -> dict[str, float]:
     return {name: recoloured(torch.stack(each), prompts, copies).mean().item() for name, each in drawn.items()}
 
 
-if __name__ == "__main__":
-    (out,) = map(Path, sys.argv[1:])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only-prompts", action="store_true")
+    arguments = parser.parse_args()
+    out = arguments.folder
+    if arguments.only_prompts:
+        write_prompts(out)
+        return
     print(f"wrote {write_all(out)}; train it with: solrl train demo {out}/edit.yaml")
     print("held-out reward of", ", of ".join(f"{name} {reward:.3f}" for name, reward in without_edits(out).items()))
+
+
+if __name__ == "__main__":
+    main()
