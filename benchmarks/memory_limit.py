@@ -30,8 +30,8 @@ from solrl_ray.config.loading import load
 from solrl_ray.errors import UserError
 from solrl_ray.plan import fitting
 from solrl_ray.plan.arithmetic import describe
-from solrl_ray.plan.fitting import Card
-from solrl_ray.plan.gpu_memory import cards
+from solrl_ray.plan.fitting import Gpu
+from solrl_ray.plan.gpu_memory import gpu_memories
 from solrl_ray.plan.model_facts import model_facts
 
 PARTS = ((60.0, "one_gpu_80gb"), (40.0, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
@@ -54,7 +54,7 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises UserError if the run cannot fit.
     """
-    card = Card(name=f"card of {arguments.limit:g} GB", memory=arguments.limit * 1e9)
+    card = Gpu(name=f"card of {arguments.limit:g} GB", memory=arguments.limit * 1e9)
     given = run(arguments, part(arguments.limit), [])
     files, settings = many_gpus.files(given), many_gpus.settings(given)
     config = compiled_learner.resolve_auto(load(files, settings))
@@ -68,7 +68,7 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
         arithmetic = describe(compiled_learner.resolve_auto(config), facts)
     arithmetic = fitting.check(arithmetic, card)
     changes["fleet.offload"] = bool(arithmetic.config.fleet.offload)
-    return {"changes": changes, "estimated_peak_gb": max(one.peak for one in cards(arithmetic)) / 1e9}
+    return {"changes": changes, "estimated_peak_gb": max(one.peak for one in gpu_memories(arithmetic)) / 1e9}
 
 
 def ballast(limit: float) -> Tensor:

@@ -66,7 +66,7 @@ def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48, pl
 
 def planned(*fleet: Any) -> Forecast:
     config = flux(*fleet)
-    return forecast(describe(config, FLUX), price_list(CLUSTER.gpu), CLUSTER, orchestration(), advise=False)
+    return forecast(describe(config, FLUX), price_list(CLUSTER.gpu), CLUSTER, orchestration())
 
 
 def weak_scaling() -> Rows:

@@ -194,7 +194,7 @@ class Shape:
         )
         config = load(files, settings)
         arithmetic = describe(config, MODELS.get(model) or _facts(config))
-        return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration(), advise=False).seconds
+        return forecast(arithmetic, price_list(gpu), Cluster(gpu=gpu), orchestration()).seconds
 
 
 SHAPES = {

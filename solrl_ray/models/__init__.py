@@ -43,8 +43,6 @@ class Family:
     """Whether its transformers may take the value of a guidance embedding."""
     keeps_references: Callable[[SampleShape], bool] = lambda shape: True
     """Whether its stock pipeline takes reference pictures of this size as they are."""
-    without_references: str = ""
-    """The family of the same transformer that sees no references."""
     tools: bool = True
     """Whether ComfyUI and kohya's scripts have its models (`policy.tool_names`)."""
 
@@ -93,7 +91,6 @@ FAMILIES = {
         lambda model: _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False},
         cfg_arguments=_true_scale,
         embeds_guidance=True,
-        without_references="flux",
     ),
     "qwen_image": Family("qwen_image:QwenImage", sizes.QWEN_IMAGE, lambda _: TRUE_SCALE_1, cfg_arguments=_true_scale),
     "qwen_image_edit": Family(
@@ -102,7 +99,6 @@ FAMILIES = {
         lambda _: TRUE_SCALE_1,
         cfg_arguments=_true_scale,
         keeps_references=_of_a_megapixel,
-        without_references="qwen_image",
     ),
     "sana": Family(
         "sana:Sana", sizes.SANA, lambda _: SANA_ARGUMENTS, SANA_CONVOLUTIONS, cfg_arguments=_scale, tools=False

@@ -51,12 +51,12 @@ def test_each_part_has_its_processes_on_its_cards(
 
 
 @pytest.fixture
-def cards(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def gpu_memories(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that look like two cards in an update; they are children of a child of this process."""
     running = []
     for number in (0, 1):
         with (tmp_path / f"card-{number}.out").open("w") as out:
-            out.write(f":job_id:01000000\n:actor_name:Card\n:actor_name:card-{number}\n")
+            out.write(f":job_id:01000000\n:actor_name:Gpu\n:actor_name:card-{number}\n")
             out.flush()
             command = "(exec -a ray::learner.update sleep 600) & echo $! >&2; wait"
             running.append(subprocess.Popen(["bash", "-c", command], stdout=out, stderr=subprocess.PIPE))
