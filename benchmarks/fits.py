@@ -8,23 +8,83 @@ A cell has the hours of a whole run without its evaluations, and whether frozen 
 
 from __future__ import annotations
 
-from solrl_ray.cli.models_on_cards import Verdict, published, verdicts
-from solrl_ray.errors import UserError
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from solrl_ray.cli.configured import on_card
+from solrl_ray.config import checks, named
+from solrl_ray.config.loading import Sources, load, read_file
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.models import FAMILIES
+from solrl_ray.models.paths import BUILTIN
+from solrl_ray.models.shapes import shipped
+from solrl_ray.plan import fitting
+from solrl_ray.plan.arithmetic import Arithmetic, describe
+from solrl_ray.plan.fitting import Gpu
 from solrl_ray.plan.forecast import forecast
+from solrl_ray.plan.outline import facts_of
 from solrl_ray.plan.price_list import PriceList
-from solrl_ray.plan.prices import Cluster, orchestration, price_list
+from solrl_ray.plan.prices import Cluster, Unpriced, orchestration, price_list
+
+PARTS = ("sol_rl", "pickscore")
+"""The other parts of the run."""
+CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
+"""Minimum bytes of a GPU → its part; the first match counts."""
+
 
 CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    model: str
+    """Its name in configs/models."""
+    cluster: str
+    """The part of configs/clusters."""
+    fits: bool
+    arithmetic: Arithmetic
+    """With what the GPU decides, if it fits."""
+
+    @property
+    def offloads(self) -> bool:
+        return bool(self.arithmetic.config.fleet.offload)
+
+
+def published() -> list[str]:
+    """The names of the shipped models of pictures, without the testbed. Videos are trained with smaller pools."""
+    sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
+    return [
+        name
+        for name, model in sections.items()
+        if not model["path"].startswith(BUILTIN) and not FAMILIES[model["family"]].sizes.frame_stride
+    ]
+
+
+def verdicts(gpu: Gpu, fastest: str) -> Iterator[Verdict]:
+    """For each published model, on a GPU with this fastest tier."""
+    cluster = next(part for least, part in CLUSTERS if gpu.memory >= least)
+    settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
+    for model in published():
+        parts = named.resolve([Path(part) for part in (model, *PARTS, cluster)])
+        config = on_card(load(parts, settings), fastest)
+        checks.check(config)
+        shapes = shipped(config.model)
+        assert shapes is not None
+        facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
+        arithmetic = describe(fitting.with_activation_memory(config, facts, gpu), facts)
+        made = fitting.fitted(arithmetic, gpu)
+        yield Verdict(model=model, cluster=cluster, fits=made is not None, arithmetic=made or arithmetic)
 
 
 def cell(verdict: Verdict, prices: PriceList) -> str:
     if not verdict.fits:
         return "–"
     try:
-        made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration(), advise=False)
+        made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration())
         said = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
-    except UserError:  # no similar model was priced
+    except Unpriced:
         said = "fits"
     return said + ", offload" * verdict.offloads
 
@@ -40,8 +100,8 @@ def table() -> list[str]:
     lists = {card: price_list(card) for card in CARDS}
     columns = {}
     for card, prices in lists.items():
-        assert prices.card is not None
-        found = {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.card, prices.fastest)}
+        assert prices.device is not None
+        found = {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.device, prices.fastest)}
         columns[card] = [source(prices), *(found[model] for model in published())]
     names = ["hours are", *(f"`{model}`" for model in published())]
     rows = [f"| {' | '.join(cells)} |" for cells in zip(names, *columns.values(), strict=True)]

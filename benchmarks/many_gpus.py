@@ -48,7 +48,7 @@ from solrl_ray.models.shapes import shipped
 from solrl_ray.plan import fitting
 from solrl_ray.plan.arithmetic import ModelFacts, describe
 from solrl_ray.plan.forecast import forecast
-from solrl_ray.plan.gpu_memory import cards
+from solrl_ray.plan.gpu_memory import gpu_memories
 from solrl_ray.plan.model_facts import model_facts
 from solrl_ray.plan.outline import facts_of
 from solrl_ray.plan.prices import Cluster, orchestration, price_list
@@ -195,10 +195,10 @@ def planned(arguments: argparse.Namespace) -> dict[str, Any]:
 def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict[str, Any]:
     """What `solrl plan` says of an iteration on `count` of these cards."""
     prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
-    assert prices.card is not None
-    arithmetic = fitting.check(describe(fitting.resolve_auto(config, facts, prices.card), facts), prices.card)
-    made = forecast(arithmetic, prices, cluster, orchestration(), advise=False)
-    peaks = [round(card.peak / 1e9, 1) for card in cards(arithmetic)]
+    assert prices.device is not None
+    arithmetic = fitting.check(describe(fitting.resolve_auto(config, facts, prices.device), facts), prices.device)
+    made = forecast(arithmetic, prices, cluster, orchestration())
+    peaks = [round(card.peak / 1e9, 1) for card in gpu_memories(arithmetic)]
     offload = bool(arithmetic.config.fleet.offload)
     return {"prices": card, "seconds": made.seconds, "parts": made.parts, "offload": offload, "peak_gb": peaks}
 

@@ -113,7 +113,6 @@ def entry(model: str, rollout: dict[str, Any], learner: dict[str, Any], on: str)
         f"    parameters: {facts.parameters}",
         f"    resolution: [{shape.height}, {shape.width}]",
         *([f"    frames: {shape.frames}"] if shape.frames else []),
-        f"    tokens: {facts.tokens}",
         "    steps:",
         f"      bf16: {figure(of['bf16'], f'rollout_{model}.json, compiled')}",
         f"      {rollout['tier']}: "

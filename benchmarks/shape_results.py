@@ -176,7 +176,7 @@ class Shape:
         )
         config = load(files, settings)
         arithmetic = describe(config, FLUX if model == HEADLINE else _facts(config))
-        return forecast(arithmetic, price_list(GPU), Cluster(gpu=GPU), orchestration(), advise=False).seconds
+        return forecast(arithmetic, price_list(GPU), Cluster(gpu=GPU), orchestration()).seconds
 
 
 SHAPES = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.world import World
 from solrl_ray.config.fleet import FleetConfig
-from solrl_ray.errors import NonsenseError, RunError, UserError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher, Held, Order
 from solrl_ray.scheduling.strikes import Strikes

@@ -13,7 +13,7 @@ from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling, previews
 from solrl_ray.errors import UserError
-from solrl_ray.plan.fitting import Card
+from solrl_ray.plan.fitting import Gpu
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
 
@@ -71,11 +71,11 @@ def free_cache() -> int:
     return before - torch.cuda.memory_reserved()
 
 
-def card() -> Card:
+def card() -> Gpu:
     """This process's first GPU."""
     device = torch.device("cuda", 0)
     memory = torch.cuda.get_device_properties(device).total_memory
-    return Card(name=capability.device_name(device), memory=memory)
+    return Gpu(name=capability.device_name(device), memory=memory)
 
 
 def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:

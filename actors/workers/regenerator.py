@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from actors.cluster.progress_notes import noted
-from actors.workers.devices import free_cache, prepare
+from actors.workers.devices import prepare
 from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
 from solrl_ray.config.samplers import Ode
@@ -21,13 +21,12 @@ from solrl_ray.evaluation.held_out import reference_pictures
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.components import Component
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import IMAGES, Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
 from solrl_ray.rollout.sampler import Samplers, group_of, references_for
 from solrl_ray.sampling.drawing import Drawing
-from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.receive import Receiver
 
 

@@ -17,7 +17,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.plan import fitting
 from solrl_ray.plan.advice import advice
 from solrl_ray.plan.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.plan.fitting import Card
+from solrl_ray.plan.fitting import Gpu
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:
@@ -84,7 +84,7 @@ def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
     return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
 
 
-def print_plan(run: Run, *, timed: bool = False, card: Card | None = None) -> Arithmetic:
+def print_plan(run: Run, *, timed: bool = False, card: Gpu | None = None) -> Arithmetic:
     """Print and return the arithmetic of a checked run, with notes and warnings.
 
     `timed`: the duration will be printed after it; `card`: the type of its GPUs. Raises `UserError` as `fitting.check`

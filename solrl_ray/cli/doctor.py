@@ -13,11 +13,9 @@ from pathlib import Path
 
 import torch
 
-from solrl_ray.cli.models_on_cards import PARTS, verdicts
 from solrl_ray.common.files import NO_NAMES, refuses_files, syncs_names
 from solrl_ray.errors import RunError
 from solrl_ray.models import compilation
-from solrl_ray.plan.fitting import Card
 from solrl_ray.quantization import attestation, capability
 
 LIBRARIES = ("torch", "ray", "diffusers", "transformers", "peft", "deepspeed", "transformer-engine")
@@ -73,26 +71,6 @@ def _device(device: torch.device) -> Iterator[Finding]:
             continue
         tested = "; ".join(f"{check}: {found}" for check, found in checks.items())
         yield Finding(part, tier, "ok", f"{NOTES[tier]} · {tested}")
-    if device.type == "cpu":
-        yield Finding(
-            part, "models", "lacks", "no published model trains on CPUs; the testbed does (`solrl train demo`)"
-        )
-    else:
-        total = torch.cuda.get_device_properties(device).total_memory
-        yield models_on(Card(name=part, memory=total), auto)
-
-
-def models_on(card: Card, fastest: str) -> Finding:
-    """Which published models can train alone on a GPU with this fastest tier, by estimates of memory."""
-    found = list(verdicts(card, fastest))
-    fit = [verdict.model + " (offload)" * verdict.offloads for verdict in found if verdict.fits]
-    told = f"estimated: {', '.join(fit)}" if fit else "none fits"
-    shown = next((verdict for verdict in found if verdict.fits), found[0])
-    parts = " ".join((shown.model, *PARTS, shown.cluster))
-    # A plan reads no missing prompt files, but every run must name some.
-    prompts = "--set prompts.train=train.txt --set prompts.heldout=heldout.txt"
-    more = f"; `solrl plan {parts} {prompts}` says more of {shown.model}"
-    return Finding(card.name, "models", "ok" if fit else "lacks", told + more)
 
 
 def _storage(root: Path) -> Iterator[Finding]:

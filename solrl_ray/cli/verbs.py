@@ -21,7 +21,6 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import continuation, own_functions, problems
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.plan.fitting import TooSmall
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -58,7 +57,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
         cluster = cluster_of(arguments.machines, arguments.gpu)
         prices = price_list(cluster.gpu)
-        card = prices.card
+        card = prices.device
     loaded = fresh(arguments)
     preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
     if arguments.address:
@@ -66,23 +65,12 @@ def plan(arguments: argparse.Namespace) -> int:
     if prices:
         check_tier(loaded, prices.gpu, prices.fastest)
         loaded = replace(loaded, config=on_card(loaded.config, prices.fastest))
-    try:
-        run = Run(loaded.config, loaded.sources, planned=True, elsewhere=prices is not None)
-        arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
-    except TooSmall as error:
-        from solrl_ray.cli.models_on_cards import fitting_models
-
-        fitting = fitting_models(card, prices.fastest) if card and prices else ""
-        raise UserError(f"{str(error).removesuffix('.')}; {fitting}.") if fitting else error from error
+    run = Run(loaded.config, loaded.sources, planned=True, elsewhere=prices is not None)
+    arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
     if cluster and prices:
         from solrl_ray.plan.forecast import times
 
-        try:
-            print(times(arithmetic, cluster, prices), flush=True)
-        except UserError as error:
-            if card is None or not arithmetic.gpus:
-                raise
-            print(f"note: it fits, but its time is unknown: {error}", flush=True)
+        print(times(arithmetic, cluster, prices), flush=True)
     if arguments.address:
         ray_auth.settle(local=False)
         from actors.client import launch

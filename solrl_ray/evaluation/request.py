@@ -8,7 +8,6 @@ from pathlib import Path
 from solrl_ray.config.continuation import first_difference
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES
 from solrl_ray.learning.state import LearnerState

@@ -38,8 +38,6 @@ class Family:
     """Whether its transformers may take the value of a guidance embedding."""
     keeps_references: Callable[[SampleShape], bool] = lambda shape: True
     """Whether its stock pipeline takes reference pictures of this size as they are."""
-    without_references: str = ""
-    """The family of the same transformer that sees no references."""
     tool_names: ToolNames | None = None
     """Names of its LoRA modules in files of ComfyUI and kohya's scripts; None: these do not have its models."""
     distilled: frozenset[str] = frozenset()

@@ -151,7 +151,6 @@ FAMILIES = {
         stock_arguments=_as_they_are,
         cfg_arguments=true_scale,
         embeds_guidance=True,
-        without_references="flux",
         tool_names=TOOL_NAMES,
     ),
 }

@@ -125,7 +125,6 @@ FAMILIES = {
         stock_arguments=true_scale_1,
         cfg_arguments=true_scale,
         keeps_references=_of_a_megapixel,
-        without_references="qwen_image",
         tool_names=TOOL_NAMES,
     )
 }

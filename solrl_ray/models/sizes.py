@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.errors import UserError
-from solrl_ray.models.shapes import DTYPE_BYTES, TEXT_WIDTHS, TextEncoderSize
+from solrl_ray.models.shapes import DTYPE_BYTES, TEXT_WIDTHS
 from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
@@ -223,12 +223,6 @@ class FamilySizes:
         """Of a sample's latents as the transformer takes them."""
         channels = int(transformer["in_channels"])
         return (channels - self.marks) // 2 if self.marks else channels
-
-    def text_flops(self, config: Model, texts: Sequence[TextEncoderSize]) -> int:
-        """Floating-point operations of encoding a text."""
-        *clip, long = texts
-        clips = sum(each.multiplied for each in clip) * CLIP_TOKENS
-        return 2 * (clips + long.multiplied * config.max_sequence_length)
 
     def embedding_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """Of a text and its references, on disk and in memory."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from solrl_ray.config.checks import units_and_pruning
-from solrl_ray.config.pools import explorer_pools, explorers_in_all, prompts_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.plan.update import rounds
@@ -25,41 +23,18 @@ def advice(config: Config) -> tuple[str, ...]:
 
 def _idle_explorers(config: Config) -> str:
     """If an iteration has fewer units than there are explorers."""
-    idle, sampling, rollout = _idle(config), pool_sampling(config), config.rollout
-    if not idle:
+    sampling, rollout, explorers = pool_sampling(config), config.rollout, config.fleet.explorers.count
+    units = rollout.prompts * sampling.units
+    if units >= explorers:
         return ""
-    explorers = explorers_in_all(config.fleet)
     cut = rollout.preview.unit is not None or sampling.prune
     key = "rollout.preview.unit" if cut else "rollout.explore.micro_batch"
     if is_one_stage(config):
         key = "rollout.regenerate.micro_batch"
-    said = (
-        f"{idle} of {explorers} explorers have no work, because an iteration has {rollout.prompts * sampling.units} "
-        f"units ({key} is {sampling.unit}); "
+    return (
+        f"{explorers - units} of {explorers} explorers have no work, because an iteration has {units} units ({key} is "
+        f"{sampling.unit}); {units} explorers are as fast"
     )
-    better = _better_unit(config, idle)
-    if better is None:
-        return f"{said}{explorers - idle} explorers are as fast"
-    return f"{said}rollout.preview.unit={better} makes {rollout.prompts * rollout.pool // better}"
-
-
-def _idle(config: Config) -> int:
-    """Explorers beyond the units that an iteration has for their kind."""
-    units, prompts = pool_sampling(config).units, prompts_of(config)
-    return sum(max(0, pool.count - prompts[name] * units) for name, pool in explorer_pools(config.fleet).items())
-
-
-def _better_unit(config: Config, idle: int) -> int | None:
-    """The largest smaller unit with which no explorer is idle, or with which the fewest are; None if none is better."""
-    if is_one_stage(config):
-        return None
-    size, found = config.rollout.explore.micro_batch, {}
-    for unit in range(size, pool_sampling(config).unit, size):
-        changed = config.changed({"rollout.preview.unit": unit})
-        if not any(units_and_pruning(changed)):
-            found[unit] = _idle(changed)
-    best = min(found, key=lambda unit: (found[unit], -unit), default=None)
-    return None if best is None or found[best] == idle else best
 
 
 def _padded_samples(config: Config) -> str:

@@ -22,7 +22,6 @@ from solrl_ray.config.pools import (
     REGENERATORS,
     apart,
     encoded_ahead,
-    encoder_of,
     encoders,
     encoding_batch,
     needs_packed,
@@ -39,7 +38,6 @@ from solrl_ray.plan.update import (
     forwards_without_gradient,
     latents_a_sample,
     micro_batches,
-    prepared_bytes,
     references,
     trained_timesteps,
     training_bytes,
@@ -50,12 +48,6 @@ NAMES = len("regenerate")
 """Characters of the column of names, so that what a plan prints one after another stands in line."""
 WIDTH = 100
 """Columns of what a plan prints."""
-GPU_FLOPS, THREAD_FLOPS = 300e12, 16e9
-"""Assumed for encoding prompts, of a large GPU in bfloat16, a third of an H100's peak, and of a CPU thread: T5-XXL at
-128 tokens in 77 s, the better of two measurements on an EPYC.
-"""
-LOAD_BYTES = 2.5e9
-"""Assumed bytes a second from the page cache to a device, for text encoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,42 +94,15 @@ class ModelFacts:
     """Of the autoencoder, its encoder included."""
     text_parameters: int = 0
     """Of the text encoders."""
-    text_flops: int = 0
-    """Floating-point operations of encoding a prompt."""
     embedding_bytes: int = 0
     """Of an encoded prompt."""
     tokens: int = 0
     """Of a sample of the smallest shape, its references and its text, as the blocks transform them."""
-    without_references: str = ""
-    """The family of the same transformer that sees no references; empty: there is none."""
 
     @property
     def quantized_share(self) -> float:
         """Of the transformer's weights."""
         return self.quantized_parameters / self.parameters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodingCosts:
-    """What encoding prompts takes: seconds, number of encoders, memory of a device, and disk."""
-
-    load_seconds: float
-    """Until text encoders that left a device are back, without reading the disk."""
-    batch_seconds: float
-    """Of a micro-batch, on one encoder."""
-    batch: int
-    """Its prompts."""
-    encoders: int
-    """Which work at the same time."""
-    weight_bytes: int
-    """Of the text encoders, on each encoder's device."""
-    prompt_bytes: int
-    """Of an embedding, on disk and in memory."""
-
-    def seconds(self, prompts: int) -> float:
-        """Of a visit of the text encoders, with this many prompts without an embedding."""
-        rounds = math.ceil(math.ceil(prompts / self.batch) / self.encoders)
-        return self.load_seconds + rounds * self.batch_seconds if prompts else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +151,6 @@ class Arithmetic:
     """The transformer's, buffers included, as every process of a worker holds them."""
     training_bytes: int
     """A learner rank's LoRA policies, gradient and share of AdamW's state (the factors, two moments), in float32."""
-    prepared_bytes: int
-    """Peak of a learner rank's main memory for micro-batches that wait for their gradient while samples arrive: see
-    `update.prepared_bytes`.
-    """
     activation_bytes: int
     """Estimated: what a micro-batch's forward keeps for its backward pass on a learner rank."""
     train_prompts: int | None = None
@@ -198,24 +159,6 @@ class Arithmetic:
     @property
     def revision_bytes(self) -> int:
         return self.lora_bytes + self.packed_bytes
-
-    @property
-    def encoding(self) -> EncodingCosts | None:
-        """What encoding prompts takes; None if the text encoders' sizes are not known."""
-        facts, fleet = self.facts, self.config.fleet
-        if not facts.text_parameters:
-            return None
-        worker, batch = encoder_of(fleet), encoding_batch(fleet)
-        rows = batch + (batch > 1)  # see `DiffusionModel.encode`
-        weight_bytes = facts.text_parameters * DTYPE_BYTES[self.config.model.dtype]
-        return EncodingCosts(
-            load_seconds=weight_bytes / LOAD_BYTES,
-            batch_seconds=rows * facts.text_flops / (GPU_FLOPS if worker.num_gpus else THREAD_FLOPS * worker.threads),
-            batch=batch,
-            encoders=encoders(self.config),
-            weight_bytes=weight_bytes,
-            prompt_bytes=facts.embedding_bytes,
-        )
 
     @property
     def gpus(self) -> float:
@@ -229,7 +172,6 @@ class Arithmetic:
             loader=PackageLoader("solrl_ray.plan"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         texts.filters |= {"listed": listed, "of": counted, "size": describe_size, "thousands": "{:,}".format}
-        texts.filters["seconds"] = lambda seconds: f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
         texts.filters["tier"] = partial(describe_tier, config)
         text = texts.get_template("arithmetic.txt").render(
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
@@ -246,8 +188,10 @@ class Arithmetic:
             revision_bytes=self.revision_bytes,
             workers=_processes(config),
             processes=sum(count for _, count, _ in _processes(config)),
-            encoding=self.encoding,
-            encoded=config.rollout.prompts * encoded_ahead(config.fleet),
+            ahead=encoded_ahead(config.fleet),
+            encoding_batch=encoding_batch(config.fleet),
+            encoders=encoders(config),
+            text_encoder_bytes=self.facts.text_parameters * DTYPE_BYTES[config.model.dtype],
             inside=[
                 counted(count, name)
                 for name, pool in (("explorer", "explorers"), ("regenerator", REGENERATORS))
@@ -345,7 +289,6 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
         "packed_bytes": facts.packed_bytes * packed,
         "weights_bytes": (facts.parameters + facts.buffers) * DTYPE_BYTES[config.model.dtype],
         "training_bytes": training_bytes(config, facts.lora_parameters),
-        "prepared_bytes": prepared_bytes(config, facts.latent_shape),
         "activation_bytes": round(config.learner.micro_batch * (least + share * (most - least))),
     }
 

@@ -16,7 +16,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import cannot_offload
 from solrl_ray.errors import UserError
 from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts, describe, describe_size
-from solrl_ray.plan.gpu_memory import ENCODE, CardMemory, cards
+from solrl_ray.plan.gpu_memory import ENCODE, GpuMemory, gpu_memories
 
 MAX_FILL = 0.95
 """Share of a card that a run may fill: the rest is for what the estimates miss."""
@@ -32,12 +32,8 @@ HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
 
 
-class TooSmall(UserError):
-    """No setting that is tried makes the run fit the card."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Gpu:
     """A GPU, as far as memory goes."""
 
     name: str
@@ -56,7 +52,7 @@ def is_open(config: Config) -> bool:
     return compiled_learner.is_open(config) or _may_offload(config)
 
 
-def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
+def with_activation_memory(config: Config, facts: ModelFacts, card: Gpu) -> Config:
     """The configuration with what `learner.activation_memory: null` means on such cards: the first of `_passes` that
     leaves room on them, which may have a smaller `learner.micro_batch`. 0 if the model's memory is unknown.
     """
@@ -71,7 +67,7 @@ def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Con
     return compiled_learner.keeping(config, 0.0)
 
 
-def resolve_auto(config: Config, facts: ModelFacts, card: Card) -> Config:
+def resolve_auto(config: Config, facts: ModelFacts, card: Gpu) -> Config:
     """The configuration with what `learner.activation_memory: null` and `fleet.offload: null` mean on such cards.
 
     The second changes no result; the first may choose other kernels, and so other bits.
@@ -87,7 +83,7 @@ def resolve_auto(config: Config, facts: ModelFacts, card: Card) -> Config:
         raise UserError(f"{str(error).removesuffix('.')}, or --set fleet.offload=false to try it anyway.") from error
 
 
-def fitted(arithmetic: Arithmetic, card: Card) -> Arithmetic | None:
+def fitted(arithmetic: Arithmetic, card: Gpu) -> Arithmetic | None:
     """The run with what `fleet.offload` means on such cards: false unless the peak is then close to what may be filled.
     None if the run does not fit them.
     """
@@ -96,12 +92,12 @@ def fitted(arithmetic: Arithmetic, card: Card) -> Arithmetic | None:
     return next(roomy, min(ways, key=_peak, default=None))
 
 
-def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
-    """`fitted`. Raises `UserError` with what would make the run fit, `TooSmall` if nothing would."""
+def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
+    """`fitted`. Raises `UserError` with what would make the run fit, if anything would."""
     if found := fitted(arithmetic, card):
         return found
     needs = (
-        f"{listed(cards(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), and "
+        f"{listed(gpu_memories(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), and "
         f"{describe_size(card.usable)} of its {describe_size(card.memory)} may be filled"
     )
     if changes := fitting_changes(arithmetic, card):
@@ -110,39 +106,31 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
         raise UserError(f"{needs}; it fits with {words} ({describe_size(peak)}).")
     smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=_peak)
     said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
-    full = [process for process in cards(smallest)[0].processes if process.peak > card.usable]
+    full = [process for process in gpu_memories(smallest)[0].processes if process.peak > card.usable]
     if any(process.fullest == ENCODE for process in full):
         elsewhere = "fleet.encoders.num_gpus 0 encodes on CPUs"
         if encodes_on_cards(arithmetic.config.fleet):
             elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on GPUs of their own"
-        raise TooSmall(f"{said}: take a card with more memory, or leave the text encoders out of it: {elsewhere}.")
-    alone = "" if full else ", or a card for each worker (num_gpus: 1)"
+        raise UserError(f"{said}: take a GPU with more memory, or leave the text encoders out of it: {elsewhere}.")
+    alone = "" if full else ", or a GPU for each worker (num_gpus: 1)"
     frames = arithmetic.config.model.frames
     shorter = f", fewer frames (model.frames is {frames})" if frames else ""
-    raise TooSmall(f"{said}: take a card with more memory{shorter} or a smaller model{alone}.")
+    raise UserError(
+        f"{said}: take a GPU with more memory{shorter} or a smaller model{alone}; a table in the README says which "
+        "models train on which GPU."
+    )
 
 
-def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
-    """Keys and values with which the run fits: the first of `_candidates` that are enough, each as little changed as
-    the others allow. None if all of them are not enough.
+def fitting_changes(arithmetic: Arithmetic, card: Gpu) -> dict[str, Any] | None:
+    """Keys and values with which the run fits: as many of `_candidates`, from the first on, as are enough. None if all
+    of them are not enough.
     """
-
-    def fits(changes: Mapping[str, Any]) -> bool:
-        return fitted(_changed(arithmetic, changes), card) is not None
-
-    candidates = list(_candidates(arithmetic))
     changes: dict[str, Any] = {}
-    for key, value in candidates:
+    for key, value in _candidates(arithmetic):
         changes[key] = value
-        if fits(changes):
-            break
-    else:
-        return None
-    for key in list(changes):
-        others = {other: value for other, value in changes.items() if other != key}
-        less = [others, *(others | {key: value} for name, value in candidates if name == key)]
-        changes = next(fewer for fewer in less if fits(fewer))
-    return changes
+        if fitted(_changed(arithmetic, changes), card):
+            return changes
+    return None
 
 
 def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
@@ -192,13 +180,13 @@ def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
 
 
 def _peak(arithmetic: Arithmetic) -> int:
-    return max((card.peak for card in cards(arithmetic)), default=0)
+    return max((card.peak for card in gpu_memories(arithmetic)), default=0)
 
 
 def _least(arithmetic: Arithmetic) -> str:
     """``47 GB to explore``, ``42 GB to load with fleet.offload``."""
     least = min(_ways(arithmetic), key=_peak)
-    fullest = cards(least)[0]
+    fullest = gpu_memories(least)[0]
     stages = listed(list(dict.fromkeys(process.fullest for process in fullest.processes)))
     return f"{describe_size(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
 
@@ -211,11 +199,11 @@ def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
 # What a plan prints
 
 
-def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
+def rows(arithmetic: Arithmetic, card: Gpu | None = None) -> list[tuple[str, str]]:
     """Names and sentences: what is on the fullest card, its stages, what offloading brings; none without GPUs."""
     if arithmetic.gpus and not arithmetic.facts.memory_is_known:
         return [("memory", f"unknown: nobody has measured models of family {arithmetic.config.model.family!r}")]
-    found = cards(arithmetic)
+    found = gpu_memories(arithmetic)
     if not found:
         return []
     held = "; ".join(
@@ -228,7 +216,7 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
     ]
     if not cannot_offload(arithmetic.config):
         offloading = _changed(arithmetic, {"fleet.offload": True})
-        away, link = cards(offloading)[0], card.host_link if card else HOST_LINK
+        away, link = gpu_memories(offloading)[0], card.host_link if card else HOST_LINK
         said = (
             f"with fleet.offload one GPU holds at most {_stages(away)}: {describe_size(away.offloaded)} of frozen "
             "weights leave it while it explores; they take as much pinned main memory for each GPU, and about "
@@ -239,9 +227,9 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
     return [*shown, ("store", _store(arithmetic))]
 
 
-def sentence(arithmetic: Arithmetic, card: Card) -> str:
+def sentence(arithmetic: Arithmetic, card: Gpu) -> str:
     """That the run fits such cards, and how; empty without GPUs. Raises `UserError` as `check` if it does not."""
-    if not cards(arithmetic):
+    if not gpu_memories(arithmetic):
         return ""
     made = check(arithmetic, card)
     offload = (
@@ -253,14 +241,14 @@ def sentence(arithmetic: Arithmetic, card: Card) -> str:
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
     """Of an iteration, for frozen weights that come back to a card."""
-    return max((card.offloaded for card in cards(arithmetic)), default=0) / link
+    return max((card.offloaded for card in gpu_memories(arithmetic)), default=0) / link
 
 
 def _sizes(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {describe_size(size)}" for name, size in parts.items() if size)
 
 
-def _stages(card: CardMemory) -> str:
+def _stages(card: GpuMemory) -> str:
     told = []
     for process in card.processes:
         stages = _sizes({name: process.at(name) for name in process.stages})

@@ -39,7 +39,7 @@ Parts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessMemory:
     """One process on a card, which does one stage at a time."""
 
     roles: tuple[str, ...]
@@ -66,8 +66,8 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardMemory:
-    processes: tuple[Process, ...]
+class GpuMemory:
+    processes: tuple[ProcessMemory, ...]
     offloaded: int = 0
     """Bytes that leave it while it explores, with `fleet.offload`; pinned main memory keeps a copy."""
 
@@ -81,7 +81,7 @@ class CardMemory:
         return tuple(role for process in self.processes for role in process.roles)
 
 
-def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
+def gpu_memories(arithmetic: Arithmetic) -> tuple[GpuMemory, ...]:
     """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU, or if the memory
     of the model is unknown.
 
@@ -92,7 +92,7 @@ def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
     placed = _placed(config) if arithmetic.facts.memory_is_known else ()
     kinds = dict.fromkeys(tuple(sorted(processes)) for processes in placed)
     found = [
-        CardMemory(
+        GpuMemory(
             processes=tuple(_process(arithmetic, roles) for roles in kind),
             offloaded=max(_offloaded(arithmetic, roles) for roles in kind),
         )
@@ -143,13 +143,13 @@ def _roles(config: Config, rank: int) -> tuple[str, ...]:
     return (*with_it, LEARNER)
 
 
-def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> Process:
+def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> ProcessMemory:
     config, facts, width = arithmetic.config, arithmetic.facts, DTYPE_BYTES[arithmetic.config.model.dtype]
     encode = {ENCODE: {"text encoders": facts.text_parameters * width}}
     if config.model.references:  # their encoding is taken to need as much as a picture's decoding
         encode[ENCODE]["autoencoder"] = facts.decoder_parameters * width + facts.decoding_bytes
     if roles == (ENCODER,):
-        return Process(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
+        return ProcessMemory(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     samples, alone = roles != (LEARNER,), roles == (EXPLORER,)
     copied = facts.touched_parameters * width
     if alone:  # what it merges revisions into: layers that it does not quantise; with `publish.mode` lora, all
@@ -175,7 +175,7 @@ def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> Process:
         stages[LEARN] = _learning(arithmetic)
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
-    return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
+    return ProcessMemory(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
 
 
 def _shares(roles: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from solrl_ray.config.pools import REGENERATORS, explorers_in_all, on_cards, shares
+from solrl_ray.config.pools import REGENERATORS, on_cards, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -72,7 +72,7 @@ class Iteration:
 
 def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration:
     """An iteration of a run in progress."""
-    explorers, regenerators = explorers_in_all(config.fleet), config.fleet.regenerators.count
+    explorers, regenerators = config.fleet.explorers.count, config.fleet.regenerators.count
     units = config.rollout.prompts * pool_sampling(config).units
     groups = 0 if is_one_stage(config) else config.rollout.prompts
     message, gap, rest = (ms / 1000 for ms in (costs.message, costs.gap, costs.iteration))
@@ -117,7 +117,7 @@ def shared(config: Config) -> bool:
 def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, float]:
     """Seconds until the last preview, and until the last regenerated group; from a unit's and a group's."""
     prompts, sampling = config.rollout.prompts, pool_sampling(config)
-    explorers, regenerators = explorers_in_all(config.fleet), config.fleet.regenerators.count
+    explorers, regenerators = config.fleet.explorers.count, config.fleet.regenerators.count
     rounds, last = _rounds(prompts * sampling.units, explorers), _rounds(prompts, regenerators)
     explored = rounds * explore
     if is_one_stage(config):
@@ -174,14 +174,14 @@ def _begun(config: Config, early: float, explore: float, regenerate: float) -> f
     """Seconds of the update that are over when the last samples come: of the prompts before the last round."""
     prompts, units, workers, each = config.rollout.prompts, 1, config.fleet.regenerators.count, regenerate
     if is_one_stage(config):
-        units, workers, each = pool_sampling(config).units, explorers_in_all(config.fleet), explore
+        units, workers, each = pool_sampling(config).units, config.fleet.explorers.count, explore
     before = _rounds(prompts * units, workers) - 1
     return min(early * (before * workers // units) / prompts, before * each)
 
 
 def _load(config: Config, stages: Stages, units: int) -> float:
     """Mean seconds until an explorer that gets work holds a revision."""
-    working = min(explorers_in_all(config.fleet), units)
+    working = min(config.fleet.explorers.count, units)
     on = min(working, on_cards(config, "explorers"))
     return (on * stages.merge + (working - on) * stages.load) / working
 

@@ -119,7 +119,6 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         recomputed_bytes=recomputed,
         activation_bytes=activations,
         tokens=tokens,
-        without_references=FAMILIES[model.family].without_references,
         streams=streams,
         # A weight of two streams meets the tokens of one of them, about half of all on average.
         stream_flops=2 * shapes.parameters * tokens * shapes.blocks // max(1, streams) ** 2,
@@ -138,7 +137,6 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         quantized_parameters=sum(_weights(linears[path]) for path in quantized),
         explorer_bytes=_explorer_bytes(config, shapes, tier, packed),
         text_parameters=sum(text.parameters for text in shapes.texts),
-        text_flops=sizes.text_flops(model, shapes.texts),
         embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
     )
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from solrl_ray.config.resolution import OneShape, as_shape
 from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
-from solrl_ray.plan.fitting import HOST_LINK, Card
+from solrl_ray.plan.fitting import HOST_LINK, Gpu
 from solrl_ray.records import SampleShape
 
 ONCE = ("publication", "load", "merge", "checkpoint")
@@ -77,8 +77,6 @@ class ModelCosts(Section):
     resolution: OneShape
     frames: Positive | None = None
     """Of the videos that were measured; None: pictures."""
-    tokens: Positive | None = None
-    """Of a sample and its text, as the blocks transform them; for models that see references as well."""
     steps: dict[str, Figure]
     """Tier → one solver step."""
     scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)
@@ -148,10 +146,10 @@ class PriceList(Section):
     models: tuple[ModelCosts, ...] = ()
 
     @property
-    def card(self) -> Card | None:
+    def device(self) -> Gpu | None:
         if self.memory_gb is None:
             return None
-        return Card(name=self.gpu, memory=self.memory_gb * 1e9, host_link=self.host_gb_per_second * 1e9)
+        return Gpu(name=self.gpu, memory=self.memory_gb * 1e9, host_link=self.host_gb_per_second * 1e9)
 
 
 def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:

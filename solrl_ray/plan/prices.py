@@ -1,7 +1,7 @@
 """Seconds of each stage of a run on a given card, from price lists, which are data.
 
 A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether and on what it was
-measured. An unlisted model is scaled from the nearest one of its family, and all its figures are then estimates.
+measured. Models that are not listed have no prices.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from pydantic import ValidationError
 
 from solrl_ray.config import problems, reward_kinds
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
 from solrl_ray.config.loading import read_file
-from solrl_ray.config.pools import REGENERATORS, explorers_in_all, is_colocated, needs_packed, on_cards
+from solrl_ray.config.pools import is_colocated, needs_packed, on_cards
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
@@ -27,19 +26,13 @@ from solrl_ray.models import FAMILIES
 from solrl_ray.plan import fitting
 from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.plan.iteration import Orchestration, Stages
-from solrl_ray.plan.price_list import ONCE, Figure, ModelCosts, PriceList, scaled_from
+from solrl_ray.plan.price_list import Figure, ModelCosts, PriceList, scaled_from
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
 """Models whose parameters and image tokens differ by less than this factor count as the same."""
 SAME_SHARE = 0.02
 """Shares of quantised weights that differ by at most this count as the same."""
-SCALABLE = 8.0
-"""Largest factor of work for scaling a figure to another model."""
-LONGER = 3.0
-"""Largest factor of a video's tokens for the same. Attention grows with their square and is not counted apart: by Wan
-2.2's 5B, an iteration of Wan 2.1's 1.3B, with four times the tokens, was planned at less than half of what it took.
-"""
 ON_ITS_CARD, TOUCHED = 0.65, 1.79e9
 """Seconds beside rollout and update, without the controller's, in which a card that learns makes a revision its own,
 and weights that LoRA touches: of FLUX.1-dev and of SD3.5-Large, on an H100 (``rehearsal_*.json``).
@@ -55,6 +48,10 @@ kept, and 6.5 with one of Qwen-Image-Edit on an H100, half of them kept.
 P = TypeVar("P", bound=Section)
 
 
+class Unpriced(UserError):
+    """The price list lacks the model or the tier."""
+
+
 class Cluster(Section):
     """The machines, for a forecast; the configuration has the number of workers."""
 
@@ -63,8 +60,6 @@ class Cluster(Section):
     gpus_per_node: Positive = 8
     gigabytes_per_second: AboveZero = 2.0
     """Bandwidth of a node through the object store."""
-    fanout: Positive = 2
-    """Nodes to which a holder of a revision sends it at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +124,13 @@ def read_part(path: Path, kind: type[P]) -> P:
 
 
 def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
-    """Seconds of each stage. Raises UserError if the list lacks the model or tier.
+    """Seconds of each stage. Raises `Unpriced` if the list lacks the model or tier.
 
     The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
     times its bytes), and before them the transfer of samples to its node.
     """
     config = arithmetic.config
-    costs = _model_costs(config, arithmetic.facts, prices)
+    costs = _listed(config, arithmetic.facts, prices)
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
@@ -184,7 +179,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         publication=costs.publication.ms / 1000 * packed,
         load=costs.load.ms / 1000 + _way(config, arithmetic, cluster),
         merge=merge.ms / 1000,
-        onload=fitting.seconds(arithmetic, prices.card.host_link) if prices.card else 0.0,
+        onload=fitting.seconds(arithmetic, prices.device.host_link) if prices.device else 0.0,
     )
     return Priced(stages=stages, figures=figures, from_data_sheet=costs.from_data_sheet)
 
@@ -227,89 +222,37 @@ def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
     return costs.forward, costs.backward_checkpointed or again
 
 
-def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
-    """Of the model's family; if the list lacks it, of the one without references, by the tokens of its sequence."""
-    family, other = config.model.family, facts.without_references
-    if any(listed.family == family for listed in prices.models) or not other:
-        return _of_family(family, config, facts, prices)
-    costs = _of_family(other, config, facts, prices)
-    if costs.tokens is None:
-        return costs
-    ratio = facts.tokens / (costs.tokens * config.model.shapes.volume / costs.shape.volume)
-
-    def seeing(name: str, figure: Figure) -> Figure:
-        if name in (*ONCE, "decode_and_reward"):
-            return figure
-        return figure.scaled(ratio, f"{figure.source}; scaled by {ratio:.3g}, the ratio of tokens with references")
-
-    return costs.each(seeing)
-
-
-def _of_family(family: str, config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
+def _listed(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
+    """The row of the model: its family, parameters and pixels, those of several shapes on average."""
     model = config.model
-    ratios = [
-        (facts.parameters / listed.parameters, _longer(config, facts, listed), listed)
-        for listed in prices.models
-        if listed.family == family
-    ]
-    for weights, tokens, listed in ratios:
-        if 1 / SAME <= weights <= SAME and 1 / SAME <= tokens <= SAME:
-            return listed
-    within = [each for each in ratios if not each[2].frames or 1 / LONGER <= each[1] <= LONGER]
-    nearest = min(within, key=lambda each: abs(math.log(each[0] * each[1])), default=None)
-    if nearest is None or not 1 / SCALABLE <= nearest[0] * nearest[1] <= SCALABLE:
-        shown = [each[2] for each in ratios] or prices.models
-        listed_names = ", ".join(f"{m.family} at {m.shape} ({_size(m)})" for m in shown) or "no models"
-        raise UserError(
-            f"The price list of {prices.gpu} has nothing like {model.path} at {model.shapes} (family "
-            f"{model.family}, {_size(facts)}); it has {listed_names}. Name a list of your own with --gpu FILE."
-        )
-    weights, tokens, listed = nearest
-
-    def scaled(name: str, figure: Figure) -> Figure:
-        factor, ratio = weights * tokens, "parameters x image tokens"
-        if name in ONCE:
-            factor, ratio = weights, "parameters"
-        elif name == "decode_and_reward":
-            factor, ratio = model.shapes.volume / listed.shape.volume, "pixels"
-        return figure.scaled(factor, f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}")
-
-    return listed.each(scaled).model_copy(update={"parameters": facts.parameters})
-
-
-def _size(of: ModelFacts | ModelCosts) -> str:
-    """What must be alike."""
-    return f"{of.parameters / 1e9:.2g} B parameters" + (f", {of.tokens:,} tokens" if of.tokens else "")
-
-
-def _longer(config: Config, facts: ModelFacts, listed: ModelCosts) -> float:
-    """Ratio of tokens: of videos as counted, because autoencoders of one family differ; else by pixels."""
-    shapes = config.model.shapes
-    if listed.frames and listed.tokens and facts.tokens:
-        return facts.tokens / listed.tokens * shapes.volume / shapes.smallest.volume  # counted of the smallest
-    return config.model.shapes.volume / listed.shape.volume
+    for row in prices.models:
+        ratios = facts.parameters / row.parameters, model.shapes.volume / row.shape.volume
+        if row.family == model.family and all(1 / SAME <= ratio <= SAME for ratio in ratios):
+            return row
+    rows = [row for row in prices.models if row.family == model.family] or prices.models
+    names = ", ".join(f"{row.family} at {row.shape} ({row.parameters / 1e9:.2g} B parameters)" for row in rows)
+    raise Unpriced(
+        f"the price list of {prices.gpu} has no {model.family} at {model.shapes} with {facts.parameters / 1e9:.2g} B "
+        f"parameters ({model.path}); it has {names or 'no models'}"
+    )
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:
-    """A solver step in `tier`, with that share of the weights quantised."""
+    """A solver step in `tier`, of the listed share of quantised weights that is nearest to `share`."""
     if tier not in costs.steps:
-        raise UserError(
-            f"{key} comes to {tier!r}, for which the price list of {prices.gpu} has no figure with family "
-            f"{costs.family}; it has {', '.join(costs.steps)}."
+        raise Unpriced(
+            f"{key} is {tier!r}, for which the price list of {prices.gpu} has no figure with family {costs.family}; it "
+            f"has {', '.join(costs.steps)}"
         )
     step = costs.steps[tier]
     if step.weights is None:
         return step
     known = {found.weights: found for found in (step, *costs.scopes.get(tier, ())) if found.weights is not None}
-    nearest = min(known, key=lambda weights: abs(weights - share))
-    if abs(nearest - share) <= SAME_SHARE:
-        return known[nearest]
-    times = {0.0: costs.steps["bf16"].ms} if "bf16" in costs.steps else {}
-    times |= {weights: found.ms for weights, found in known.items()}
-    shares = sorted(times)
-    ms = float(np.interp(share, shares, [times[each] for each in shares]))
-    listed = ", ".join(f"{times[each]:.3g} ms with {each:.0%}" for each in shares)
-    return Figure(ms=ms, measured=False, source=f"{share:.0%} of the weights quantised; {listed}")
+    weights = min(known, key=lambda each: abs(each - share))
+    found = known[weights]
+    if abs(weights - share) <= SAME_SHARE:
+        return found
+    return found.scaled(1.0, f"{found.source}; of {weights:.0%} quantised weights, the run has {share:.0%}")
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
@@ -321,18 +264,6 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
 
 
 def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
-    """Seconds until the last node of working explorers has a revision; those on cards need none.
-
-    A holder sends it to `fanout` others at a time: a round multiplies the holders by fanout + 1 and takes as long as
-    one node needs to send `fanout` copies. Regenerators' nodes are served last.
-    """
-    units = config.rollout.prompts * pool_sampling(config).units
-    alone = explorers_in_all(config.fleet) - on_cards(config, "explorers")
-    regenerators = config.fleet.regenerators.count - on_cards(config, REGENERATORS)
-    nodes = sum(math.ceil(count / cluster.gpus_per_node) for count in (alone, regenerators))
-    working = math.ceil(min(alone, units) / cluster.gpus_per_node)
-    if not working:
-        return 0.0
-    fanout = min(cluster.fanout, nodes)
-    rounds = math.ceil(math.log(working + 1, fanout + 1) - 1e-9)
-    return rounds * fanout * arithmetic.revision_bytes / (cluster.gigabytes_per_second * 1e9)
+    """Seconds in which a node receives a revision; none if every explorer shares a GPU with a learner."""
+    alone = config.fleet.explorers.count - on_cards(config, "explorers")
+    return arithmetic.revision_bytes / (cluster.gigabytes_per_second * 1e9) if alone else 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
 
 FLOAT32_BYTES = 4
@@ -82,38 +81,3 @@ def training_bytes(config: Config, factors: int) -> int:
     policies = POLICIES + (config.objective.anchor_decay() is not None)
     shared = (1 + MOMENTS) * math.ceil(factors / config.learner.world_size)
     return FLOAT32_BYTES * ((policies + 1) * factors + shared)
-
-
-def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
-    """Peak bytes on a rank of micro-batches that wait for their gradient while samples arrive.
-
-    Samples of `_prepared` micro-batches × (S + P (2 + R)) float32 latents; scalars a sample are left out. S: the
-    sample's latents (clean, trajectory), and, for objectives that noise it again, the clean latent as it was on a GPU.
-    P: trained timesteps, each with two latents (x_t and its noise, or x_t and what followed it). R: the velocities of
-    the compared policies, `old` among them unless it is a copy.
-    """
-    objective = config.objective
-    copied = not objective.needs_trajectory and config.fleet.learners.num_gpus > 0
-    compared = len(objective.references()) + (not objective.old_decay.is_copy)
-    latents = latents_a_sample(config) + copied + trained_timesteps(config) * (2 + compared)
-    samples = _prepared(config) * config.learner.micro_batch
-    return samples * latents * math.prod(latent_shape) * FLOAT32_BYTES
-
-
-def _prepared(config: Config) -> int:
-    """The most micro-batches of a rank that wait for their gradient while samples arrive.
-
-    Those of the first optimiser step whose samples are there before the last prompt's: all of them if advantages must
-    wait, else only the step's last. None in `colocated` placement, because a card explores and regenerates then.
-    `learning.open_update` says what is done early.
-    """
-    rollout, learner = config.rollout, config.learner
-    if is_colocated(config.fleet):
-        return 0
-    step, there = rollout.prompts // learner.updates, rollout.prompts - 1
-    whole = there * rollout.keep // learner.micro_batch
-    if len(config.model.shapes) > 1:
-        whole = there * math.ceil(rollout.keep / learner.micro_batch)
-    all_in_step = rounds(config, step)
-    early = all_in_step if step <= there else math.ceil(whole / learner.world_size)
-    return early if config.objective.advantage.needs_all else int(early == all_in_step)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actors.evaluation.requests import EvaluationRequests
 
 from actors.controller import Controller
 from actors.dispatch.open_iteration import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation import requests
-from actors.evaluation.requests import EvaluationRequests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
 from actors.training.checkpoints import CheckpointWriter

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from actors.evaluation.requests import EvaluationRequest
 
 from actors.client.launch import concluded
 from actors.controller import Controller
-from actors.evaluation.requests import EvaluationRequest
 from actors.fleet import fleet, worker
 from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load

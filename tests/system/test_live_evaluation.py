@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
 
 from actors.client import evaluate_live, launch
 from actors.client.evaluate import Request
-from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main

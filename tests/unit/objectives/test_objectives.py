@@ -23,7 +23,6 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.objectives.base import MicroBatch
-from solrl_ray.plan.arithmetic import ModelFacts, describe
 from solrl_ray.plan.update import backwards, forwards_without_gradient
 from solrl_ray.policy import adapters
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
@@ -218,36 +217,3 @@ def test_samples_that_lost_their_trajectory_are_refused(bench: Callable[..., Ben
     ):
         with pytest.raises(RunError, match=message):
             one.learner.update(0, [groups[0], dataclasses.replace(groups[1], trajectory=broken)], one.embeddings)
-
-
-def latents_of(value: Any, shape: tuple[int, ...]) -> dict[int, torch.Tensor]:
-    """Tensors of latents in nested dataclasses and containers, by their memory."""
-    if isinstance(value, torch.Tensor):
-        return {value.data_ptr(): value} if value.shape[-len(shape) :] == shape else {}
-    if dataclasses.is_dataclass(value):
-        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
-    return {place: tensor for part in parts for place, tensor in latents_of(part, shape).items()}
-
-
-@pytest.mark.parametrize(
-    ("method", "change"),
-    [
-        ("sol_rl", "objective.kl=1e-4"),
-        ("sol_rl", "objective.kl=0"),
-        ("awm", "objective.step_range=[0, 3]"),
-        ("dance_grpo", "objective.step_range=[1, 3]"),
-    ],
-)
-def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
-    method: str, change: str, bench: Callable[..., Bench]
-) -> None:
-    one = bench(method, change)
-    one.iterate(0)  # so that no policy is another's copy
-    one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
-    one.learner.add_groups([one.group(1, PROMPTS[0])], one.embeddings)
-    shape = one.model.latent_shape
-    waiting = [prepared for part in one.learner._opened().parts for prepared in part.prepared]
-    facts = ModelFacts(latent_shape=shape, parameters=0, lora_modules=0, lora_parameters=0, packed_bytes=0)
-    held = sum(tensor.nbytes for tensor in latents_of(waiting, shape).values())
-    assert held == describe(one.config, facts).prepared_bytes > 0

@@ -143,30 +143,6 @@ def test_activations_are_those_of_a_micro_batch(configure, overrides: tuple[str,
     assert f"{gigabytes:g} GB of activations" in dict(numbers.rows())["memory"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "micro_batches"),
-    [
-        ((), 94),  # of 96: 47 prompts × 24 samples in twelves; the last prompt's complete the iteration
-        (("learner.world_size=8",), 12),  # a rank with one more than others: 94 / 8
-        (("learner.updates=2",), 48),  # the first step's
-        (("objective.advantage.std=group",), 0),
-        (("objective.advantage.std=group", "learner.updates=2"), 1),  # its gradient is reduced over ranks
-        (("fleet.placement=colocated",), 0),  # a card explores and regenerates then
-    ],
-)
-def test_micro_batches_wait_for_what_their_gradient_needs(
-    configure, overrides: tuple[str, ...], micro_batches: int
-) -> None:  # type: ignore[no-untyped-def]
-    # Per sample its clean latent, and at 6 noise levels x_t, noise, v_reference and v_old.
-    expected = micro_batches * 12 * (1 + 6 * 4) * 1024 * 64 * 4
-    assert describe(configure(*overrides), FLUX).prepared_bytes == expected
-
-
-def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(configure("fleet.learners.num_gpus=1", "objective.timestep_fraction=0.4"), FLUX)
-    assert numbers.prepared_bytes == 94 * 12 * (2 + 4 * 4) * 1024 * 64 * 4 == 5_322_571_776
-
-
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(
         configure("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=12"),

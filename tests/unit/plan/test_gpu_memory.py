@@ -20,8 +20,8 @@ from solrl_ray.plan.gpu_memory import (
     LOAD,
     PUBLISH,
     REGENERATE,
-    Process,
-    cards,
+    ProcessMemory,
+    gpu_memories,
     gpus,
 )
 from solrl_ray.plan.outline import facts_of
@@ -101,12 +101,12 @@ SHARING = (
 FLOW_GRPO = "objective.kind=flow_grpo"
 
 
-def gigabytes(process: Process) -> dict[str, float]:
+def gigabytes(process: ProcessMemory) -> dict[str, float]:
     return {stage: process.at(stage) / 1e9 for stage in process.stages}
 
 
 def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs() -> None:
-    (card,) = cards(made_up())
+    (card,) = gpu_memories(made_up())
     (process,) = card.processes
     assert process.roles == ("explorer", "regenerator", "learner rank")
     assert gigabytes(process) == pytest.approx(
@@ -127,65 +127,66 @@ def test_a_card_with_one_process_has_one_base_and_in_each_stage_what_that_needs(
 def test_guidance_is_one_more_forward_of_each_sample_and_keeps_no_activations(objective: str, learns: int) -> None:
     """Learners have one only if they train guided velocities: a forward of 0.01 GB for each of 3 samples."""
     kept, guided = (
-        gigabytes(cards(made_up(*settings, objective))[0].processes[0]) for settings in ((), ("model.cfg.scale=4",))
+        gigabytes(gpu_memories(made_up(*settings, objective))[0].processes[0])
+        for settings in ((), ("model.cfg.scale=4",))
     )
     more = {stage: guided[stage] - kept[stage] for stage in kept}
     forwards = {EXPLORE: 8, REGENERATE: 6, EVALUATE: 2, LEARN: learns}
     assert more == pytest.approx({stage: 1.1 * forwards.get(stage, 0) * 0.01 for stage in kept})
-    unguided = gigabytes(cards(made_up("evaluation.cfg.scale=4"))[0].processes[0])
+    unguided = gigabytes(gpu_memories(made_up("evaluation.cfg.scale=4"))[0].processes[0])
     assert unguided[EVALUATE] == pytest.approx(guided[EVALUATE])
     assert unguided[EXPLORE] == pytest.approx(kept[EXPLORE])
 
 
 def test_an_evaluation_has_all_prompts_of_a_forward_at_once() -> None:
-    (process,) = cards(made_up("evaluation.micro_batch=7"))[0].processes  # of two samples each
+    (process,) = gpu_memories(made_up("evaluation.micro_batch=7"))[0].processes  # of two samples each
     decoded = 4 * 0.1
     assert gigabytes(process)[EVALUATE] == pytest.approx(HELD + QUANTISED + 1.1 * (6 * (0.01 + IMAGE) + decoded))
 
 
 def test_offloaded_frozen_weights_are_gone_while_exploring_and_then_the_quantised_copy_is() -> None:
-    (card,) = cards(made_up("fleet.offload=true"))
-    stages, kept = gigabytes(card.processes[0]), gigabytes(cards(made_up())[0].processes[0])
+    (card,) = gpu_memories(made_up("fleet.offload=true"))
+    stages, kept = gigabytes(card.processes[0]), gigabytes(gpu_memories(made_up())[0].processes[0])
     assert stages[ENCODE] == pytest.approx(HELD - FROZEN + ENCODES)
     assert stages[EXPLORE] == pytest.approx(HELD - FROZEN + QUANTISED + EXPLORES)
     assert stages[REGENERATE] == pytest.approx(HELD + REGENERATES)
     assert stages[EVALUATE] == pytest.approx(HELD + EVALUATES)
     assert (stages[LOAD], stages[LEARN]) == (kept[LOAD], kept[LEARN])
     assert card.offloaded / 1e9 == pytest.approx(FROZEN)
-    assert cards(made_up())[0].offloaded == 0
+    assert gpu_memories(made_up())[0].offloaded == 0
 
 
 def test_encoders_with_gpus_of_their_own_hold_text_encoders_alone() -> None:
-    made = cards(made_up(SPLIT, "fleet.encoders={count: 2, num_gpus: 1}"))
+    made = gpu_memories(made_up(SPLIT, "fleet.encoders={count: 2, num_gpus: 1}"))
     (alone,) = (card for card in made if card.roles == ("text encoder",))
     assert gigabytes(alone.processes[0]) == pytest.approx({ENCODE: PROCESS + ENCODES})
     assert all(ENCODE not in process.stages for card in made if card is not alone for process in card.processes)
-    assert all("text encoder" not in card.roles for card in cards(made_up(SPLIT)))  # on CPUs
+    assert all("text encoder" not in card.roles for card in gpu_memories(made_up(SPLIT)))  # on CPUs
 
 
 def test_with_references_an_encoder_also_holds_the_autoencoder() -> None:
-    made = cards(made_up(SPLIT, "fleet.encoders={count: 1, num_gpus: 1}", "model.references=1"))
+    made = gpu_memories(made_up(SPLIT, "fleet.encoders={count: 1, num_gpus: 1}", "model.references=1"))
     (alone,) = (card for card in made if card.roles == ("text encoder",))
     assert gigabytes(alone.processes[0]) == pytest.approx({ENCODE: PROCESS + ENCODES + 2 * 0.05 + 0.1})
 
 
 def test_a_card_packs_revisions_only_if_an_explorer_has_no_learner_in_its_process() -> None:
-    alone, beside = cards(made_up("fleet.explorers.count=2"))
+    alone, beside = gpu_memories(made_up("fleet.explorers.count=2"))
     assert beside.processes[0].roles == ("explorer",)
     stages = gigabytes(alone.processes[0])
     assert stages[PUBLISH] == pytest.approx(HELD + STAGED)
-    assert PUBLISH not in cards(made_up())[0].processes[0].stages
+    assert PUBLISH not in gpu_memories(made_up())[0].processes[0].stages
 
 
 def test_what_nobody_samples_with_is_not_on_a_card_that_only_learns() -> None:
-    both, learns = cards(made_up("learner.world_size=2"))
+    both, learns = gpu_memories(made_up("learner.world_size=2"))
     assert (both.roles, learns.roles) == (("explorer", "regenerator", "learner rank"), ("learner rank",))
     share = POLICIES - 3 * 4e-3 * 0.5  # AdamW's tensors are shared by two
     assert learns.processes[0].held / 1e9 == pytest.approx(BASE + PROCESS + 0.5 + share)
 
 
 def test_split_each_process_has_its_own_copy_and_all_of_a_card_are_at_their_fullest() -> None:
-    learner, samplers = sorted(cards(made_up(SPLIT)), key=lambda card: len(card.processes))
+    learner, samplers = sorted(gpu_memories(made_up(SPLIT)), key=lambda card: len(card.processes))
     explorer, regenerator = samplers.processes
     held = 1.5 + 0.2 + DECODER + REWARD + PROCESS
     assert gigabytes(explorer) == pytest.approx({LOAD: held, EXPLORE: held + EXPLORES, PUBLISH: held + STAGED})
@@ -197,8 +198,10 @@ def test_split_each_process_has_its_own_copy_and_all_of_a_card_are_at_their_full
 
 
 def test_where_factors_alone_are_sent_explorers_keep_what_they_merge_into() -> None:
-    def explorer(*settings: str) -> Process:
-        return next(p for card in cards(made_up(SPLIT, *settings)) for p in card.processes if "explorer" in p.roles)
+    def explorer(*settings: str) -> ProcessMemory:
+        return next(
+            p for card in gpu_memories(made_up(SPLIT, *settings)) for p in card.processes if "explorer" in p.roles
+        )
 
     factors = explorer("publish.mode=lora")
     assert factors.holds["copy of what LoRA touches"] == 4 * 10**8  # quantised layers' as well
@@ -224,17 +227,17 @@ def test_processes_share_cards_as_their_placement_and_shares_allow(
     cluster: str, settings: tuple[str, ...], kinds: list[tuple[str, ...]]
 ) -> None:
     arithmetic = planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", cluster, *settings, facts=FACTS)
-    found = cards(arithmetic)
+    found = gpu_memories(arithmetic)
     assert sorted(card.roles for card in found) == sorted(kinds)
     assert [card.peak for card in found] == sorted((card.peak for card in found), reverse=True)
 
 
 def test_nothing_is_on_a_card_where_everybody_computes_on_cpus() -> None:
-    assert cards(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", facts=FACTS)) == ()
+    assert gpu_memories(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", facts=FACTS)) == ()
 
 
 def test_flux_fits_a_card_of_80_gb_with_nothing_moved() -> None:
-    (card,) = cards(planned("flux1_dev_80gb", "learner={activation_memory: 1, micro_batch: 6}"))
+    (card,) = gpu_memories(planned("flux1_dev_80gb", "learner={activation_memory: 1, micro_batch: 6}"))
     stages = gigabytes(card.processes[0])
     # 23.8 of base, 3.6 that LoRA touches, 1 of policies and AdamW, 4.1 of decoder and rewards, 1.2 of the process;
     # six samples' activations are 31.
@@ -246,7 +249,7 @@ def test_measured_peaks_are_foretold() -> None:
     """Of FLUX.1-dev on two H100s (many_gpus.json): a learner rank, and explorer with regenerator on the other card."""
     given = ("rollout.explore.precision=fp8", "learner={activation_memory: 1, micro_batch: 6}")
     small = "evaluation={prompts: 1, samples: 1}"
-    found = cards(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", SPLIT, *given, small))
+    found = gpu_memories(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", SPLIT, *given, small))
     assert [card.peak / 1e9 for card in found] == pytest.approx([59.6, 57.9], rel=0.05)
 
 

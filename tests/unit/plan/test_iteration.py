@@ -186,10 +186,10 @@ def test_workers_are_busy_for_as_long_as_their_units_take() -> None:
 def planned(config: Config, gpus: int, card: str = "h100-80") -> Forecast:
     prices, shapes = price_list(card), shipped(config.model)
     assert shapes is not None
-    assert prices.card is not None
+    assert prices.device is not None
     facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
-    made = describe(fitting.with_activation_memory(config, facts, prices.card), facts)
-    return forecast(made, prices, Cluster(gpu=card, gpus_per_node=gpus), orchestration(), advise=False)
+    made = describe(fitting.with_activation_memory(config, facts, prices.device), facts)
+    return forecast(made, prices, Cluster(gpu=card, gpus_per_node=gpus), orchestration())
 
 
 STAGED = "fleet.offload=true"

@@ -53,8 +53,8 @@ def test_a_list_keeps_its_own_figures_beside_scaled_ones() -> None:
 @pytest.mark.parametrize("name", shipped_lists())
 def test_every_shipped_card_states_its_memory_and_fastest_tier(name: str) -> None:
     prices = price_list(name)
-    assert prices.card is not None
-    assert 24e9 < prices.card.memory < 200e9
+    assert prices.device is not None
+    assert 24e9 < prices.device.memory < 200e9
     assert prices.speed is not None
     assert prices.fastest in prices.speed.tiers
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.config.loading import load
-from solrl_ray.errors import UserError
 from solrl_ray.plan.arithmetic import ModelFacts, describe
-from solrl_ray.plan.prices import Cluster, Priced, price_list, priced
+from solrl_ray.plan.prices import Cluster, Priced, Unpriced, price_list, priced
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GIVEN = (
@@ -36,7 +34,6 @@ models:
     parameters: 1.4e9
     resolution: [480, 832]
     frames: 49
-    tokens: 20280
     steps:
       bf16: {ms: 300, measured: true, source: here}
       fp8: {ms: 250, measured: true, source: here}
@@ -68,18 +65,6 @@ def test_a_preview_of_a_video_pays_for_the_frames_that_it_decodes(tmp_path: Path
     assert decoded.source == "here; a preview decodes 13 of 49 frames and is counted with as much of it"
 
 
-def test_an_unlisted_video_model_is_scaled_by_its_tokens_not_by_its_pixels(tmp_path: Path) -> None:
-    # Of as many pixels another autoencoder makes half of the tokens. With twice the parameters it is 1.
-    larger = replace(WAN, parameters=2_800_000_000, tokens=10_140)
-    figures = video_stages(tmp_path, model="wan22_5b", facts=larger).figures
-    assert figures["regeneration step (bf16)"].ms == pytest.approx(300 * 2 / 2)
-    assert not figures["regeneration step (bf16)"].measured
-    assert figures["decode and reward"].ms == pytest.approx(2000)
-    with pytest.raises(UserError, match="has nothing like"):
-        video_stages(tmp_path, model="wan22_5b", facts=replace(larger, tokens=5_070))
-
-
-def test_several_shapes_are_priced_by_the_mean_of_their_tokens(tmp_path: Path) -> None:
-    # Facts count the tokens of the smallest shape; the other one has four times as many.
-    figure = video_stages(tmp_path, "model.resolution=[[480, 832], [960, 1664]]").figures["regeneration step (bf16)"]
-    assert figure.ms == pytest.approx(300 * (1 + 4) / 2)
+def test_a_longer_video_has_no_prices(tmp_path: Path) -> None:
+    with pytest.raises(Unpriced, match=r"no wan at 480 x 832 px, 81 frames .*; it has wan at 480 x 832 px, 49 frames"):
+        video_stages(tmp_path, "model.frames=81")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from solrl_ray.scheduling.hedging import ENOUGH, FLOOR
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import HEDGE_LOOK, Dispatcher
-from solrl_ray.scheduling.hedging import ENOUGH, FLOOR
 
 OLD = ("old", 0)
 
