@@ -47,6 +47,7 @@ class Controller:
         """Train from the run folder's state to `run.iterations`, then write the results."""
         async with Tasks() as self._tasks:
             components, first, last = await self._open(), self._components.point.updates, self._last
+            await self._check_fidelity(first)
             await components.evaluations.before_training() if first == 0 else await self._evaluate_on_the_way(first)
             self._clock.restart()
             for iteration in range(first, last):
@@ -55,6 +56,7 @@ class Controller:
                 state = await self._publish(iteration + 1, record)
                 self._checkpoint = self._save(state, iteration + 1)
                 del state  # else it stays in memory for an iteration
+                await self._check_fidelity(iteration + 1)
                 if iteration + 1 < last and not self._evaluates_before(iteration + 1):
                     await self._begin(iteration + 1)
                 await self._evaluate_on_the_way(iteration + 1)
@@ -145,7 +147,7 @@ class Controller:
         self._clock.learned()
         ended.set()
         summary = await beside
-        return self._clock.record(iteration, rollout, summary, update, components.fallback_level(iteration))
+        return self._clock.record(iteration, rollout, summary, update)
 
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         components = self._components
@@ -170,14 +172,13 @@ class Controller:
         components = self._components
         components.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
-        level = components.fallback_level(updates + self._staleness, record)
         if back := await components.checkpoints.gone_back_to(updates):
             best, state = back
             record = replace(record, rollback=best)
             await components.learners.load(state)
-            await components.publisher.make(updates, level)
+            await components.publisher.make(updates)
         else:
-            state = await components.publisher.make_updated(updates, level)
+            state = await components.publisher.make_updated(updates)
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
             await components.publisher.to_explorers()
         digest = await components.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
@@ -194,6 +195,13 @@ class Controller:
         if self._checkpoint is not None:
             self._clock.checkpoint = await self._checkpoint
             self._checkpoint = None
+
+    async def _check_fidelity(self, updates: int) -> None:
+        """End the run after these updates if previews rank too badly, once their checkpoint is on the disk."""
+        components = self._components
+        if updates < self._last and components.checkpoints.low_fidelity:
+            await self._checkpoint_written()
+            raise RunError(components.checkpoints.low_fidelity)
 
     def _evaluates_before(self, iteration: int) -> bool:
         """Whether an iteration begins after evaluations: on cards, explorers would be in their way."""

@@ -25,11 +25,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, reward_weights, unreproducible_rewards, warnings
 from solrl_ray.errors import WorkerGone
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.prompts.prompt_set import choose
 from solrl_ray.records import Prompt
-from solrl_ray.report.iteration_metrics import audit_plan
-from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.rollout.selection import SelectionRule
 from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import IterationPlan, staleness_of
@@ -62,7 +59,6 @@ class RunComponents:
         self.folder = RunFolder(folder)
         self.on_disk = partial(on_disk, world, config, folder)
         self.telemetry = Telemetry(config, self.folder, world)
-        self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
         self._train: Sequence[Prompt] = ()
         self.prompts = lru_cache(maxsize=2 + encoded_ahead(config.fleet))(self._choose)
@@ -84,7 +80,6 @@ class RunComponents:
             config, self.folder.embeddings, world, tasks, show=show, lost=self._encoder_lost
         )
         self.fleet = Fleet(config, world, tasks, self.telemetry)
-        self.fleet.set_explorer_config(self.fallback.config(self.fallback_level(self.point.updates)))
         self.learners = LearnerGroup(
             config,
             world,
@@ -116,7 +111,7 @@ class RunComponents:
         if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
             await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = await self.embeddings.probe(self.heldout[0])
-        self.publisher = PolicyPublisher(config, world, tasks, self.fleet, self.learners, self.fallback, probe)
+        self.publisher = PolicyPublisher(config, world, tasks, self.fleet, self.learners, probe)
         evaluator = Evaluator(config, world, self.fleet.router, self.folder, self.telemetry)
         self.evaluations = EvaluationSchedule(
             config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry
@@ -134,8 +129,6 @@ class RunComponents:
 
     async def open_iteration(self, iteration: int) -> None:
         """Open an iteration: its units go to explorers that hold its revision."""
-        if news := self.fallback.news(iteration, self.telemetry.iterations):
-            self.telemetry.message(news)
         prompts = self.prompts(iteration)
         embeddings = await self.embeddings.of(prompts)
         score_class, digest = await self.fleet.score_class(), await self.publisher.sent_to_explorers.digest
@@ -143,7 +136,7 @@ class RunComponents:
         await self.rollouts.open(plan, prompts, embeddings)
 
     def _plan(self, iteration: int, prompts: Sequence[Prompt]) -> IterationPlan:
-        config, level = self.config, self.fallback_level(iteration)
+        config, sampling = self.config, pool_sampling(self.config)
         return IterationPlan(
             iteration=iteration,
             revision=iteration,
@@ -151,22 +144,15 @@ class RunComponents:
             prompt_ids=tuple(prompt.id for prompt in prompts),
             pool=config.rollout.pool,
             keep=config.rollout.keep,
-            unit=pool_sampling(config).unit,
+            unit=sampling.unit,
             selection=SelectionRule(
                 kind=config.rollout.selection, run_seed=config.run.seed, weights=reward_weights(config)
             ),
             one_stage=is_one_stage(config),
             kinds=kinds_of_prompts(config),
-            audit=audit_plan(config),
-            fallback_level=level,
-            steps=self.fallback.steps(level),
-            prune=self.fallback.pruning(level),
+            prune=sampling.pruning,
             reproducible=not unreproducible_rewards(config),
         )
-
-    def fallback_level(self, iteration: int, *newest: IterationMetrics) -> int:
-        """The level of an iteration's previews, from measurements of earlier ones; `newest`: not in the records yet."""
-        return self.fallback.fallback_level(iteration, [*self.telemetry.iterations, *newest])
 
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
@@ -216,14 +202,14 @@ class RunComponents:
                 lambda: state_before(self.folder.checkpoints(), point.updates), "reading the checkpoint before the last"
             )
             await self.learners.start(before)
-            await self._make(point.updates - behind)
+            await publisher.make(point.updates - behind)
             await publisher.to_explorers()
             assert point.state is not None
             await self.learners.load(point.state)
         else:
             await self.learners.start(point.state)
         self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
-        await self._make(point.updates)
+        await publisher.make(point.updates)
         if self.config.run.on_collapse == "rollback" and point.state is None:  # the base may be the best
             first = LearnerState.first(publisher.newest.publication.revision.factors)
             await self.learners.load(first)
@@ -231,10 +217,6 @@ class RunComponents:
         if not behind and point.updates < self.config.run.iterations:
             await publisher.to_explorers()
         await publisher.to_regenerators()
-
-    async def _make(self, updates: int) -> None:
-        level = self.fallback_level(updates + self.config.rollout.max_staleness)
-        await self.publisher.make(updates, level)
 
     async def _last_state(self) -> LearnerState | None:
         state: LearnerState | None = await self.on_disk(self.checkpoints.newest, "reading the last checkpoint")

@@ -17,10 +17,10 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.evaluation.student import CONFIDENCE
 from solrl_ray.forecasts.forecast import forecast
 from solrl_ray.forecasts.prices import Cluster, orchestration, price_list
 from solrl_ray.models.shapes import shipped
-from solrl_ray.rollout.audit import CONFIDENCE
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
 """As in the demo: with the published decay `old` would lag behind in a run of few updates."""

@@ -32,9 +32,6 @@ Regenerating = Callable[[], AbstractAsyncContextManager[None]]
 _PARTS = {"sample": 2, "regenerate": 2}
 """Stages whose answers have a large part, which stays on the worker's node."""
 _EXPLORING = ("explore", "sample")
-_PRIORITY = {"explore": 0, "sample": 0, "regenerate": 0, "audit": 1}
-"""Within an iteration; audits go last."""
-_PRIORITIES = 2
 
 
 @dataclass(slots=True)
@@ -128,13 +125,10 @@ class OpenIteration(Owner):
         self.prompts = {prompt.id: prompt for prompt in prompts}
         self.embeddings = {prompt.id: embeddings[prompt.id] for prompt in prompts}
         stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
-        self.clocks = {stage: StageClock() for stage in (*stages, *(["audit"] if plan.audit else []))}
+        self.clocks = {stage: StageClock() for stage in stages}
         self.groups: dict[str, Any] = {}
         """Prompt id → reference of its group."""
         self.rewards: dict[str, tuple[float, ...]] = {}
-        self.audits: set[str] = set()
-        """Prompts whose audits are done."""
-        self.audited = len(plan.audited_prompts)
         self.explored = asyncio.Event()
         """Set when the rewards of all candidates are there."""
         self._grown = asyncio.Event()
@@ -169,19 +163,14 @@ class OpenIteration(Owner):
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-            done = {"audit": self.audits, "regenerate": self.groups}
-            wanted = [unit for unit in wanted if unit.prompt_id not in done[unit.stage]]
+            wanted = [unit for unit in wanted if unit.prompt_id not in self.groups]
         if self.plan.one_stage:
             for unit in wanted:
                 await self._assemble(unit, samples)
             return
-        for unit, result in zip(wanted, self._request(wanted), strict=True):
+        for result in self._request(wanted):
             made = await result
-            if unit.stage == "audit":
-                self.audits.add(prompt_id)
-                self._changed()
-            else:
-                self._give_to_learner(prompt_id, made.answer.value.rewards, made.answer.large)
+            self._give_to_learner(prompt_id, made.answer.value.rewards, made.answer.large)
 
     async def _assemble(self, unit: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
         """Have the selector put a prompt's group together from samples of its pool; lost ones are made again."""
@@ -209,8 +198,7 @@ class OpenIteration(Owner):
             kind = self._kinds.get(same[0].prompt_id, "")
             explorers = f"explorers_{kind}" if kind else "explorers"
             pool = explorers if stage in _EXPLORING else "regenerators"
-            priority = self.plan.iteration * _PRIORITIES + _PRIORITY[stage]
-            results += self._router.request(self, same, pool, priority=priority)
+            results += self._router.request(self, same, pool, priority=self.plan.iteration)
         return results
 
     def _give_to_learner(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
@@ -264,11 +252,10 @@ class OpenIteration(Owner):
         self._start(opened.units)
 
     def _add(self, opened: Opened) -> None:
-        """Take over groups and audits that exist already."""
+        """Take over groups that exist already."""
         for group in opened.groups:
             if group.prompt_id not in self.groups:
                 self._give_to_learner(group.prompt_id, group.rewards, self._world.put(group))
-        self.audits |= set(opened.audits)
 
     def _start(self, units: Sequence[WorkUnit]) -> None:
         """Begin the ways of the prompts of these units, except those that are on it."""
@@ -282,7 +269,7 @@ class OpenIteration(Owner):
                 self._prompts_at_work[prompt_id] = self._tasks.start(self._make_group(prompt_id, its), name)
 
     async def finish(self) -> RolloutResult:
-        """What the update learns from, once every prompt has its group, and every audited one its audit."""
+        """What the update learns from, once every prompt has its group."""
         for task in list(self._prompts_at_work.values()):
             await task  # each unit has its deadline
         order = self.plan.prompt_ids

@@ -119,8 +119,6 @@ class Rollouts:
         this, *ahead = self._open.values()
         stages = {"explore": (this.candidates, this.pool_size)}
         stages["select" if this.plan.one_stage else "regenerate"] = (len(this.groups), len(this.prompts))
-        if this.audited:
-            stages["audit"] = (len(this.audits), this.audited)
         for next_one in [each for each in ahead if each.plan.staleness]:
             stages["explore ahead"] = (next_one.candidates, next_one.pool_size)
         for name, (done, total) in stages.items():

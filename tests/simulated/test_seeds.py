@@ -49,10 +49,9 @@ def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     assert any(plan.evaluations for plan in plans)
     assert any(plan.shape.others for plan in plans)
     assert {plan.shape.together for plan in plans} == {False, True}
-    assert len({plan.shape.fallback for plan in plans}) == 4
     pruned = [plan.shape for plan in plans if plan.shape.prune != "null"]
     assert {shape.unit == 4 * shape.units for shape in pruned} == {False, True}
-    for other in ("staleness", "audits", "others"):
+    for other in ("staleness", "others"):
         assert any(getattr(shape, other) for shape in pruned), other
 
 
@@ -161,11 +160,6 @@ def test_a_checkpoint_that_is_half_removed_is_none_to_go_back_to() -> None:
     assert not judge(Plan.of(439032))[0]
 
 
-def test_nobody_misses_a_worker_that_dies_in_the_moment_in_which_it_is_replaced() -> None:
-    """On the fallback level previews have another precision, so explorers are renewed; then a node dies."""
-    assert not judge(Plan.of(884207))[0]
-
-
 def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:
     plan = Plan(2, replace(Plan.of(4).shape, iterations=4, staleness=1), explorers=1, regenerators=1, ranks=1)
     told: list[str] = []
@@ -195,11 +189,9 @@ WHOLE = Shape(
     prompts=2,
     units=3,
     staleness=0,
-    audits=1,
     every=0,
     strategy="two_stage",
     others=False,
-    fallback="",
     unit=12,
     prune="{after: 1, keep: 6}",
 )
