@@ -47,6 +47,7 @@ class Controller:
             run = self._run = await open_run(self._config, self._folder, telemetry, self._world, tasks)
             overlap, clock = Overlap(run, tasks), IterationClock(self._config, self._world, run.fleet)
             first = run.point.updates
+            self._check_fidelity(run, first)
             await (run.evaluations.before_iteration(first) if first else run.evaluations.before_training())
             clock.restart()
             for iteration in range(first, last):
@@ -71,6 +72,9 @@ class Controller:
                 state = await self._publish(run, iteration + 1, record)
                 overlap.save(state, iteration + 1)
                 del state  # else it stays in memory for an iteration
+                if run.checkpoints.low_fidelity:
+                    await overlap.saved()
+                    self._check_fidelity(run, iteration + 1)
                 if iteration + 1 < last and not run.evaluations.holds_up(iteration + 1):
                     await run.begin(iteration + 1)
                 if await run.evaluations.before_iteration(iteration + 1):
@@ -97,6 +101,11 @@ class Controller:
         digest = await run.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
         self._telemetry.iteration(replace(record, lora_digest=digest))
         return state
+
+    def _check_fidelity(self, run: RunComponents, updates: int) -> None:
+        """Raises RunError if previews rank too badly to go on after these updates (`fidelity.on_low`)."""
+        if updates < self._config.run.iterations and run.checkpoints.low_fidelity:
+            raise RunError(run.checkpoints.low_fidelity)
 
     def _rolls_out(self, run: RunComponents, iteration: int) -> str:
         """What the user sees of a rollout that begins."""

@@ -33,7 +33,6 @@ class RayWorld:
         self.explorer = factory.explorer
         self.regenerator = factory.regenerator
         self.learner = factory.learner
-        self.explore_with = factory.explore_with
         self.reserve_learner_bundles = factory.reserve_learner_bundles
         self.node: str = ray.get_runtime_context().get_node_id()
 

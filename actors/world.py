@@ -126,9 +126,6 @@ class World(Protocol):
     def process(self, actor: Any) -> Process:
         """In which an actor lives."""
 
-    def explore_with(self, config: Config) -> None:
-        """Use this configuration for explorers made from now on."""
-
     def reserve_learner_bundles(self, seconds: float) -> bool:
         """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
 

@@ -22,7 +22,6 @@ NOTES = {
 }
 """First word of what a worker says that it does → phase."""
 UNITS = {"evaluate": "evaluation", "explore": "exploring", "sample": "exploring", "regenerate": "regenerating"}
-UNITS |= {"audit": "audit"}
 STAGES = {
     "encode": "encoding",
     "learn": "learning",

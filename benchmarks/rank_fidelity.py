@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from common import CONFIGS, RESULTS, embeddings, told, write
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.evaluation.student import student_quantile
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
 from solrl_ray.records import WorkUnit
-from solrl_ray.rollout.audit import AuditedPool, audit
+from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.sampler import Sampler
 
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
@@ -93,21 +95,25 @@ class Bench:
 
 
 def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
-    """Fidelity of whole pools [prompts, seeds], all of whose full rewards are known."""
-    pools = []
+    """Fidelity of whole pools [prompts, seeds], all of whose full rewards are known: means over prompts, of several
+    with the ends of their 95 % intervals.
+
+    ``best_beats`` is the share of its pool's other seeds that a seed chosen as best, one of `keep` / 2, truly beats
+    (ties count half; by chance 0.5), and ``worst_beats`` of one chosen as worst.
+    """
+    rows = []
     for x, y in zip(proxy, full, strict=True):
-        order = np.argsort(-x, kind="stable").tolist()
-        chosen, others = (*order[: keep // 2], *order[-(keep // 2) :]), tuple(order[keep // 2 : -(keep // 2)])
-        pools.append(
-            AuditedPool(
-                proxies=tuple(x.tolist()),
-                chosen=chosen,
-                chosen_rewards=tuple(y[list(chosen)].tolist()),
-                audited=others,
-                audited_rewards=tuple(y[list(others)].tolist()),
-            )
-        )
-    return audit(pools)
+        order, found = np.argsort(-x, kind="stable"), rank_fidelity([x], [y])
+        beats = ((np.sign(y[:, None] - y[None, :]) + 1) / 2).sum(axis=1) - 0.5  # a seed ties with itself
+        best, worst = (beats[chosen].mean() / (len(y) - 1) for chosen in (order[: keep // 2], order[-(keep // 2) :]))
+        rows.append((found.spearman, found.kendall, float(best), float(worst)))
+    figures = {}
+    for name, values in zip(("spearman", "kendall", "best_beats", "worst_beats"), np.array(rows).T, strict=True):
+        figures[name] = float(values.mean())
+        if len(values) > 1:
+            half = student_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+            figures |= {f"{name}_low": figures[name] - half, f"{name}_high": figures[name] + half}
+    return figures
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:

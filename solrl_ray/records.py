@@ -141,8 +141,7 @@ class WorkUnit:
 
     stage: str
     """The method to call on a worker. Explorers: ``explore``, or ``sample`` in a strategy that learns from the pool's
-    own samples. Regenerators: ``regenerate`` (the chosen seeds of a prompt), ``audit`` (some of those not chosen) and
-    ``evaluate``.
+    own samples. Regenerators: ``regenerate`` (the chosen seeds of a prompt) and ``evaluate``.
     """
     iteration: int
     revision: int
@@ -150,8 +149,6 @@ class WorkUnit:
     indices: tuple[int, ...]
     policy: str = "old"
     """The policy of the revision: the sampling policy, or in evaluations another one; ``real`` for real pictures."""
-    steps: int | None = None
-    """Solver steps, if not its stage's: for a preview on a level of the fallback ladder."""
     prune: Pruning | None = None
     """For a preview, if not all members are sampled to the end."""
     beside: tuple[str, ...] = ()
@@ -160,7 +157,7 @@ class WorkUnit:
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
         """By position, in a third of the time of a dataclass's own way: an iteration may have 100,000."""
         work = self.stage, self.iteration, self.revision, self.prompt_id, self.indices
-        return WorkUnit, (*work, self.policy, self.steps, self.prune, self.beside)
+        return WorkUnit, (*work, self.policy, self.prune, self.beside)
 
     @property
     def id(self) -> str:
@@ -180,8 +177,8 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """The answer to a unit: one reward (float32 value) per index. For a preview or an audit nothing else; the samples
-    of a ``sample`` unit stay in the object store.
+    """The answer to a unit: one reward (float32 value) per index. For a preview nothing else; the samples of
+    a ``sample`` unit stay in the object store.
     """
 
     unit: WorkUnit

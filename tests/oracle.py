@@ -64,11 +64,8 @@ class OracleResult:
     """Both per iteration, by prompt id; full-precision rewards in the order of the selection."""
 
 
-def run(config: Config, *, iterations: int, levels: Sequence[Config] = ()) -> OracleResult:
-    """Train for `iterations` and say what was selected and what was learned.
-
-    `levels`: the configurations by which each iteration draws its previews, if not `config`.
-    """
+def run(config: Config, *, iterations: int) -> OracleResult:
+    """Train for `iterations` and say what was selected and what was learned."""
     base = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
     score = rewards.load(config.rewards, "cpu").score
     prompts = read_prompts(config.prompts.train)
@@ -79,9 +76,7 @@ def run(config: Config, *, iterations: int, levels: Sequence[Config] = ()) -> Or
         order = permutation(address(config, "prompts", iteration), len(prompts))
         chosen = [prompts[i] for i in order[: rollout.prompts]]
         embeddings = embed(base, chosen)
-        drawing = levels[iteration] if levels else config
-        preview = drawing.rollout.explore
-        quantised = preview.precision == "nvfp4-emulated"
+        quantised = rollout.explore.precision == "nvfp4-emulated"
         weights = (before if rollout.max_staleness else learner.old, quantised), (learner.old, False)
         explorer, regenerator = (sampling_model(config, base, factors, quant) for factors, quant in weights)
         selections, samples = {}, []
@@ -89,7 +84,7 @@ def run(config: Config, *, iterations: int, levels: Sequence[Config] = ()) -> Or
             torch.set_num_threads(config.fleet.explorers.threads)
             pool = [address(config, "initial-noise", iteration, (prompt.id, i)) for i in range(rollout.pool)]
             embedding = embeddings[prompt.id]
-            proxy = explore(drawing, explorer, score, prompt.text, embedding, pool)
+            proxy = explore(config, explorer, score, prompt.text, embedding, pool)
             selections[prompt.id] = select(iteration, prompt.id, proxy, rollout.keep)
             torch.set_num_threads(config.fleet.regenerators.threads)
             kept = [candidate.index for candidate in selections[prompt.id].chosen]

@@ -73,7 +73,6 @@ class ActorFactory:
         self._classes = classes
         self._namespace = scope or namespace(folder)
         self._controller = controller
-        self._exploring = config
         self._seats: PlacementGroup | None = None
         self._cards: dict[int, tuple[Any, Process]] = {}
         """Handles and processes of the cards, by number."""
@@ -92,20 +91,16 @@ class ActorFactory:
         return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
     def explorer(self, name: str) -> Actor:
-        return self._sampling_worker(name, "explorer", self._classes.explorer, self._exploring)
-
-    def explore_with(self, config: Config) -> None:
-        """Give explorers that are made from now on this configuration, as of another fallback level."""
-        self._exploring = config
+        return self._sampling_worker(name, "explorer", self._classes.explorer)
 
     def regenerator(self, name: str) -> Actor:
-        return self._sampling_worker(name, "regenerator", self._classes.regenerator, self._config)
+        return self._sampling_worker(name, "regenerator", self._classes.regenerator)
 
-    def _sampling_worker(self, name: str, role: str, made: type, config: Config) -> Actor:
-        pool = pool_of(name)
-        if is_on_a_card(self._config, pool, slot_of(name)):
+    def _sampling_worker(self, name: str, role: str, made: type) -> Actor:
+        pool, config = pool_of(name), self._config
+        if is_on_a_card(config, pool, slot_of(name)):
             return self._on_card(name, role, made, name, config)
-        make = self._anywhere(made, name, pools(self._config.fleet)[pool])
+        make = self._anywhere(made, name, pools(config.fleet)[pool])
         return self._actor(name, make.remote(name, config), role)
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:

@@ -17,7 +17,7 @@ from actors.world import Process, Tasks, World
 from solrl_ray.config.pools import REGENERATORS, explorer_pools, needs_packed
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
+from solrl_ray.config.strategies import pool_unit_seconds
 from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
@@ -70,8 +70,6 @@ class Fleet:
         """Of what was published last."""
         self._targets = Targets(config, explores=explores)
         self._waits = Waits()
-        self._tier = ""
-        """Of the explorers."""
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
         self._pools: dict[str, Pool] = {}
@@ -144,21 +142,6 @@ class Fleet:
             self.publication_counts = _NO_COUNTS | counts
         for pool in pools:
             pool.publish(weights)
-
-    def set_explorer_config(self, config: Config) -> None:
-        """Configure explorers as in `config`, which may be another fallback level.
-
-        For another tier all of them are replaced, in other score classes. They must have no units then.
-        """
-        tier = pool_sampling(config).tier
-        if tier == self._tier:
-            return  # each unit states its steps
-        self._world.explore_with(config)
-        self._tier = tier
-        for name, pool in self.explorers.items():
-            self._first.pop(name, None)
-            self._attested.clear()
-            pool.renew()
 
     @property
     def needs_packed(self) -> bool:

@@ -1,5 +1,4 @@
-"""A pool, workers of one role that answer with the same bits: how lost ones are replaced, how it grows, shrinks, or is
-renewed for another tier.
+"""A pool, workers of one role that answer with the same bits: how lost ones are replaced, how it grows and shrinks.
 
 ::
 
@@ -88,14 +87,6 @@ class Pool:
             self._drain(worker)
             self._open(replacement_name(worker.name))
         return [(worker.name, replacement_name(worker.name)) for worker in leaving]
-
-    def renew(self) -> None:
-        """Replace all workers at once, at no charge. No unit may be at work."""
-        self.weights = None
-        for worker in list(self.workers.values()):
-            self._end(worker, None)
-            if worker.state is not State.DRAINING:
-                self._open(replacement_name(worker.name))
 
     def retire(self, worker: str, reason: str) -> None:
         """Replace an untrustworthy worker; does nothing if it is gone."""

@@ -24,16 +24,15 @@ from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import stability
-from solrl_ray.evaluation.noise_scale import noise_scale
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
-from solrl_ray.rollout import constant_rewards
+from solrl_ray.rollout import constant_rewards, low_fidelity
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
 
-EXPORTED = ("reward_mean", "proxy_reward_mean", "fallback_level", "loss", "policy_loss", "kl", "gradient_norm")
+EXPORTED = ("reward_mean", "proxy_reward_mean", "loss", "policy_loss", "kl", "gradient_norm")
 """Fields of an iteration's record that are exported as gauges of the same name."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 """Of `IterationMetrics.reward_costs`."""
@@ -209,6 +208,8 @@ class Telemetry:
         self.iterations.append(metrics)
         if news := constant_rewards.news(self._config, self.iterations):
             self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
+        if news := low_fidelity.news(self._config, self.iterations):
+            self.message(f"warning: {news}")
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
         self.tracking.bring(lambda writer: writer.iteration(metrics))
@@ -317,8 +318,6 @@ class Telemetry:
             exporter.set("solrl_rank_fidelity", metrics.spearman)
         for name in EXPORTED:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
-        if (scale := noise_scale(self.iterations)) is not None:
-            exporter.set("solrl_noise_scale", scale)
         for name in stability.MEASURES:
             exporter.set("solrl_alarm", name in metrics.alarms, measure=name)
         for stage, seconds in metrics.seconds.items():

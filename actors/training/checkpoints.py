@@ -29,6 +29,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.objectives.schedules import ROLLBACK_STEP
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
+from solrl_ray.rollout import low_fidelity
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -63,6 +64,11 @@ class CheckpointWriter:
         )
         await self._learners.leave(nodes)
         return saved
+
+    @property
+    def low_fidelity(self) -> str:
+        """Why the run must end now, because previews rank badly (`fidelity.on_low`); empty if it need not."""
+        return low_fidelity.stop(self._config, self._telemetry.iterations)
 
     async def gone_back_to(self, updates: int) -> tuple[int, LearnerState] | None:
         """If the run goes back: updates of the best evaluated checkpoint, and its state, as the one after `updates`.

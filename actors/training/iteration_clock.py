@@ -44,12 +44,7 @@ class IterationClock:
         self._published = self._world.now()
 
     def record(
-        self,
-        iteration: int,
-        rollout: RolloutResult,
-        summary: IterationSummary,
-        update: UpdateMetrics,
-        fallback_level: int,
+        self, iteration: int, rollout: RolloutResult, summary: IterationSummary, update: UpdateMetrics
     ) -> IterationMetrics:
         """The iteration ends now, and the next one begins."""
         seconds = {"learn": self._learned - self._learning, "checkpoint": self.checkpoint}
@@ -68,7 +63,6 @@ class IterationClock:
             publication=rollout.publication,
             requeued=rollout.requeued,
             reward_costs=rollout.reward_costs,
-            fallback_level=fallback_level,
             weights_wait=self._fleet.waited_for_weights(self._began),
         )
         self._began = self._world.now()

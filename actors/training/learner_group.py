@@ -25,7 +25,6 @@ import torch
 from actors.world import Sent, World, all_answers
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -77,8 +76,6 @@ class LearnerGroup:
         self._last_state = last_state
         self._begin_with("the last checkpoint", last_state)
         self._replacements, self._tell, self._supply = replacements, tell, supply
-        self.tier = pool_sampling(config).tier
-        """The tier of the explorers that the next revision is for."""
         self.packs = True
         """Whether revisions need packed weights."""
         self.rebuilt = 0
@@ -237,7 +234,7 @@ class LearnerGroup:
 
     async def _shards(self, policy: Policy, asked: Callable[[], None] = lambda: None) -> list[RevisionShard]:
         seconds = self._config.fleet.deadlines.publish
-        return await self._all("shard", policy, self.tier, self.packs, seconds=seconds, asked=asked)
+        return await self._all("shard", policy, self.packs, seconds=seconds, asked=asked)
 
     async def _assembled(self, shards: list[RevisionShard], factors: Factors) -> Revision:
         what, lora = "putting the revision together", self._config.model.lora

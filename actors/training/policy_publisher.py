@@ -12,11 +12,9 @@ from actors.fleet.fleet import Fleet
 from actors.training.learner_group import LearnerGroup
 from actors.world import Tasks, World
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
@@ -29,8 +27,6 @@ class PublishedRevision:
     publication: Publication
     digest: asyncio.Future[str]
     """`lora_digest` of its factors, computed while it is sent."""
-    fallback_level: int
-    """The level of the explorers that it is packed for."""
 
 
 class PolicyPublisher:
@@ -40,19 +36,11 @@ class PolicyPublisher:
     """The last one sent to explorers."""
 
     def __init__(
-        self,
-        config: Config,
-        world: World,
-        tasks: Tasks,
-        fleet: Fleet,
-        learners: LearnerGroup,
-        fallback: FallbackLadder,
-        probe: Any,
+        self, config: Config, world: World, tasks: Tasks, fleet: Fleet, learners: LearnerGroup, probe: Any
     ) -> None:
         """`probe`: reference of the prompt embedding of the probe forward."""
         self._world, self._tasks, self._fleet = world, tasks, fleet
-        self._learners, self._fallback = learners, fallback
-        self._probe = probe
+        self._learners, self._probe = learners, probe
         self._mode = config.publish.mode
         self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
@@ -60,35 +48,30 @@ class PolicyPublisher:
         self._turn = asyncio.Lock()
         """Held while the regenerators' policy is set: an update may need groups again during an evaluation."""
 
-    async def make(self, updates: int, fallback_level: int) -> None:
-        """Revision `updates`, packed for the explorers of a fallback level."""
-        self._prepare(fallback_level)
+    async def make(self, updates: int) -> None:
+        """Make revision `updates`."""
+        self._learners.packs = self._fleet.needs_packed
         revision = await self._learners.revision("old")
-        self._adopt(revision, updates, fallback_level)
+        self._adopt(revision, updates)
 
-    async def make_updated(self, updates: int, fallback_level: int) -> LearnerState:
+    async def make_updated(self, updates: int) -> LearnerState:
         """As `make`, right after an update; returns the state that the revision is of."""
-        self._prepare(fallback_level)
+        self._learners.packs = self._fleet.needs_packed
         state, revision = await self._learners.updated(self._fleet.prepare)
-        self._adopt(revision, updates, fallback_level)
+        self._adopt(revision, updates)
         return state
 
-    def _prepare(self, fallback_level: int) -> None:
-        self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
-        self._learners.packs = self._fleet.needs_packed
-
-    def _adopt(self, revision: Revision, updates: int, fallback_level: int) -> None:
+    def _adopt(self, revision: Revision, updates: int) -> None:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
         what = f"taking the digest of {revision.name}"
         work = self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds)
         digest = self._tasks.start(work, what)
-        self.newest = PublishedRevision(self._publication(revision), digest, fallback_level)
+        self.newest = PublishedRevision(self._publication(revision), digest)
 
     async def to_explorers(self) -> None:
         """Send the explorers the newest revision."""
         self.sent_to_explorers = self.newest
-        self._fleet.set_explorer_config(self._fallback.config(self.newest.fallback_level))
         await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     async def to_regenerators(self) -> None:

@@ -11,7 +11,7 @@ import torch.utils.deterministic
 
 from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling, previews
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.plan.fitting import Gpu
 from solrl_ray.quantization import capability
@@ -84,13 +84,12 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
     Returns:
         The tier, and the device's name.
 
-    Raises UserError: the device cannot run it, or a tier of `fidelity.fallback`.
+    Raises UserError: the device cannot run it.
     """
     device = device_of(explorer.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("explorers ask for a GPU (num_gpus), but PyTorch finds none there; set it to 0 for CPUs")
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
-        levels = [preview.tier for preview in previews(config)[1:]]
-        capability.check(dict.fromkeys((tier, *levels)), device)
+        capability.check(tier, device)
     return tier, capability.device_name(device)

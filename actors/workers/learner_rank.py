@@ -86,9 +86,9 @@ class LearnerRank(Callee):
             self._model = models.load(model, self._device, components=components)
         else:
             self._model = self._shared.load(self._device, components)
-        self._tier = self._tier_of_explorers()
         with progress_note("finding what it publishes"):
-            self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=self._tier)
+            tier = self._tier_of_explorers()
+            self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
@@ -197,14 +197,11 @@ class LearnerRank(Callee):
     def _tier_of_explorers(self) -> str:
         return pool_sampling(self._config).tier
 
-    def shard(self, policy: Policy, tier: str, pack: bool = True) -> RevisionShard:
-        """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; with `pack` also the
-        packed weights.
+    def shard(self, policy: Policy, pack: bool = True) -> RevisionShard:
+        """This rank's share of the present policy, merged and, for explorers, quantised; with `pack` also the packed
+        weights.
         """
         self._enter()
-        if tier != self._tier:  # explorers have changed level of the fallback ladder
-            self._tier = tier
-            self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return self._publisher.shard(
             self._joined.revision,
             self._joined.factors(policy, on_host=False),

@@ -1,4 +1,4 @@
-"""A regenerator samples chosen seeds again in full precision and scores them; it also audits and evaluates. Only its
+"""A regenerator samples chosen seeds again in full precision and scores them; it also evaluates. Only its
 samples are learned from.
 """
 
@@ -91,10 +91,6 @@ class Regenerator(SamplingWorker):
         """Sample a selection's seeds with the current revision, which must be the unit's."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         return result, group_of(result, sampled)
-
-    def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        """Score seeds that were not selected as if they had been; their samples are discarded."""
-        return self._scored(self._sampler, unit, prompt, embedding)[0]
 
     def evaluate(
         self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding

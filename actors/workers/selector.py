@@ -67,8 +67,6 @@ class Opened:
     """Finished groups."""
     units: tuple[WorkUnit, ...]
     """All units that workers should do now."""
-    audits: tuple[str, ...] = ()
-    """Prompts whose audits are done."""
     results: tuple[UnitResult, ...] = ()
     """Those of the journal, which a new selector must get again: a disk may damage it later."""
     message: str = ""
@@ -91,7 +89,7 @@ class _Open:
     """For an iteration explored ahead: whether the policy that regenerates it is known."""
 
     def wanted(self) -> tuple[WorkUnit, ...]:
-        """All units that workers should do now. Nothing is regenerated or audited before the policy for it is known."""
+        """All units that workers should do now. Nothing is regenerated before the policy for it is known."""
         units = self.state.all_wanted()
         if self.state.plan.staleness and not self.revised:
             units = tuple(unit for unit in units if unit.stage == "explore")
@@ -161,7 +159,6 @@ class Selector(Callee):
         return Opened(
             groups=groups,
             units=opened.wanted(),
-            audits=state.audits_done,
             results=results,
             message=message,
         )
@@ -177,8 +174,8 @@ class Selector(Callee):
             opened.journal.append(entry)
             opened.later = [entry]
         opened.revised, state = True, opened.state
-        _, groups = self._replay_all(state, opened.later[1:])  # an audit that is lost is made again at the end
-        return Opened(groups=groups, units=opened.wanted(), audits=state.audits_done)
+        _, groups = self._replay_all(state, opened.later[1:])
+        return Opened(groups=groups, units=opened.wanted())
 
     def drop(self, iteration: int) -> None:
         """Forget an iteration that a checkpoint contains."""
@@ -188,7 +185,7 @@ class Selector(Callee):
             dropped.journal.close()
 
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
-        """Take results of pools' units and of audits; invalid ones are refused one by one.
+        """Take results of pools' units; invalid ones are refused one by one.
 
         Raises RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is
         lost. Earlier results of the call are accepted then.
@@ -238,8 +235,7 @@ class Selector(Callee):
         self._judge(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        follows = prompt_id in state.selections and result.unit.stage != "audit"
-        units = state.wanted(prompt_id) if follows else ()
+        units = state.wanted(prompt_id) if prompt_id in state.selections else ()
         differs = state.violation if outcome is Outcome.VIOLATION else ""
         return Ack(units=units, differs=differs) if units or differs else _COUNTED
 
@@ -339,7 +335,7 @@ class Selector(Callee):
         """Record journal entries; returns the results, and the finished groups."""
         results, groups = [], []
         for entry in entries:
-            if entry["kind"] in ("explore", "sample", "audit"):
+            if entry["kind"] in ("explore", "sample"):
                 results.append(unit_result(entry, state.plan))
                 state.record(results[-1])
             elif group := self._replay_group(state, entry):

@@ -19,13 +19,13 @@ STAT_WIDTH, STAT_HEIGHT = 4, 4
 NOW = ("iteration", "seconds_left", "reward_mean", "heldout_reward_mean", "rank_fidelity", "workers")
 ROWS = {
     "Reward: does the policy improve?": ("reward_mean", "heldout_reward_mean", "proxy_reward_mean"),
-    "Fidelity: do previews rank as full precision does?": ("rank_fidelity", "fallback_level", "attested_workers"),
+    "Fidelity: do previews rank as full precision does?": ("rank_fidelity", "attested_workers"),
     "Stages: where does the time go?": (
         *("stage_seconds", "unit_seconds", "seconds_left", "stage_done", "stage_planned", "candidates", "dropped"),
         *("samples", "iteration", "iterations_planned"),
     ),
     "Who waits, and for what?": ("workers", "weights_wait_share", "weights_wait_seconds", "revision", "receipts"),
-    "Learning": ("loss", "policy_loss", "kl", "gradient_norm", "noise_scale"),
+    "Learning": ("loss", "policy_loss", "kl", "gradient_norm"),
     "What went wrong": (
         "alarm",
         *("workers_lost", "replacements_left", "refused_answers"),

@@ -17,7 +17,7 @@ from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
-FORMAT_FILE, FORMAT = "format", 6
+FORMAT_FILE, FORMAT = "format", 7
 """Name and content of the file with a run folder's format. The number rises when a name or a meaning changes; a folder
 without the file has format 1.
 """
@@ -73,6 +73,7 @@ FREE = (
     "learner.world_size",
     "run.iterations",
     "run.on_collapse",
+    "fidelity.on_low",
     "evaluation.every",
     "checkpoints",
     "tracking",

@@ -87,7 +87,7 @@ class Deadlines(Section):
     explore: Seconds = 120.0
     """One micro-batch of previews; a unit of several gets this much for each."""
     regenerate: Seconds = 300.0
-    """Regeneration, audit or evaluation of one prompt; prompts that are evaluated in one forward get this much for
+    """Regeneration or evaluation of one prompt; prompts that are evaluated in one forward get this much for
     each. Also one unit of a pool in strategies of one stage.
     """
     update: Seconds = 1800.0

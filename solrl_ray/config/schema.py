@@ -14,7 +14,7 @@ from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
-from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.previews import PreviewConfig
 from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
@@ -201,35 +201,18 @@ class RolloutConfig(Section):
     regenerate: RegenerateConfig = RegenerateConfig()
 
 
-class FallbackLevel(Section):
-    """A level of the fallback ladder: what it changes of the previews. The rest stays as on the level before."""
-
-    steps: Positive | None = None
-    """Solver steps of a preview from here on."""
-    precision: Precision | None = None
-    """Tier of the explorers from here on; they restart for it."""
-    prune: Prune | None = None
-    """Pruning from here on: later, or keeping more seeds; ``{}``: none."""
-
-
 class Fidelity(Section):
     """How rank fidelity is measured, and what a low one triggers. Measuring changes neither selection nor learning."""
 
-    audit_prompts: Natural = 0
-    """Prompts of each iteration that are audited: a few of their unselected seeds are regenerated too. 0: no audit."""
-    audit_seeds: int = 4
-    """Unselected seeds of each audited prompt. Of a pruned pool: this many that were pruned, and this many that were
-    finished but not selected (or all of them).
-    """
     measure: Literal["spearman", "kendall"] = "spearman"
-    """What is compared with `floor`: of whole pools if they are audited, else of the regenerated seeds."""
+    """What is compared with `floor`: an iteration's mean over prompts, on the regenerated seeds."""
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
     """Least value of `measure`, between -1 and 1; null: no limit."""
     patience: Positive = 3
-    """Iterations in a row below `floor` before previews take the next level of `fallback`."""
-    fallback: list[FallbackLevel] = []
-    """The levels of the fallback ladder, each with more steps, less pruning or a higher tier than the one before:
-    ``[{prune: {}}, {steps: 8}, {precision: bf16}]``.
+    """Iterations in a row below `floor` that trigger `on_low`."""
+    on_low: Literal["warn", "stop"] = "warn"
+    """``warn`` prints which keys to change, once each time the measure falls; ``stop`` ends the run with that sentence,
+    after its checkpoint.
     """
 
 

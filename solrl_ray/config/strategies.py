@@ -1,5 +1,4 @@
-"""The rollout strategies: how a pool is sampled, on each level of the fallback ladder, and whether its samples are
-learned from; warnings about a run.
+"""The rollout strategies: how a pool is sampled, and whether its samples are learned from; warnings about a run.
 
 ::
 
@@ -12,7 +11,7 @@ learned from; warnings about a run.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from solrl_ray.config.pools import is_colocated, reserved
 from solrl_ray.config.previews import Prune
@@ -113,7 +112,7 @@ def pool_sampling(config: Config) -> PoolSampling:
     """Sampling of previews in two stages; of the samples themselves in one."""
     rollout, full = config.rollout, config.rollout.regenerate
     if not is_one_stage(config):
-        return previews(config)[0]
+        return previews(config)
     tier = rollout.explore.precision if rollout.strategy == "quantized" else full_tier(config.model)
     return PoolSampling(
         tier=tier, steps=full.steps, micro_batch=full.micro_batch, pool=rollout.pool, unit=full.micro_batch
@@ -137,47 +136,19 @@ def pool_unit_seconds(config: Config) -> float:
     return deadlines.regenerate if is_one_stage(config) else deadlines.explore * sampling.unit / sampling.micro_batch
 
 
-def previews(config: Config) -> tuple[PoolSampling, ...]:
-    """Sampling of previews on each level of the fallback ladder: as configured first, then changed level by level.
-
-    The unit is the same on all levels.
-    """
-    rollout, first = config.rollout, config.rollout.explore
-    prune = _unless_empty(rollout.preview.prune)
-    whole = rollout.pool if prune else first.micro_batch
-    drawn = [
-        PoolSampling(
-            tier=first.precision,
-            steps=first.steps,
-            micro_batch=first.micro_batch,
-            pool=rollout.pool,
-            unit=rollout.preview.unit or whole,
-            prune=prune,
-        )
-    ]
-    for level in config.fidelity.fallback:
-        before = drawn[-1]
-        drawn.append(
-            replace(
-                before,
-                tier=level.precision or before.tier,
-                steps=level.steps or before.steps,
-                prune=before.prune if level.prune is None else _unless_empty(level.prune),
-            )
-        )
-    return tuple(drawn)
-
-
-def _unless_empty(prune: Prune | None) -> Prune | None:
-    return None if prune == Prune() else prune
-
-
-def at_fallback_level(config: Config, fallback_level: int) -> Config:
-    """The configuration for explorers of that fallback level."""
-    rollout, drawn = config.rollout, previews(config)[fallback_level]
-    unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level no longer prunes
-    explore = {"rollout.explore.steps": drawn.steps, "rollout.explore.precision": drawn.tier}
-    return config.changed({**explore, "rollout.preview.unit": unit, "rollout.preview.prune": drawn.prune})
+def previews(config: Config) -> PoolSampling:
+    """Sampling of previews."""
+    rollout, explore = config.rollout, config.rollout.explore
+    prune = None if rollout.preview.prune == Prune() else rollout.preview.prune
+    whole = rollout.pool if prune else explore.micro_batch
+    return PoolSampling(
+        tier=explore.precision,
+        steps=explore.steps,
+        micro_batch=explore.micro_batch,
+        pool=rollout.pool,
+        unit=rollout.preview.unit or whole,
+        prune=prune,
+    )
 
 
 def reward_weights(config: Config) -> tuple[float, ...]:

@@ -15,8 +15,8 @@ from statistics import median
 
 from solrl_ray.config.problems import counted
 from solrl_ray.evaluation.paired_gain import paired_gain
+from solrl_ray.evaluation.student import student_quantile
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.rollout.audit import student_quantile
 
 FALSE_FALLS = 1e-4
 """Share of comparisons of equal policies that may be called a fall: a run makes dozens, each with the best of many."""

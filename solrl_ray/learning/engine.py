@@ -24,7 +24,6 @@ import torch.distributed
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import LearnerConfig
 from solrl_ray.errors import RunError
-from solrl_ray.learning.noise_scale import GradientSample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
@@ -135,7 +134,6 @@ class Engine:
 
     factors: list[torch.nn.Parameter]
     deepspeed: Any
-    sample: GradientSample
 
     @classmethod
     def build(
@@ -154,7 +152,6 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        sample = GradientSample(factors)
         # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
         # compiler: two seconds of each start.
         with _environment(TORCHDYNAMO_DISABLE="1"):
@@ -164,7 +161,7 @@ class Engine:
                 optimizer=optimizer,
                 config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
             )
-        built = cls(list(factors), engine, sample)
+        built = cls(list(factors), engine)
         flat, states = built._internals()
         # As AdamW would at its first step, so that a state can be saved and restored before it.
         states[flat] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(flat.detach()) for key in MOMENTS}}
@@ -175,11 +172,8 @@ class Engine:
         output: torch.Tensor = self.deepspeed(*args)
         return output
 
-    def backward(self, loss: torch.Tensor, *, last: bool, sampled: bool = False) -> None:
-        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update; `sampled`:
-        `sample.piece` follows.
-        """
-        self.sample.wanted = sampled
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update."""
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
@@ -214,7 +208,6 @@ class Engine:
 
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
-        self.sample.close()
         # After `abort_process_group` DeepSpeed misses its rank, which it asks for when all hooks are gone.
         with nullcontext() if torch.distributed.is_initialized() else suppress(AssertionError):
             self.deepspeed.destroy()

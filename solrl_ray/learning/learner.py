@@ -31,7 +31,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
-from solrl_ray.learning.noise_scale import signal_and_noise
 from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare
 from solrl_ray.learning.policy_passes import PolicyPasses, by_shape
 from solrl_ray.learning.state import LearnerState
@@ -212,7 +211,7 @@ class Learner:
         self._failed = False
 
     def _step(self, update: OpenUpdate, part: StepShare) -> Step:
-        """One optimiser step: sums over all ranks, the gradient norm, and its signal and noise."""
+        """One optimiser step: sums over all ranks, and the gradient norm."""
         self._advance(update, part, final=True)
         sums = part.sums
         torch.distributed.all_reduce(sums.shares)
@@ -225,7 +224,7 @@ class Learner:
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
         if self._anchor_decay is not None:
             adapters.decay_(self._model.transformer, follower_decay(self._anchor_decay, self._steps), "anchor")
-        return sums, gradient_norm, signal_and_noise(part.pieces, self._world_size)
+        return sums, gradient_norm
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
         """Make this rank's forward and backward passes over a part's samples, as far as they are there.
@@ -233,7 +232,6 @@ class Learner:
         `final`: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
         """
         if part.old_is_default is None:
-            self._engine.sample.begin()
             part.old_is_default = self._old_is_default()
         known = update.advantages(self._config)
         while part.slots or part.prepared:
@@ -271,7 +269,6 @@ class Learner:
         embedding = self._embedding(update, one.batch)
         weights = one.batch.weights.to(self._model.device)
         scale = 1.0 / (len(part.samples) * len(one.passes))
-        groups = part.ended.popleft()
         for k, each in enumerate(one.passes):
             self._check_peers()
             v_theta = self._engine.velocity(each.x_t, each.t, embedding, one.batch.shape)
@@ -280,12 +277,9 @@ class Learner:
             given = {name: v[k] for name, v in one.references.items()}
             loss = self._objectives[one.batch.shape].loss(each, Velocities(theta=v_theta, **old, **given), advantages)
             part.sums.add(loss, weights, scale)
-            end = k == len(one.passes) - 1
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
             total = (loss.total * weights).sum() * (scale * self._world_size)
-            self._engine.backward(total, last=last and end, sampled=end and groups > 0)
-        if groups:
-            part.pieces.append((groups, self._engine.sample.piece()))
+            self._engine.backward(total, last=last and k == len(one.passes) - 1)
 
     def _embedding(self, update: OpenUpdate, batch: MicroBatch) -> dict[str, torch.Tensor]:
         return self._model.batch_embeddings([update.embeddings[p] for p in batch.prompt_ids])

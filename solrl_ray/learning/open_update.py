@@ -21,7 +21,6 @@ from solrl_ray.config.schema import Config, LearnerConfig
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, cut, equal_parts, rank_slots, rewards_and_groups
-from solrl_ray.learning.noise_scale import ended_groups
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import Loss, MicroBatch, Pass
 from solrl_ray.records import PromptEmbedding, SampleGroup
@@ -97,10 +96,6 @@ class StepShare:
     sums: Sums
     prepared: deque[Prepared] = field(default_factory=deque)
     """Micro-batches that wait for their advantages."""
-    ended: deque[int] = field(default_factory=deque)
-    """Groups of the piece that ends with each micro-batch to come (`noise_scale.ended_groups`)."""
-    pieces: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """Of its gradient: groups, and this rank's part."""
     old_is_default: bool | None = None
     """Whether v_old repeats v_theta bit for bit; None before the step begins."""
 
@@ -134,10 +129,8 @@ class OpenUpdate:
         self.parts = list[StepShare]()
         for epoch, part in product(range(config.epochs), equal_parts(self.sizes, config.updates)):
             cuts = cut(part, config.micro_batch, () if one_shape else self.sizes)
-            ends = [cuts[min(first + world_size, len(cuts)) - 1].stop for first in range(0, len(cuts), world_size)]
             slots = rank_slots(cuts, micro_batch=config.micro_batch, rank=rank, world_size=world_size)
-            ended = deque(ended_groups(part, self.sizes, ends))
-            self.parts.append(StepShare(part, epoch, deque(slots), Sums.zero(device), ended=ended))
+            self.parts.append(StepShare(part, epoch, deque(slots), Sums.zero(device)))
 
     def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Take the next groups.

@@ -34,25 +34,18 @@ class UpdateMetrics:
     """The same in the first optimiser step; expected to be 0 if the sampling policy is a copy of the trained one."""
     clip_fraction: float | None = None
     """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one."""
-    gradient_signal: float | None = None
-    """Estimated squared norm of the gradient without noise, over sampled elements, mean over optimiser steps; None if
-    the steps have too few groups, or micro-batches that cut them.
-    """
-    gradient_noise: float | None = None
-    """Trace of the covariance of one group's gradient, likewise (`noise_scale`)."""
 
 
-Step = tuple[Sums, float, tuple[float, float] | None]
-"""Of an optimiser step: sums over all ranks, gradient norm, and its signal and noise."""
+Step = tuple[Sums, float]
+"""Of an optimiser step: sums over all ranks, and the gradient norm."""
 
 
 def update_metrics(update: OpenUpdate, done: Sequence[Step], *, revision: int) -> UpdateMetrics:
     """`done`: each optimiser step."""
     loss, policy_loss, kl, ratio, clipped = (
-        math.fsum(float(sums.shares[i]) for sums, _, _ in done) / len(done) for i in range(5)
+        math.fsum(float(sums.shares[i]) for sums, _ in done) / len(done) for i in range(5)
     )
-    deviations = [float(sums.deviation) for sums, _, _ in done]
-    estimates = [each for _, _, each in done if each is not None]
+    deviations = [float(sums.deviation) for sums, _ in done]
     has_ratio = done[0][0].has_ratio
     return UpdateMetrics(
         iteration=update.iteration,
@@ -60,18 +53,12 @@ def update_metrics(update: OpenUpdate, done: Sequence[Step], *, revision: int) -
         loss=loss,
         policy_loss=policy_loss,
         kl=kl,
-        gradient_norm=math.fsum(norm for _, norm, _ in done) / len(done),
+        gradient_norm=math.fsum(norm for _, norm in done) / len(done),
         samples=len(update.samples),
-        passes=sum(sums.passes for sums, _, _ in done),
+        passes=sum(sums.passes for sums, _ in done),
         seconds=update.seconds,
         ratio_mean=ratio if has_ratio else None,
         ratio_deviation=max(deviations) if has_ratio else None,
         first_ratio_deviation=deviations[0] if has_ratio else None,
         clip_fraction=clipped if done[0][0].has_clip else None,
-        gradient_signal=_mean([signal for signal, _ in estimates]),
-        gradient_noise=_mean([noise for _, noise in estimates]),
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

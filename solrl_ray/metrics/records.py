@@ -64,10 +64,6 @@ class IterationMetrics:
     """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one. With one
     optimiser step and a copied sampling policy: 0.
     """
-    audit: dict[str, float] = field(default_factory=dict)
-    """Whole-pool fidelity (`rollout.audit.audit`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
-    ``worst_beats``, ``regret`` and, of pruned previews, ``contrast_lost``, each with ``…_low`` and ``…_high`` of its
-    95 % interval. Empty without an audit."""
     spearman_by_kind: dict[str, float] = field(default_factory=dict)
     """For the prompts of each of `fleet.other_explorers`, and under the empty name the rest. Empty without others."""
     differing_results: int = 0
@@ -76,11 +72,6 @@ class IterationMetrics:
     """Share of the explorers' time in this iteration spent only waiting for weights: from the offer of a revision, or
     the end of their last unit, until they had proved it.
     """
-    fallback_level: int = 0
-    """Level of the fallback ladder that explored this iteration; 0: as configured."""
-    preview_steps: int | None = None
-    """Solver steps of the previews, and the explorers' tier, on that fallback level. None without previews."""
-    preview_precision: str | None = None
     dropped: int = 0
     """Candidates whose previews were pruned, because their early scores were neither among the best nor the worst."""
     expected_dropped: int = 0
@@ -92,11 +83,6 @@ class IterationMetrics:
     """Prompts whose samples all have the same reward, so that their advantages are 0."""
     constant_pools: int = 0
     """Prompts whose finished previews all have the same reward, so that the numbers of their seeds chose among them."""
-    gradient_signal: float | None = None
-    """Squared norm of the gradient without its noise, and trace of the covariance of one prompt's, both estimated over
-    sampled elements (`learning.noise_scale`). None if an optimiser step has too few prompts to tell.
-    """
-    gradient_noise: float | None = None
     alarms: dict[str, float] = field(default_factory=dict)
     """``kl`` or ``gradient_norm``, if it has left its usual range → that range's upper end (`evaluation.stability`)."""
     rollback: int | None = None

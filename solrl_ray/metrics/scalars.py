@@ -5,9 +5,8 @@ share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
 * ``rank_fidelity/`` spearman, kendall, side_agreement; only with previews
-* ``audit/`` estimates for whole pools with their 95 % intervals, if `fidelity.audit_prompts` is set
-* ``learning/`` loss, policy_loss, kl, gradient_norm; gradient_signal and gradient_noise if measured; of objectives with
-  ratios ratio_mean, ratio_deviation, clip_fraction
+* ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
+  clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
 * ``counts/`` candidates, dropped, samples, requeued_units, duplicate_results
 """
@@ -27,8 +26,6 @@ SCALARS = {
     "learning/policy_loss": "policy_loss",
     "learning/kl": "kl",
     "learning/gradient_norm": "gradient_norm",
-    "learning/gradient_signal": "gradient_signal",
-    "learning/gradient_noise": "gradient_noise",
     "learning/ratio_mean": "ratio_mean",
     "learning/ratio_deviation": "ratio_deviation",
     "learning/clip_fraction": "clip_fraction",
@@ -45,10 +42,7 @@ SCALARS = {
 def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     """The scalars of one iteration, by name."""
     scalars = {name: getattr(record, field) for name, field in SCALARS.items()}
-    if record.preview_steps is not None:
-        scalars["rank_fidelity/fallback_level"] = record.fallback_level
-        scalars["rank_fidelity/preview_steps"] = record.preview_steps
-    several = {"audit": record.audit, "wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
+    several = {"wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
     scalars |= {f"{name}/{part}": value for name, parts in several.items() for part, value in parts.items()}
     return {name: float(value) for name, value in scalars.items() if value is not None}
 

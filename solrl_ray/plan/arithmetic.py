@@ -30,7 +30,7 @@ from solrl_ray.config.pools import (
 )
 from solrl_ray.config.problems import counted, listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling, previews
+from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling
 from solrl_ray.models.shapes import DTYPE_BYTES
 from solrl_ray.plan.update import (
     FLOAT32_BYTES,
@@ -177,7 +177,6 @@ class Arithmetic:
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
             one_stage=is_one_stage(config),
             pool=pool_sampling(config),
-            previews=previews(config),
             reserved=[counted(count, name) for name, count in (("CPU", cpus), ("GPU", self.gpus)) if count],
             references=references(config),
             model_guidance=config.model.cfg.describe(),

@@ -13,7 +13,7 @@ from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling, previews
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES, paths
 from solrl_ray.models.shapes import DTYPE_BYTES, ModelShapes, shipped
@@ -173,27 +173,22 @@ def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapp
 def preview_tier(config: Config, sources: Sources, device: torch.device | str | None) -> str:
     """The tier that `rollout.explore.precision` means on `device`; None: an unknown GPU.
 
-    Raises `UserError` if the device lacks it, or another tier that explorers may need.
+    Raises `UserError` if the device lacks it.
     """
     wanted = pool_sampling(config).tier
     if device is None:
         return "fp8" if wanted == "auto" else wanted  # the larger of the formats that an unknown card may use
     tier = capability.resolve(wanted, device, config.model.dtype)
-    levels = [preview.tier for preview in previews(config)[1:]]
-    for own in dict.fromkeys((tier, *levels)):
-        reason = capability.lacks(own, device)
-        if reason and tier not in UNQUANTIZED_TIERS:
-            said = [f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"]
-            said += [f"fidelity.fallback {levels}"] if levels else []
-            there = f"there is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
-            if not config.fleet.explorers.num_gpus:
-                raise UserError(
-                    f"{', '.join(said)}: {reason}, and explorers have no GPU (fleet.explorers.num_gpus is 0). Name a "
-                    f"cluster part, such as one_gpu_80gb; on a CPU {there}"
-                )
+    reason = capability.lacks(tier, device)
+    if reason and tier not in UNQUANTIZED_TIERS:
+        said = f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"
+        there = f"there is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+        if not config.fleet.explorers.num_gpus:
             raise UserError(
-                f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; {there}"
+                f"{said}: {reason}, and explorers have no GPU (fleet.explorers.num_gpus is 0). Name a "
+                f"cluster part, such as one_gpu_80gb; on a CPU {there}"
             )
+        raise UserError(f"{said}: {reason}, and explorers run on {capability.device_name(device)}; {there}")
     return tier
 
 

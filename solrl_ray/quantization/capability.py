@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from solrl_ray.errors import UserError
@@ -30,16 +29,14 @@ def lacks(tier: str, device: Device) -> str:
     return ""
 
 
-def check(tiers: Iterable[str], device: Device) -> None:
-    """Raises UserError if `device` cannot run one of `tiers`; it lists the tiers that it can run."""
-    for tier in tiers:
-        reason = lacks(tier, device)
-        if reason:
-            raise UserError(
-                f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there "
-                "rollout.explore.precision and the fallback levels of fidelity.fallback may be "
-                f"{', '.join(available(device))}, or unquantised bf16 or float32"
-            )
+def check(tier: str, device: Device) -> None:
+    """Raises UserError if `device` cannot run `tier`; it lists the tiers that it can run."""
+    reason = lacks(tier, device)
+    if reason:
+        raise UserError(
+            f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there rollout.explore.precision "
+            f"may be {', '.join(available(device))}, or unquantised bf16 or float32"
+        )
 
 
 def available(device: Device) -> list[str]:

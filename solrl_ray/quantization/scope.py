@@ -97,8 +97,8 @@ def quantize_(
             f"shorten `skip` ({scope.skip}) or lower `min_features` ({scope.min_features})"
         )
     device = device or next(model.parameters()).device
-    if not without_kernels:
-        capability.check([tier] if planned.quantized else [], device)
+    if not without_kernels and planned.quantized:
+        capability.check(tier, device)
     report = QuantizationReport.of(tier, planned, linears)
     quantizer, layers = ActivationQuantizer(), dict[str, QuantizedLinear]()
     for name in planned.quantized:

@@ -12,14 +12,12 @@ from solrl_ray.config.strategies import is_one_stage, previews
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.plan.update import backwards
-from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
 from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
-_NOISE = ("gradient_signal", "gradient_noise")
 """Fields copied from the update's metrics, under the same names."""
 
 
@@ -35,7 +33,6 @@ def iteration_metrics(
     publication: Mapping[str, float] | None = None,
     requeued: int = 0,
     reward_costs: Mapping[str, int] | None = None,
-    fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
     """The record of an iteration, except for the digest of its LoRA, which follows from the state after it.
@@ -46,11 +43,10 @@ def iteration_metrics(
         publication: of the revision that explored.
         requeued: units that went to another worker because an answer was lost or refused.
         reward_costs: use of reward servers and judges.
-        fallback_level: the level of the fallback ladder that explored it.
         weights_wait: share of the explorers' time spent waiting for weights.
     """
     full = np.array(rewards, dtype=np.float64)
-    preview = None if is_one_stage(config) else previews(config)[fallback_level]
+    preview = None if is_one_stage(config) else previews(config)
     compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
     # Of the chosen seeds, [prompts, K], in prompt and selection order.
     proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
@@ -79,30 +75,18 @@ def iteration_metrics(
         spearman_by_kind={kind: rank_fidelity(proxies[of], compared[of]).spearman for kind, of in of_kinds},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.side_agreement if fidelity else None,
-        audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest="",
         expected_passes=backwards(config),
         publication=dict(publication or {}),
         weights_wait=weights_wait,
-        fallback_level=fallback_level,
-        preview_steps=preview.steps if preview else None,
-        preview_precision=preview.tier if preview else None,
         dropped=counts.dropped,
         expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
         constant_groups=_constant_rows(compared),
         # Of the best and the worst: if those are equal, all others are.
         constant_pools=_constant_rows(proxies) if preview and rollout.selection == "best_worst" else 0,
-        **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS, *_NOISE)},
+        **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
     )
-
-
-def audit_plan(config: Config) -> AuditPlan | None:
-    """What is audited in each iteration; None if nothing is."""
-    fidelity = config.fidelity
-    if not fidelity.audit_prompts:
-        return None
-    return AuditPlan(run_seed=config.run.seed, prompts=fidelity.audit_prompts, seeds=fidelity.audit_seeds)
 
 
 def _constant_rows(rewards: np.ndarray) -> int:

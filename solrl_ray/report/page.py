@@ -9,7 +9,6 @@ from solrl_ray.config.problems import counted
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.evaluation import stability
-from solrl_ray.evaluation.noise_scale import advice
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import StockCall
@@ -19,7 +18,6 @@ from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
 from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_selection_digest
-from solrl_ray.rollout.fallback import in_a_row
 
 REPORT_FILE = "report.html"
 
@@ -57,7 +55,6 @@ def _values(data: RunData) -> dict[str, Any]:
         "drawing": StockCall.of(config),
         "lora": (data.folder / "lora").is_dir(),
         "best": _best(data),
-        "noise": advice(config, iterations),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,
         "strategy": config.rollout.strategy,
@@ -73,10 +70,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "targets": _targets(curve),
         "plots": _drawn(data, curve),
         "spearman": finite_mean([record.spearman for record in iterations]),
-        "audited": any(record.audit for record in iterations),
-        "pruned": any(record.dropped for record in iterations),
         "fidelity": tables.fidelity(data),
-        "fallback_after": in_a_row(config.fidelity.patience),
         "workers": tables.worker_times(config, iterations),
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),

@@ -219,19 +219,13 @@ def prompt_gains(axes: Axes, gain: PairedGain) -> None:
 
 @_plot("fidelity", "Rank fidelity per iteration", "iteration", "correlation, share", columns=3)
 def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Agreement of preview and full-precision rewards on regenerated seeds, and estimates for pools by audits."""
+    """Agreement of preview and full-precision rewards on regenerated seeds."""
     _line(axes, iterations, "spearman", "blue", label="Spearman")
     _line(axes, iterations, "kendall", "orange", "s", label="Kendall")
     _line(axes, iterations, "side_agreement", "green", "^", label="same half")
     measured = [value for r in iterations for value in (r.spearman, r.kendall, r.side_agreement) if value is not None]
     lowest = min(filter(math.isfinite, measured), default=0.0)
-    audited = [record for record in iterations if record.audit]
-    means = [record.audit["spearman"] for record in audited]
-    if audited:  # intervals may leave [-1, 1]
-        halves = [record.audit.get("spearman_high", mean) - mean for record, mean in zip(audited, means, strict=True)]
-        numbers, color = [record.iteration for record in audited], COLORS["purple"]
-        axes.errorbar(numbers, means, halves, color=color, fmt="D", capsize=3, label="Spearman, whole pools")
-    axes.set_ylim(min([0.5, lowest - 0.05, *means]), max([1.01, *means]))
+    axes.set_ylim(min(0.5, lowest - 0.05), 1.01)
 
 
 @_plot("kl", "Squared velocity distance to the reference policy", "iteration", "KL term, mean square", size=NARROW)

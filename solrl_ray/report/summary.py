@@ -20,6 +20,7 @@ from solrl_ray.evaluation import stability
 from solrl_ray.evaluation.paired_gain import paired_gain
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 from solrl_ray.rollout.constant_rewards import constant_rewards
+from solrl_ray.rollout.low_fidelity import low_fidelity
 from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 COVERED = (
@@ -176,8 +177,8 @@ def all_warnings(
     config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics]
 ) -> list[str]:
     """Warnings by the configuration, and by what was measured."""
-    measured = constant_rewards(config, iterations)
-    return [*warnings(config), *([measured] if measured else []), *stability.warnings(iterations, evaluations)]
+    measured = [constant_rewards(config, iterations), low_fidelity(config, iterations)]
+    return [*warnings(config), *filter(None, measured), *stability.warnings(iterations, evaluations)]
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:

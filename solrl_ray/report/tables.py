@@ -31,20 +31,6 @@ TIERS = {
 }
 """What each tier is, so that no reader confuses them."""
 
-_AUDITED = {
-    "whole pools: Spearman": "spearman",
-    "its interval, low end": "spearman_low",
-    "its interval, high end": "spearman_high",
-    "whole pools: Kendall": "kendall",
-    "best beat": "best_beats",
-    "worst beat": "worst_beats",
-    "regret": "regret",
-    "contrast lost by pruning, at most": "contrast_lost",
-    "its interval, from": "contrast_lost_low",
-    "its interval, to": "contrast_lost_high",
-}
-"""Name in the report → key in `IterationMetrics.audit`."""
-
 
 def fidelity(data: RunData) -> list[list[str]]:
     """Mean, first, last and least value of each measure of rank fidelity; empty before the first iteration."""
@@ -55,8 +41,6 @@ def fidelity(data: RunData) -> list[list[str]]:
         "Kendall": [record.kendall for record in data.iterations],
         "same half": [record.side_agreement for record in data.iterations],
     }
-    audited = {name: [record.audit.get(key) for record in data.iterations] for name, key in _AUDITED.items()}
-    measures |= {name: values for name, values in audited.items() if any(value is not None for value in values)}
     rows = []
     for name, values in measures.items():
         finite = [value for value in values if value is not None and math.isfinite(value)]

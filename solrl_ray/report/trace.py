@@ -23,7 +23,7 @@ from solrl_ray.errors import UserError
 
 FILE, OLDER = "spans.jsonl", "spans-older.jsonl"
 LARGEST = 100_000_000
-UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "audit", "evaluate")} | {"sample": "explore"}
+UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "evaluate")} | {"sample": "explore"}
 """Stage of a unit → stage of an iteration."""
 
 

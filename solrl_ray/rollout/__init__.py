@@ -1,1 +1,1 @@
-"""Sampling a unit, pruning, selection, rank fidelity, audit, fallback."""
+"""Sampling a unit, pruning, selection, rank fidelity and its floor."""

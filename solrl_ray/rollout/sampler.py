@@ -300,7 +300,7 @@ class Sampler:
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             return self._model.velocity(latents, sigma, batch)
 
-        total = part.steps or self._drawing.steps
+        total = self._drawing.steps
         if isinstance(self._sampler, Ode):
             sigmas, end = self._sigmas(part), total if end is None else end
             return solvers.advance(velocity, state, sigmas, self._drawing.solver, first=first, end=end), ()
@@ -314,7 +314,7 @@ class Sampler:
         """Noise levels. With a stochastic sampler, a preview's are part of the full grid; otherwise each has the
         published grid of its steps.
         """
-        steps = (part.steps or self._drawing.steps) if isinstance(self._sampler, Ode) else self._regenerate_steps
+        steps = self._drawing.steps if isinstance(self._sampler, Ode) else self._regenerate_steps
         return sigmas(self._drawing.model.schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:

@@ -5,9 +5,8 @@ Per prompt, in two stages and in one::
     explore units ──record──► all in? ──► Selection ──► a regenerate unit ──record_group──► finished
     sample units ───record──► all in? ──► Selection ──► a group of kept samples ──record_group──► finished
 
-In two stages, some prompts also have an audit unit, of seeds that were not chosen; its rewards are only measured. A
-prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival order,
-retries and duplicates change nothing. `scheduling.dispatcher` decides which worker does what.
+A prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival
+order, retries and duplicates change nothing. `scheduling.dispatcher` decides which worker does what.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from itertools import chain
 import numpy as np
 
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, reward_weights, unreproducible_rewards
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, reward_weights, unreproducible_rewards
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
-from solrl_ray.rollout.audit import AuditedPool, AuditPlan
 from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule, dropped
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
@@ -55,13 +53,8 @@ class IterationPlan:
     """Which explorers get each prompt (`config.pools.kinds_of_prompts`); empty for one kind of explorers."""
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are never mixed with theirs, not even after a resume."""
-    audit: AuditPlan | None = None
-    fallback_level: int = 0
-    """0: previews as configured; higher: as `fidelity.fallback` says."""
-    steps: int | None = None
-    """Solver steps of the pool's units on that fallback level, if not those of level 0."""
     prune: Pruning | None = None
-    """Pruning of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
+    """Pruning of each of the pool's units; None if all candidates are sampled to the end."""
     reproducible: bool = True
     """Whether scores are reproducible. If not, the first counts, and repeated results are compared by samples alone."""
 
@@ -69,10 +62,6 @@ class IterationPlan:
     def exploring_revision(self) -> int:
         """The revision that samples the pools."""
         return self.revision - self.staleness
-
-    @property
-    def audited_prompts(self) -> tuple[str, ...]:
-        return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
 
     def pool_units(self) -> list[WorkUnit]:
         """All units of all pools, prompt by prompt, so that the first prompts complete early."""
@@ -86,7 +75,6 @@ class IterationPlan:
                 revision=self.exploring_revision,
                 prompt_id=prompt_id,
                 indices=_indices(start, start + self.unit),
-                steps=self.steps,
                 prune=self.prune,
             )
             for start in range(0, self.pool, self.unit)
@@ -110,8 +98,6 @@ class IterationSummary:
     """In prompt order."""
     proxy_mean: float
     counts: Counts
-    audited: tuple[AuditedPool, ...] = ()
-    """In prompt order."""
     violations: tuple[str, ...] = ()
     """A sentence for each repeated result with other bytes; the first one counted."""
     contrasts: tuple[tuple[float, ...], ...] = ()
@@ -138,7 +124,7 @@ def plan_iteration(
     config: Config, iteration: int, prompt_ids: Sequence[str], *, score_class: str, policy_digest: str
 ) -> IterationPlan:
     """The plan of an iteration of a run; see the fields of `IterationPlan`."""
-    rollout, one_stage = config.rollout, is_one_stage(config)
+    rollout, sampling = config.rollout, pool_sampling(config)
     return IterationPlan(
         iteration=iteration,
         revision=iteration,
@@ -146,12 +132,12 @@ def plan_iteration(
         prompt_ids=tuple(prompt_ids),
         pool=rollout.pool,
         keep=rollout.keep,
-        unit=pool_sampling(config).unit,
+        unit=sampling.unit,
         selection=SelectionRule(kind=rollout.selection, run_seed=config.run.seed, weights=reward_weights(config)),
-        one_stage=one_stage,
+        one_stage=is_one_stage(config),
         policy_digest=policy_digest,
         score_class=score_class,
-        prune=None if one_stage else previews(config)[0].pruning,
+        prune=sampling.pruning,
         reproducible=not unreproducible_rewards(config),
     )
 
@@ -199,28 +185,22 @@ class IterationState:
             p: PromptSelection(plan.pool, plan.keep, prompt_id=p, rule=plan.selection, iteration=plan.iteration)
             for p in plan.prompt_ids
         }
-        self._audited = plan.audited_prompts
-        self._audits: dict[str, UnitResult] = {}
         self._violations: list[str] = []
         self._plan(*plan.pool_units())
 
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
-        """Take an explorer's answer, or that to an audit unit; returns the prompt's Selection once, with the last unit
-        of its pool.
+        """Take an explorer's answer; returns the prompt's Selection once, with the last unit of its pool.
 
         Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
         that contradict its early scores), or for another kind of explorer than planned.
         """
-        unit, is_audit = result.unit, result.unit.stage == "audit"
-        self._refuse_nonsense(result, self.plan.revision if is_audit else self.plan.exploring_revision)
+        unit = result.unit
+        self._refuse_nonsense(result)
         out = set(dropped(result))
         values = (*result.rewards, *result.early, *chain.from_iterable(result.components))
         scores = rewards_digest(values) if self.plan.reproducible else "scores that may differ"
         outcome = self._finish(unit, scores + result.samples_digest, result.worker)
         if outcome is not Outcome.ACCEPTED:
-            return outcome, None
-        if is_audit:
-            self._audits[unit.prompt_id] = result
             return outcome, None
         pool = self._pools[unit.prompt_id]
         components = result.components or ((),) * len(unit.indices)
@@ -244,7 +224,8 @@ class IterationState:
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         outcome = self._finish(unit, self.digest(group), group.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self.group_rewards[group.prompt_id] = self._comparable(group)
+            weights, pool = self.plan.selection.weights, self._pools[group.prompt_id]
+            self.group_rewards[group.prompt_id] = pool.contrasts(group.components) if weights else group.rewards
         return outcome
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
@@ -302,13 +283,8 @@ class IterationState:
 
     @property
     def complete(self) -> bool:
-        """Whether every prompt has its group, and every audited one its audit."""
+        """Whether every prompt has its group."""
         return len(self.selections) == len(self.plan.prompt_ids) and self.ledger.complete
-
-    @property
-    def audits_done(self) -> tuple[str, ...]:
-        """Prompts with an audit result."""
-        return tuple(self._audits)
 
     @property
     def violation(self) -> str:
@@ -340,7 +316,6 @@ class IterationState:
             selections=self.ordered_selections(),
             proxy_mean=self.proxy_mean,
             counts=self.counts(),
-            audited=tuple(self._audited_pool(prompt_id) for prompt_id in self._audited),
             violations=tuple(self._violations),
             contrasts=tuple(self.group_rewards[p] for p in self.plan.prompt_ids) if self.plan.selection.weights else (),
         )
@@ -363,12 +338,7 @@ class IterationState:
             iteration=plan.iteration, revision=plan.revision, prompt_id=prompt_id, best=best, worst=worst
         )
         self.selections[prompt_id] = selection
-        chosen = self.regenerate_unit(selection)
-        self._plan(chosen)
-        if prompt_id in self._audited:
-            assert plan.audit is not None
-            others = plan.audit.indices(plan.iteration, prompt_id, plan.pool, chosen.indices, pool.dropped)
-            self._plan(replace(chosen, stage="audit", indices=others))
+        self._plan(self.regenerate_unit(selection))
         return selection
 
     def _finish(self, unit: WorkUnit, digest: str, worker: str) -> Outcome:
@@ -378,32 +348,15 @@ class IterationState:
             self._violations.append(f"{worker} brought other bytes for {unit.describe()} than {first}")
         return outcome
 
-    def _comparable(self, made: SampleGroup | UnitResult) -> tuple[float, ...]:
-        """Rewards that compare with those of the prompt's selection."""
-        if not self.plan.selection.weights:
-            return made.rewards
-        prompt_id = made.prompt_id if isinstance(made, SampleGroup) else made.unit.prompt_id
-        return self._pools[prompt_id].contrasts(made.components)
-
     def _refuse_components(self, components: Sequence[Sequence[float]], count: int, worker: str) -> None:
         rewards = len(self.plan.selection.weights)
         sizes = [rewards] * count if rewards else []
         if [len(each) for each in components] != sizes or not all(map(math.isfinite, chain.from_iterable(components))):
             raise ValueError(f"{worker} brought components {components} for {count} samples and {rewards} rewards")
 
-    def _audited_pool(self, prompt_id: str) -> AuditedPool:
-        result, pool = self._audits[prompt_id], self._pools[prompt_id]
-        return AuditedPool(
-            proxies=pool.ranking,
-            chosen=self.regenerate_unit(self.selections[prompt_id]).indices,
-            chosen_rewards=self.group_rewards[prompt_id],
-            audited=result.unit.indices,
-            audited_rewards=self._comparable(result),
-            dropped=pool.dropped,
-        )
-
-    def _refuse_nonsense(self, result: UnitResult, revision: int) -> None:
+    def _refuse_nonsense(self, result: UnitResult) -> None:
         unit, kind = result.unit, self._kinds.get(result.unit.prompt_id, "")
+        revision = self.plan.exploring_revision
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
                 f"{result.worker} answered {unit.describe()} of revision {unit.revision}; expected iteration "
@@ -413,5 +366,5 @@ class IterationState:
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
             raise ValueError(f"{result.worker} answered {unit.describe()} with rewards {scores}")
         self._refuse_components(result.components, len(unit.indices), result.worker)
-        if self._kinds and unit.stage != "audit" and kind_of(result.worker) != kind:
+        if self._kinds and kind_of(result.worker) != kind:
             raise ValueError(f"{result.worker} answered {unit.describe()}, which is for explorers of kind {kind!r}")

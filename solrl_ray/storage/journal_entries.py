@@ -62,17 +62,16 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    audited, components = entry["kind"] == "audit", _floats(entry.get("components", ""))
+    components = _floats(entry.get("components", ""))
     rewards = len(plan.selection.weights)
     return UnitResult(
         unit=WorkUnit(
             stage=entry["kind"],
             iteration=plan.iteration,
-            revision=plan.revision if audited else plan.exploring_revision,
+            revision=plan.exploring_revision,
             prompt_id=entry["prompt"],
             indices=tuple(entry["indices"]),
-            steps=None if audited else plan.steps,
-            prune=None if audited else plan.prune,
+            prune=plan.prune,
         ),
         rewards=_floats(entry["rewards"]),
         early=_floats(entry.get("early", "")),

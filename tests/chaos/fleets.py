@@ -133,7 +133,6 @@ def world(explorer: Callable[[str], Actor], regenerator: Callable[[str], Actor] 
         explorer=explorer,
         regenerator=regenerator,
         learner=None,
-        explore_with=lambda config: None,
         reserve_learner_bundles=None,
         dismiss=lambda actor: ray.kill(actor.handle),
     )

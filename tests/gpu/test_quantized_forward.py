@@ -80,7 +80,7 @@ def test_fp8_products_are_within_the_stated_tolerance(rows: int, inputs_: int, o
 def test_the_self_test_of_every_tier_that_the_card_has(tier: str) -> None:
     if capability.lacks(tier, CUDA):
         with pytest.raises(UserError, match=tier):
-            capability.check([tier], CUDA)
+            capability.check(tier, CUDA)
         pytest.skip(capability.lacks(tier, CUDA))
     checks = attestation.check_tier(tier, CUDA)
     print("\n".join(f"{name}: {found}" for name, found in checks.items()))

@@ -1,8 +1,7 @@
-"""Whole runs with a GPU: explorers of two kinds of devices, and the fallback ladder from FP8 to bfloat16."""
+"""Whole runs with a GPU: explorers of two kinds of devices."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -68,21 +67,3 @@ def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_
     assert len(classes) == len({score_class for _, score_class in classes}) == 2
     assert sorted(brought(runs[2])) == sorted(brought(runs[1]))
     assert digests(runs[2]) == digests(runs[1])
-
-
-@has_fp8
-def test_previews_in_fp8_that_rank_badly_are_drawn_in_bfloat16_from_the_next_iteration_on(tmp_path: Path) -> None:
-    config = trained(
-        tmp_path,
-        "fallback",
-        *IN_FP8,
-        "fidelity={floor: 0.999, patience: 1, fallback: [{precision: bf16}]}",
-        "fleet.explorers={num_gpus: 0.4}",
-        "fleet.regenerators={num_gpus: 0.4}",
-    )
-    drawn = [(r.fallback_level, r.preview_precision) for r in read_run(folder(config)).iterations]
-    assert drawn == [(0, "fp8"), (1, "bf16"), (1, "bf16")]
-    attested = json.loads((folder(config) / "attestations.json").read_text())
-    explorers = [a for a in attested if a["worker"].startswith("explorer")]
-    assert [(a["worker"], a["tier"]) for a in explorers] == [("explorer-0", "fp8"), ("explorer-0.1", "bf16")]
-    assert all("compiled" in a["checks"] for a in explorers)

@@ -17,7 +17,7 @@ LEARNERS = {
 }
 SAMPLERS = {
     "explore": "explore",
-    **dict.fromkeys(("sample", "regenerate", "audit", "evaluate", "score"), "regenerate"),
+    **dict.fromkeys(("sample", "regenerate", "evaluate", "score"), "regenerate"),
     "start": "start",
     "warm_up": "warm_up",
     **dict.fromkeys(("prepare", "load_revision"), "publish"),

@@ -90,7 +90,7 @@ class Faults:
 
 def _can_happen(fault: str, call: Call) -> bool:
     if fault.startswith("answers"):
-        return call.method in ("explore", "audit", "sample")
+        return call.method in ("explore", "sample")
     if fault == "cannot start":
         return call.method == "start"
     if fault == "is never placed":

@@ -40,13 +40,10 @@ class Shape:
     prompts: int
     units: int
     staleness: int
-    audits: int
     every: int
     strategy: str
     others: bool
     """Whether explorers of another kind have a prompt."""
-    fallback: str
-    """The first level of the fallback ladder, which every run takes then; empty: there is none."""
     unit: int = 4
     """Candidates of a unit of previews, which are sampled four at a time."""
     on_collapse: str = "warn"
@@ -67,13 +64,6 @@ class Shape:
             "rollout.explore={steps: 3, micro_batch: 4}",
             *([] if one_stage else [f"rollout.preview={{unit: {self.unit}, prune: {self.prune}}}"]),
             "rollout.regenerate={steps: 4, micro_batch: 4}",
-            f"fidelity.audit_prompts={0 if one_stage else self.audits}",
-            "fidelity.audit_seeds=2",
-            *(
-                [f"fidelity.fallback=[{self.fallback}]", "fidelity.floor=0.99", "fidelity.patience=1"]
-                if self.fallback
-                else []
-            ),
             f"evaluation={{every: {self.every}, prompts: 2, samples: 2, micro_batch: {4 * self.together}, pictures: 0, "
             "reference: ''}",
         )
@@ -112,11 +102,9 @@ class Plan:
             prompts=prompts,
             units=rng.choice([2, 3]),
             staleness=rng.choice([0, 0, 1]),
-            audits=rng.choice([0, 0, 1]),
             every=rng.choice([0, 0, 1]),
             strategy="scaled" if one_stage else "two_stage",
             others=not one_stage and prompts > 1 and rng.random() < 0.2,
-            fallback="" if one_stage else rng.choice(["", "", "", "", "{steps: 4}", "{precision: bf16}"]),
         )
         if not one_stage:
             shape = _pruned(shape, rng)
@@ -186,11 +174,10 @@ class Plan:
 
 
 def _pruned(shape: Shape, rng: random.Random) -> Shape:
-    """The same with another unit, which may be pruned; a fallback level may end that."""
+    """The same with another unit, which may be pruned."""
     pool, whole = 4 * shape.units, rng.random() < 0.6
     unit = pool if whole else 4
     if rng.random() < 0.5:
         return replace(shape, unit=unit)
     keep = rng.choice(range(4, pool, 2)) if whole else pool // 2
-    fallback = rng.choice([shape.fallback, "{prune: {}}"]) if shape.fallback else ""
-    return replace(shape, unit=unit, prune=f"{{after: 1, keep: {keep}}}", fallback=fallback)
+    return replace(shape, unit=unit, prune=f"{{after: 1, keep: {keep}}}")

@@ -52,10 +52,10 @@ def number(*parts: object) -> float:
     return int.from_bytes(digest, "little") / 2**32
 
 
-def rewards(pool: str, tier: str, weights: str, unit: WorkUnit, *of: object) -> tuple[float, ...]:
-    """What a worker of a pool, which computes in a tier and holds weights of this digest, answers to a unit; `of`: of
+def rewards(pool: str, weights: str, unit: WorkUnit, *of: object) -> tuple[float, ...]:
+    """What a worker of a pool, which holds weights of this digest, answers to a unit; `of`: of
     which of its scores."""
-    made = [number(pool, tier, weights, unit.prompt_id, unit.steps, index, *of) for index in unit.indices]
+    made = [number(pool, weights, unit.prompt_id, index, *of) for index in unit.indices]
     return tuple(torch.tensor(made, dtype=torch.float32).tolist())
 
 
@@ -84,17 +84,16 @@ class Worker:
 
     role = ""
 
-    def __init__(self, name: str, tier: str, on_card: bool = False) -> None:
+    def __init__(self, name: str, on_card: bool = False) -> None:
         """`on_card`: whether it is a role of a learner rank's card, which makes its weights of the factors."""
-        self._name, self._tier, self._on_card = name, tier, on_card
-        self._score_class = f"{self.role} {tier}".strip()
+        self._name, self._on_card = name, on_card
         self._holds: tuple[str, int] | None = None
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
 
     def start(self) -> Attestation:
-        return Attestation(worker=self._name, device="none", tier="none", score_class=self._score_class, checks={})
+        return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
     def load_revision(self, payload: Payload, probe: Any, full: bool) -> Receipt | Refusal:
         payload.verify()
@@ -114,7 +113,7 @@ class Worker:
             worker=self._name,
             role=self.role,
             revision=manifest.revision,
-            score_class=self._score_class,
+            score_class=self.role,
             policy=manifest.policy,
             bound_modules=expected.modules,
             buffer_digest=expected.digest,
@@ -125,11 +124,11 @@ class Worker:
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
+        return rewards(pool_of(self._name), self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
         rewards = self._rewards(unit)
-        return UnitResult(unit=unit, rewards=rewards, worker=self._name, score_class=self._score_class, seconds=0.5)
+        return UnitResult(unit=unit, rewards=rewards, worker=self._name, score_class=self.role, seconds=0.5)
 
     def spoilt(self, value: UnitResult, fault: str) -> UnitResult:
         """What a worker answers that has a fault."""
@@ -168,9 +167,6 @@ class Regenerator(Worker):
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         return self._result(unit), _group(unit, self._rewards(unit), self._name)
-
-    def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        return self._result(unit)
 
     def evaluate(
         self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
@@ -304,7 +300,7 @@ class Learner:
     def factors(self, policy: Policy) -> PolicyFactors:
         return PolicyFactors(self._factors(policy))
 
-    def shard(self, policy: Policy, tier: str, pack: bool) -> RevisionShard:
+    def shard(self, policy: Policy, pack: bool) -> RevisionShard:
         key = policy, self._updates, self._rank, self._b.get(policy, 0.0)
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
@@ -379,7 +375,7 @@ WORKERS = {"explorer": Explorer, "regenerator": Regenerator}
 def players(config: Config, folder: Path) -> Any:
     """Makes the player of a role."""
 
-    def make(role: str, name: str, tier: str) -> Any:
+    def make(role: str, name: str) -> Any:
         if role == "text_encoder":
             return TextEncoder()
         if role == "selector":
@@ -387,6 +383,6 @@ def players(config: Config, folder: Path) -> Any:
         if role == "learner":
             return Learner(config)
         on_card = is_on_a_card(config, pool_of(name), slot_of(name))
-        return WORKERS[role](name, tier if role == "explorer" else "", on_card)
+        return WORKERS[role](name, on_card)
 
     return make

@@ -99,20 +99,6 @@ def _group(config: Config, world: Any, **others: Any) -> LearnerGroup:
 run_components.LearnerGroup = _group  # type: ignore[assignment, misc]
 
 
-def watch_levels(parts: RunComponents) -> dict[int, int]:
-    """Each iteration is explored on the fallback level for which its revision was made. Returns the levels so far."""
-    open_iteration, levels = parts.open_iteration, dict[int, int]()
-
-    async def opened(iteration: int) -> None:
-        await open_iteration(iteration)
-        sent, level = parts.publisher.sent_to_explorers.fallback_level, parts.rollouts[iteration].plan.fallback_level
-        assert sent == level, f"iteration {iteration} of level {level} is explored with a revision of level {sent}"
-        levels[iteration] = level
-
-    parts.open_iteration = opened  # type: ignore[method-assign]
-    return levels
-
-
 def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
     """The result of a finished run is the average of its last checkpoint; returns all of that, for a comparison."""
     from safetensors.torch import load

@@ -38,7 +38,7 @@ from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import MODULE, WIDTH, held_out, players, publisher, rewards
-from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result, watch_levels
+from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result
 from tests.simulated.world import NOTICED, SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,6 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
         return not claim.cancelled() and claim.result()
     controller = Controller(config, path, world)  # type: ignore[arg-type]
     told = _listen(controller)
-    levels = watch_levels(controller._components)
     others: list[asyncio.Task[None]] = []
     for call, pool, size in plan.scales:
         world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))
@@ -208,10 +207,6 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             exactly = not plan.colocated and not plan.evaluations
-            recorded = {
-                record.iteration: record.fallback_level for record in controller._components.telemetry.iterations
-            }
-            assert recorded | levels == recorded, f"{recorded} were recorded, of {levels}"
             check_budget(controller._components, world.causes, [text for _, text in told], exactly=exactly)
         return not world.crashed.is_set()
     finally:
@@ -309,7 +304,7 @@ async def _ask(controller: Controller, config: Config, patience: int) -> None:
     if progress.found is not None:
         weights = publication.revision.manifest.expected["regenerator"].digest
         for prompt_id, evaluated in progress.found["default"].items():
-            expected = held_out(weights, rewards("regenerators", "", weights, evaluated.unit))
+            expected = held_out(weights, rewards("regenerators", weights, evaluated.unit))
             assert evaluated.rewards == expected, f"an evaluation from outside has other rewards for {prompt_id}"
     requests.forget("outside")
 

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from actors.world import Process, Sent
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, Late, PeerGone, RunError, UserError, WorkerGone
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
@@ -54,7 +53,7 @@ class SimulatedWorld:
 
     def __init__(
         self,
-        make: Callable[[str, str, str], Any],
+        make: Callable[[str, str], Any],
         disk: MemoryDisk,
         *,
         seed: int = 0,
@@ -66,7 +65,7 @@ class SimulatedWorld:
     ) -> None:
         """
         Args:
-            make: the player of a role with a name, and for explorers the tier.
+            make: the player of a role with a name.
             seed: of each call's time, and of what is lost with a failing node or disk.
             nodes: number of nodes for explorers, regenerators and cards.
             cards: number of learner ranks that share their processes with explorers and regenerators.
@@ -81,7 +80,6 @@ class SimulatedWorld:
         """Outside actions at the controller's n-th call."""
         self._nodes = [f"node-{number + 1}" for number in range(nodes)]
         self._draining: set[str] = set()
-        self._tier = ""
         self.disk = disk
         self._is_full = self._is_blocking = False
         disk.before, disk.user = self._use_disk, f"controller {seed}"
@@ -113,9 +111,6 @@ class SimulatedWorld:
 
     def learner(self, rank: int, rebuilt: int) -> SimulatedActor:
         return self._spawn("learner", f"learner-{rank}.{rebuilt}")
-
-    def explore_with(self, config: Config) -> None:
-        self._tier = pool_sampling(config).tier
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
         return True
@@ -301,7 +296,7 @@ class SimulatedWorld:
     # Actors
 
     def _spawn(self, role: str, name: str) -> SimulatedActor:
-        player = self._make(role, name, self._tier)
+        player = self._make(role, name)
         number = slot_of(name) if role == "learner" or pool_of(name) in ("explorers", "regenerators") else self._ranks
         host = (
             self._card(number)

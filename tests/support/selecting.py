@@ -9,13 +9,11 @@ import torch
 
 from actors.workers.selector import Selector
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.ledger import Outcome
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2, policy_digest="aa")
 AHEAD = replace(PLAN, staleness=1)
-AUDIT = AuditPlan(run_seed=42, prompts=2, seeds=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
 """Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
 

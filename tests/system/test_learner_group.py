@@ -98,10 +98,6 @@ def count_reductions(rank: int, world_size: int, pipeline: Path, folder: Path) -
     torch.distributed.all_reduce = reduce
     trained = sum(value.numel() for value in learner.factors("default").values())
     found: dict[str, Any] = {"passes": metrics.passes, "sizes": sizes, "trained": trained}
-    even = learner.update(1, groups(1, sizes=(4, 4, 4, 4)), embeddings(4))
-    assert even.gradient_signal is not None
-    assert even.gradient_noise is not None
-    found["squares"] = [even.gradient_norm**2, even.gradient_signal + even.gradient_noise / 4]
     (folder / f"reductions-{rank}.json").write_text(json.dumps(found))
 
 
@@ -183,8 +179,6 @@ def test_gradients_are_reduced_once_an_update(two_ranks: Path) -> None:
         found = json.loads((two_ranks / f"reductions-{rank}.json").read_text())
         assert found["passes"] == 6
         assert [size for size in found["sizes"] if size > 5] == [found["trained"]]
-        norm, signal_and_noise = found["squares"]  # of pieces that both ranks have a part of
-        assert signal_and_noise == pytest.approx(norm, rel=1e-4)
 
 
 def test_ranks_given_different_or_spoiled_samples_all_refuse(two_ranks: Path) -> None:

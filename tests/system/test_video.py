@@ -26,7 +26,6 @@ VIDEO = (
     "{kind: 'tests.system.rewards:brightness', frames: {count: 3, combine: worst}}, "
     "{kind: 'tests.system.rewards:frames', weight: 10}]",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 1, reference: ''}",
-    "fidelity={audit_prompts: 1, audit_seeds: 2}",
 )
 METHODS = {
     "diffusion_nft": (),

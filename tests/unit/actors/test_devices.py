@@ -10,17 +10,15 @@ import torch
 
 from actors.workers.devices import prepare, settle_tier
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from tests.support import made_runs
 
 
-def test_a_tier_that_only_a_level_of_the_ladder_would_need_is_refused_before_the_run_begins() -> None:
+def test_a_tier_that_the_device_lacks_is_refused_before_the_run_begins() -> None:
     config = made_runs.config()
     assert settle_tier(config, config.fleet.explorers)[0] == "nvfp4-emulated"
-    ladder = Fidelity.model_validate({"floor": 0.5, "fallback": [{"steps": 8}, {"precision": "fp8"}]})
     with pytest.raises(UserError, match="the preview tier fp8 does not run on cpu"):
-        settle_tier(config.model_copy(update={"fidelity": ladder}), config.fleet.explorers)
+        settle_tier(config.changed({"rollout.explore.precision": "fp8"}), config.fleet.explorers)
 
 
 def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:

@@ -83,7 +83,7 @@ async def started(
     **asked: Callable[..., Any],
 ) -> AsyncIterator[tuple[LearnerGroup, Any]]:
     """A group in its world; who is left of it is killed at the end."""
-    world: Any = SimulatedWorld(lambda role, name, tier: rank(), MemoryDisk(), faults=faults, cards=cards)
+    world: Any = SimulatedWorld(lambda role, name: rank(), MemoryDisk(), faults=faults, cards=cards)
     given = {"last_state": nothing, "supply": nothing} | asked
     group = LearnerGroup(config, world, replacements=replacements, tell=lambda text: None, **given)
     await group.spawn()

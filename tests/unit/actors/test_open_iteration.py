@@ -16,7 +16,6 @@ from actors.dispatch.rollouts import Rollouts
 from actors.workers.selector import Selector
 from actors.world import Tasks
 from solrl_ray.errors import RunError, WorkerGone
-from solrl_ray.rollout.audit import AuditPlan
 from tests.support.iteration_scene import PLAN, Reference, Scene, answer_to, ids, is_finished, samples, scene, settled
 from tests.support.small import small_config
 
@@ -76,23 +75,17 @@ async def test_each_kind_of_explorers_is_given_the_units_of_its_prompts(scene: S
 
 
 @scene
-async def test_what_is_learned_from_goes_before_audits_and_an_iteration_before_the_next(scene: Scene) -> None:
-    audited = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
-    this = await scene.begin(audited)
+async def test_an_iteration_goes_before_the_next(scene: Scene) -> None:
+    this = await scene.begin(PLAN)
     ahead = await scene.begin(replace(PLAN, iteration=5, revision=5, staleness=1))
     explorer = await scene.worker("explorer-0", "explorers")
     assert [unit.iteration for unit in explorer.given] == [4] * 4 + [5] * 4
     await scene.answer(explorer)
     regenerator = await scene.worker("regenerator-0", "regenerators")
-    assert [unit.stage for unit in regenerator.given] == ["regenerate"] * 2 + ["audit"] * 2
-    assert {unit.iteration for unit in regenerator.given} == {4}  # it holds that revision
-    regenerator.given, audits = regenerator.given[:2], regenerator.given[2:]
-    await scene.answer(regenerator)
+    assert [(unit.stage, unit.iteration) for unit in regenerator.given] == [("regenerate", 4)] * 2  # it holds that one
     assert not is_finished(this)
-    regenerator.given = audits
     await scene.answer(regenerator)
     assert is_finished(this)
-    assert this.clocks["audit"].busy == 1.0
     other = await scene.worker("regenerator-1", "regenerators", holds=("old", 5))
     assert other.given == []  # it is not known yet what regenerates
     ahead.revised(await scene.selector.revise(5, "ab"))

@@ -67,7 +67,7 @@ class World(SimulatedWorld):
     """Whose calls of encoders take a stated time."""
 
     def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
-        super().__init__(lambda role, name, tier: Encoder(), disk, faults=faults)
+        super().__init__(lambda role, name: Encoder(), disk, faults=faults)
         self._random = Fixed()
 
 

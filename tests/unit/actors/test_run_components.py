@@ -70,7 +70,7 @@ class Lost:
 
     def __init__(self, folder: Path, *, started: bool = True) -> None:
         config, nobody = load([ROOT / "configs" / "demo.yaml"], ["fleet.max_replacements=2"]), Process()
-        self.world = World(lambda role, name, tier: nobody, MemoryDisk())
+        self.world = World(lambda role, name: nobody, MemoryDisk())
         self.parts = RunComponents(config, folder, self.world)
         self.embeddings = Embeddings(started)
         self.parts.embeddings = self.embeddings  # type: ignore[assignment]

@@ -18,7 +18,6 @@ from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.selecting import (
     AHEAD,
-    AUDIT,
     OF_BEEF,
     OF_CAFE,
     PLAN,
@@ -199,20 +198,14 @@ def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> Non
     selector.drop(3)  # nothing to do
 
 
-def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_refused(tmp_path: Path) -> None:
-    plan = replace(AHEAD, audit=AUDIT)
+def test_groups_are_of_the_current_revision_and_pools_of_the_one_before(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
-    units = selector.open(plan).units
+    units = selector.open(AHEAD).units
     (ack,) = selector.accept([result(replace(units[0], revision=4))])
     assert "revision 4; expected iteration 5, revision 3" in ack.refused
     led_to = explore(selector, units)
     selector.revise(4, "bb")
-    assert [(unit.stage, unit.revision) for unit in led_to] == [("regenerate", 4), ("audit", 4)] * 2
-    audit = led_to[1]
-    assert selector.accept([replace(result(audit), rewards=(0.1, 0.2), worker="r")]) == [Ack()]
+    assert [(unit.stage, unit.revision) for unit in led_to] == [("regenerate", 4)] * 2
     again = Selector(tmp_path)
-    opened = again.open(plan)
-    assert (opened.audits, opened.units) == ((), ())
-    revised = again.revise(4, "bb")
-    assert revised.audits == (audit.prompt_id,)
-    assert [unit.stage for unit in revised.units] == ["regenerate", "regenerate", "audit"]
+    assert again.open(AHEAD).units == ()
+    assert again.revise(4, "bb").units == led_to

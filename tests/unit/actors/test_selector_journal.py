@@ -17,7 +17,6 @@ from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.selecting import (
     AHEAD,
-    AUDIT,
     OF_BEEF,
     OF_CAFE,
     PLAN,
@@ -171,24 +170,6 @@ def test_a_journal_of_another_plan_is_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(RunError, match="was begun with another plan"):
         Selector(tmp_path).open(replace(PLAN, **changes))
     assert not list((tmp_path / "journal").glob("*.stale"))
-
-
-def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path) -> None:
-    plan = replace(PLAN, audit=AUDIT)
-    selector = Selector(tmp_path)
-    led_to = explore(selector, selector.open(plan).units)
-    assert [unit.stage for unit in led_to] == ["regenerate", "audit"] * 2  # what is learned from comes first
-    assert led_to[1].indices == (2, 3)  # of beef; those that were not chosen
-    _, done, _, lost = led_to
-    answer = replace(result(done, "regenerator-0"), rewards=(0.5, 0.4))
-    assert selector.accept([answer]) == [Ack()]
-    again = Selector(tmp_path)
-    opened = again.open(plan)
-    assert opened.audits == (done.prompt_id,)
-    assert opened.units == (led_to[0], led_to[2], lost)
-    (ack,) = again.accept([replace(answer, unit=lost, rewards=(0.5,))])
-    assert "refused a result of regenerator-0" in ack.refused
-    assert lost in again.wanted(4)
 
 
 def test_groups_that_are_brought_again_after_a_restart_count_once(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config import checks
-from solrl_ray.config.loading import load, load_with_sources, to_yaml
-from solrl_ray.config.strategies import at_fallback_level, pool_sampling, pool_unit_seconds
+from solrl_ray.config.loading import load, load_with_sources
+from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
 from tests.support.sentences import names
@@ -17,11 +17,6 @@ COLOCATED = (
     "fleet={placement: colocated, explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}"
 )
 PRUNED = "rollout.preview.prune={after: 2, keep: 36}"
-
-
-def ladder(levels: str) -> str:
-    """A fallback ladder with these levels."""
-    return f"fidelity={{floor: 0.5, fallback: [{levels}]}}"
 
 
 CONTRADICTIONS = """
@@ -96,25 +91,10 @@ rewards.1.kind | "a:" | rewards.1.kind='a:'
 rewards.0.weight | 0.0 0 | rewards.0.weight=0 & rewards.1.weight=0
 rollout.explore.precision | "bf16" float32 model.dtype | model.dtype=float32 & rollout.explore.precision=bf16
 rollout.explore.precision | "float32" bf16 model.dtype | model.dtype=bfloat16 & rollout.explore.precision=float32
-fidelity.audit_prompts | 49 rollout.prompts 48 | fidelity.audit_prompts=49
-fidelity.audit_seeds | 1 2 72 | fidelity={audit_prompts: 2, audit_seeds: 1}
-fidelity.audit_prompts | 1 0 | fidelity.audit_prompts=1 & rollout.keep=96
 rollout.max_staleness | 1 0 rollout.strategy | rollout.max_staleness=1 & rollout.strategy=scaled
 checkpoints.keep | 1 2 rollout.max_staleness | rollout.max_staleness=1 & checkpoints.keep=1
-fidelity.floor | empty 1 | fidelity={fallback: [{steps: 8}]}
-fidelity.fallback | [] 8 | fidelity.floor=0.5
-fidelity.fallback.1.steps | empty 8 | fidelity={floor: 0.5, fallback: [{steps: 8}, {}]}
-fidelity.fallback.1.steps | 7 8 | fidelity={floor: 0.5, fallback: [{steps: 8}, {steps: 7}]}
-fidelity.fallback.0.precision | "nvfp4" fp8 \
-  | rollout.explore.precision=fp8 & fidelity={floor: 0.5, fallback: [{precision: nvfp4, steps: 10}]}
-fidelity.fallback.0.precision | "nvfp4-emulated" nvfp4, \
-  | rollout.explore.precision=nvfp4 & fidelity={floor: 0.5, fallback: [{precision: nvfp4-emulated}]}
-fidelity.fallback.0.precision | "fp8" auto \
-  | rollout.explore.precision=auto & fidelity={floor: 0.5, fallback: [{precision: fp8}]}
-fidelity.fallback.0.precision | "float32" bf16 \
-  | fidelity={floor: 0.5, fallback: [{precision: float32}]} & model.dtype=bfloat16
-fidelity.fallback.0.steps | 11 rollout.regenerate.steps 10 \
-  | rollout.sampler.kind=flow_sde & fidelity={floor: 0.5, fallback: [{steps: 11}]}
+fidelity.floor | empty 1 fidelity.on_low | fidelity.on_low=stop
+fidelity.floor | 0.5 rollout.strategy | rollout.strategy=scaled & fidelity.floor=0.5
 rollout.preview.prune.keep | 22 rollout.keep 24 | rollout.preview.prune={after: 2, keep: 22}
 rollout.preview.prune.keep | empty rollout.keep 24 | rollout.preview.prune={after: 2}
 rollout.preview.prune.keep | 37 | rollout.preview.prune={after: 2, keep: 37}
@@ -130,13 +110,6 @@ rollout.preview.unit | 40 rollout.pool 96 rollout.explore.micro_batch \
   | rollout.preview.unit=40 & rollout.explore.micro_batch=8
 rollout.preview.unit | 12 rollout.pool 96 rollout.explore.micro_batch | rollout.preview.unit=12
 rollout.preview.unit | 192 rollout.pool 96 | rollout.preview.unit=192
-fidelity.audit_seeds | 61 2 60 | PRUNED & fidelity={audit_prompts: 1, audit_seeds: 61}
-fidelity.fallback.0.prune | {"after" 3 32 2 | PRUNED & fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 32}}]}
-fidelity.fallback.0.prune | {"after" 3 48 | fidelity={floor: 0.5, fallback: [{steps: 8, prune: {after: 3, keep: 48}}]}
-fidelity.fallback.0.prune.after | 6 fidelity.fallback.0.prune \
-  | PRUNED & fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}
-fidelity.fallback.0.steps | empty 6 | PRUNED & fidelity={floor: 0.5, fallback: [{}]}
-fidelity.floor | 0.5 rollout.strategy | rollout.strategy=scaled & fidelity={floor: 0.5, fallback: [{steps: 8}]}
 """
 """Key | what the message names | overrides."""
 
@@ -207,22 +180,6 @@ def test_pruned_previews_have_smaller_micro_batches_unless_it_is_said_otherwise(
     assert pool.pruning == (Pruning(after=2, keep=36) if pruned else None)
     if not pruned:
         assert (pool.unit, pool.units, pool.forwards, pool.decodings) == (24, 4, 6, 1)
-
-
-def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[Path], tmp_path: Path) -> None:
-    level = at_fallback_level(load(parts, [PRUNED, ladder("{prune: {}}")]), 1)
-    stored = tmp_path / "stored.yaml"
-    stored.write_text(to_yaml(level))
-    for config in (level, load([stored])):
-        pool = pool_sampling(config)
-        assert (pool.pruning, pool.micro_batch, pool.unit) == (None, 12, 96)
-
-
-def test_a_fallback_level_keeps_what_it_does_not_change(parts: list[Path]) -> None:
-    of_videos = "rollout.preview.latent_frames=[0, 2]"
-    given = load(parts, [PRUNED, "rollout.preview.unit=48", of_videos, ladder("{steps: 8}")])
-    assert at_fallback_level(given, 0) == given
-    assert at_fallback_level(given, 1) == given.changed({"rollout.explore.steps": 8})
 
 
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
@@ -22,7 +21,6 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
 from solrl_ray.learning.engine import Engine
 from solrl_ray.learning.learner import Learner
-from solrl_ray.learning.noise_scale import signal_and_noise
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.objectives import load as load_objective
 from solrl_ray.objectives.advantages import advantages
@@ -276,39 +274,6 @@ def test_the_engine_stops_at_a_gradient_that_is_not_finite(group_of_one: None) -
     assert weight.tolist() == [0.0, 1.0]
     assert engine.moments()["exp_avg"][0].tolist() == [0.0, 0.0]
     engine.close()
-
-
-def test_signal_and_noise_are_those_of_the_groups_gradients(group_of_one: None) -> None:
-    """The gradient of sum(w * x) is x: three groups of two passes, of which each has a third of the mean's weight."""
-    x = np.random.default_rng(3).normal(size=(3, 2, 5))
-    weight = torch.nn.Parameter(torch.zeros(5))
-    engine = Engine.build(LearnerConfig(), [weight], lambda given: weight * given)
-    pieces = []
-    for group, passes in enumerate(x):
-        for number, one in enumerate(passes):
-            given, end = torch.tensor(one / 6, dtype=torch.float32), number == 1
-            engine.backward(engine.velocity(given).sum(), last=end and group == 2, sampled=end)
-        pieces.append((1, engine.sample.piece()))
-    engine.step(1e-3)
-    engine.close()
-    gradients = x.mean(axis=1)
-    covariance = np.cov(gradients, rowvar=False)
-    noise = np.trace(covariance)
-    signal = np.square(gradients.mean(axis=0)).sum() - noise / 3
-    assert signal_and_noise(pieces, 1) == pytest.approx((signal, noise), rel=1e-5)
-
-
-@pytest.mark.parametrize("learner", [{"micro_batch": 4}, {"micro_batch": 2}, {"micro_batch": 3}], ids=str)
-def test_the_squared_norm_of_a_gradient_is_signal_and_a_share_of_noise(build: Build, learner: dict[str, Any]) -> None:
-    """By their definition, if no piece is left out. Micro-batches of 3 cut groups of 4, so nothing can be told."""
-    metrics = build(learner=learner).update(0, groups(0, sizes=(4, 4, 4)), embeddings())
-    if learner["micro_batch"] == 3:
-        assert (metrics.gradient_signal, metrics.gradient_noise) == (None, None)
-    else:
-        assert metrics.gradient_signal is not None
-        assert metrics.gradient_noise is not None
-        together = metrics.gradient_signal + metrics.gradient_noise / 3
-        assert together == pytest.approx(metrics.gradient_norm**2, rel=1e-4)
 
 
 def test_a_schedule_is_that_of_pytorchs_classes_and_each_rollback_halves_it() -> None:

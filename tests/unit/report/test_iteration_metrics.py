@@ -23,7 +23,6 @@ def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
 def record(
     passes: int,
     config: Config | None = None,
-    level: int = 0,
     *,
     previews: tuple[tuple[float, ...], ...] = ((0.9, 0.1), (0.6, 0.2)),
     rewards: tuple[tuple[float, ...], ...] = ((0.8, 0.2), (0.1, 0.5)),
@@ -50,7 +49,6 @@ def record(
         seconds={"total": 10.0},
         busy_seconds={"explore": 6.0},
         requeued=3,
-        fallback_level=level,
     )
 
 
@@ -71,11 +69,10 @@ def test_rewards_are_those_in_full_precision_and_ranks_compare_both() -> None:
     assert found.spearman == 0.0  # one prompt is ranked as its previews were, the other one the other way round
 
 
-@pytest.mark.parametrize(("level", "expected"), [(0, 12 * (24 - 12)), (1, 0)])
-def test_dropped_previews_stand_beside_those_that_were_to_be_dropped(level: int, expected: int) -> None:
-    rollout = {"preview": {"prune": {"after": 2, "keep": 12}}}
-    config = changed(made_runs.config(), rollout=rollout, fidelity={"floor": 0.5, "fallback": [{"prune": {}}]})
-    found = record(passes=48, config=config, level=level)
+@pytest.mark.parametrize(("prune", "expected"), [({"after": 2, "keep": 12}, 12 * (24 - 12)), (None, 0)])
+def test_dropped_previews_stand_beside_those_that_were_to_be_dropped(prune: object, expected: int) -> None:
+    config = changed(made_runs.config(), rollout={"preview": {"prune": prune}})
+    found = record(passes=48, config=config)
     assert (found.dropped, found.expected_dropped) == (7, expected)
 
 

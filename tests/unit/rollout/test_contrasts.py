@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from solrl_ray.records import Pruning, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.rollout.selection import PromptSelection, SelectionRule
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
@@ -85,22 +84,16 @@ def test_dropped_seeds_have_no_part_in_the_statistics() -> None:
     assert chosen == {(0, 1, 3, 4)[order_of(worked(kept))[place]] for place in (0, -1)}
 
 
-def test_samples_and_audits_are_compared_by_the_statistics_of_their_pool() -> None:
-    state = IterationState(replace(PLAN, audit=AuditPlan(run_seed=1, prompts=2, seeds=2)))
+def test_samples_are_compared_by_the_statistics_of_their_pool() -> None:
+    state = IterationState(PLAN)
     for unit in state.plan.pool_units():
         state.record(result(unit))
     for prompt_id in PLAN.prompt_ids:
         state.record_group(group(state.regenerate_unit(state.selections[prompt_id]).indices, prompt_id))
-        audit = next(unit for unit in state.wanted(prompt_id) if unit.stage == "audit")
-        state.record(result(audit, "regenerator-0"))
     summary = state.close()
-    for prompt_id, selection, seen, pool in zip(
-        PLAN.prompt_ids, summary.selections, summary.contrasts, summary.audited, strict=True
-    ):
+    for prompt_id, selection, seen in zip(PLAN.prompt_ids, summary.selections, summary.contrasts, strict=True):
         of_all = dict(enumerate(worked(OWN[prompt_id])))
         assert list(seen) == pytest.approx([of_all[c.index] for c in selection.chosen], rel=1e-6, abs=1e-6)
-        assert list(pool.proxies) == pytest.approx(list(of_all.values()), rel=1e-6, abs=1e-6)
-        assert list(pool.audited_rewards) == pytest.approx([of_all[i] for i in pool.audited], rel=1e-6, abs=1e-6)
     assert summary.proxy_mean == pytest.approx(np.mean([sum(each) for pool in OWN.values() for each in pool]))
 
 

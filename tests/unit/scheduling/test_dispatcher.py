@@ -99,7 +99,7 @@ def test_a_pool_does_not_do_the_units_of_another_one() -> None:
 
 def test_units_of_a_lower_priority_number_go_first_and_a_batch_says_what_must_be_held() -> None:
     it = dispatcher()
-    it.add([unit(0, stage="audit")], batch="i", pool="regenerators", priority=1)
+    it.add([unit(0, stage="regenerate")], batch="i", pool="regenerators", priority=1)
     it.add([unit(1, stage="regenerate")], batch="i", pool="regenerators")
     it.add([unit(2, policy="real", stage="evaluate")], batch="e", pool="regenerators", holds=OLD, priority=2)
     it.ready("regenerator-0", "regenerators", OLD)

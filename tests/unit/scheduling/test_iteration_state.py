@@ -8,7 +8,6 @@ import torch
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
-from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.rollout.selection import SelectionRule, dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
@@ -60,14 +59,6 @@ def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
     assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3
     assert list(itertools.chain(*(u.indices for u in units[:3]))) == list(range(6))
     assert units[1].id == "explore/4/beef/2-3"
-
-
-def test_units_on_a_level_say_their_steps_and_nothing_else_changes() -> None:
-    higher = replace(PLAN, fallback_level=1, steps=9)
-    assert higher.pool_units() == [replace(unit, steps=9) for unit in PLAN.pool_units()]
-    assert [unit.id for unit in higher.pool_units()] == [unit.id for unit in PLAN.pool_units()]
-    state = explored(higher)
-    assert state.regenerate_unit(state.selections["beef"]).steps is None  # regenerated as ever
 
 
 def test_the_plan_says_by_which_rule_seeds_are_chosen_and_so_does_its_journal() -> None:
@@ -161,58 +152,6 @@ def test_samples_that_were_not_asked_for_are_refused() -> None:
         state.record_group(group(selection, shift=float("nan")))
 
 
-AUDITED = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=1, seeds=2))
-
-
-def audit_result(state: IterationState, rewards: tuple[float, ...] = (0.7, 0.8)) -> UnitResult:
-    (unit,) = [unit for unit in state.all_wanted() if unit.stage == "audit"]
-    return UnitResult(unit=unit, rewards=rewards, worker="regenerator-0", score_class="c", seconds=0.1)
-
-
-def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() -> None:
-    assert {unit.stage for unit in IterationState(AUDITED).all_wanted()} == {"explore"}
-    state = explored(AUDITED)
-    for selection in state.ordered_selections():
-        state.record_group(group(selection))
-    (prompt_id,) = AUDITED.audited_prompts
-    chosen = tuple(c.index for c in state.selections[prompt_id].chosen)
-    found = audit_result(state)
-    assert (found.unit.stage, found.unit.prompt_id) == ("audit", prompt_id)
-    assert sorted(found.unit.indices + chosen) == list(range(6))
-    assert not state.complete
-    assert state.all_wanted() == (found.unit,)
-    assert state.record(found) == (Outcome.ACCEPTED, None)
-    assert state.all_wanted() == ()
-    assert state.audits_done == (prompt_id,)
-    assert state.record(found) == (Outcome.DUPLICATE, None)
-    assert state.record(replace(found, rewards=(0.7, 0.9))) == (Outcome.VIOLATION, None)
-    (pool,) = state.close().audited
-    assert pool.proxies == pytest.approx(REWARDS[prompt_id])
-    assert (pool.chosen, pool.audited, pool.audited_rewards) == (chosen, found.unit.indices, (0.7, 0.8))
-    assert pool.chosen_rewards == tuple(REWARDS[prompt_id][i] for i in chosen)
-
-
-def test_an_audit_changes_neither_selections_nor_regenerate_units() -> None:
-    plain, audited = explored(), explored(AUDITED)
-    assert plain.ordered_selections() == audited.ordered_selections()
-    assert plain.all_wanted() == tuple(unit for unit in audited.all_wanted() if unit.stage != "audit")
-
-
-def test_an_audit_is_answered_by_regenerators_whatever_explorers_its_prompt_has() -> None:
-    plan = replace(AUDITED, kinds=("l40s", "l40s"))
-    state = IterationState(plan)
-    for unit in plan.pool_units():
-        state.record(result(unit, "explorer_l40s-0"))
-    assert state.record(audit_result(state)) == (Outcome.ACCEPTED, None)
-
-
-def test_an_audit_that_answers_nonsense_is_refused() -> None:
-    state = explored(AUDITED)
-    found = audit_result(state, rewards=(0.7, float("nan")))
-    with pytest.raises(ValueError, match="regenerator-0 answered audit "):
-        state.record(found)
-
-
 PRUNED = replace(PLAN, keep=2, unit=6, prune=Pruning(after=2, keep=4))
 EARLY = {"beef": [0.2, 0.5, 0.35, 0.9, 0.3, 0.1], "cafe": [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]}
 """Dropped: 2 and 4 of beef, 2 and 3 of cafe."""
@@ -274,18 +213,6 @@ def test_where_scores_may_differ_the_first_early_ones_count_too_and_say_who_is_d
     assert [c.index for c in selection.chosen] == [1, 0]
 
 
-def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
-    state = IterationState(replace(PRUNED, prompt_ids=("beef",), audit=AuditPlan(run_seed=42, prompts=1, seeds=2)))
-    _, selection = state.record(pruned_result(PRUNED.pool_units()[0]))
-    state.record_group(group(selection))
-    (unit,) = (each for each in state.wanted("beef") if each.stage == "audit")
-    assert unit.indices == (2, 3, 4, 5)
-    state.record(result(unit))
-    (pool,) = state.close().audited
-    assert (pool.chosen, pool.dropped, pool.audited) == ((1, 0), (2, 4), (2, 3, 4, 5))
-    assert pool.proxies[2] == pytest.approx(0.35)
-
-
 ONCE = replace(PLAN, reproducible=False)
 
 
@@ -339,9 +266,6 @@ PLANS: list[dict[str, object]] = [
     {"policy_digest": "bb"},
     {"kinds": ("", "l40s")},
     {"score_class": "c"},
-    {"audit": AuditPlan(run_seed=1, prompts=1, seeds=2)},
-    {"fallback_level": 1},
-    {"steps": 9, "fallback_level": 1},
     {"prune": Pruning(after=1, keep=2)},
     {"reproducible": False},
 ]
@@ -354,11 +278,3 @@ def test_every_part_of_a_plan_is_in_its_journal(other: dict[str, object]) -> Non
 
 def test_the_plans_above_differ_in_every_part() -> None:
     assert {next(iter(other)) for other in PLANS} == {field.name for field in fields(IterationPlan)}
-
-
-def test_the_journal_tells_levels_with_the_same_steps_apart_and_steps_of_a_level() -> None:
-    """A level may change the tier alone."""
-    entries = [
-        plan_entry(replace(PLAN, fallback_level=level, steps=steps)) for level, steps in ((1, 9), (2, 9), (1, 8))
-    ]
-    assert all(one != other for one, other in itertools.combinations(entries, 2))
