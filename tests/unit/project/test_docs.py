@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from solrl_ray import cli
+from solrl_ray.config import removed
 from solrl_ray.config.schema import Config
 
 ROOT = Path(__file__).parents[3]
@@ -122,7 +123,7 @@ def test_commands_have_the_options_that_are_shown(page: Path) -> None:
     for command in shown:
         words = shlex.split(command, comments=True)
         verb = words[0].rstrip("…") if words else ""
-        if verb:
+        if verb and not (page.name == "CHANGELOG.md" and verb in removed.COMMANDS):
             assert verb in options(), command
             used = {word.strip("[]").partition("=")[0] for word in words if word.strip("[]").startswith("--")}
             assert used <= options()[verb], command
