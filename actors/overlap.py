@@ -41,7 +41,9 @@ class Overlap:
     async def update(self, iteration: int) -> AsyncIterator[asyncio.Task[IterationSummary]]:
         """A block in which the learners make an iteration's update; gives the iteration's summary at its end."""
         learned = asyncio.Event()
-        beside = self._tasks.start(self._beside_update(iteration, learned), f"background work of update {iteration + 1}")
+        beside = self._tasks.start(
+            self._beside_update(iteration, learned), f"background work of update {iteration + 1}"
+        )
         yield beside
         learned.set()
         await beside

@@ -188,7 +188,7 @@ class OneProcessWorld:
 def checked(config: Config) -> Config:
     """Raises UserError for what one process cannot do."""
     check(config)
-    if config.learner.world_size != 1 or config.fleet.other_explorers:
+    if config.learner.world_size != 1:
         raise UserError("a run in one process has one learner rank and no other explorers")
     return compiled_learner.resolve_auto(config)
 

@@ -93,9 +93,7 @@ class UnitRouter:
 
     # For those who need units done
 
-    async def request(
-        self, unit: WorkUnit, call: Call, *, pool: str, order: Order, holds: Held | None = None
-    ) -> Reply:
+    async def request(self, unit: WorkUnit, call: Call, *, pool: str, order: Order, holds: Held | None = None) -> Reply:
         """A worker's reply to a unit, queued as by `Dispatcher.add`. A unit whose worker is lost goes to another one.
 
         Raises RunError or UserError, if the unit raised one.

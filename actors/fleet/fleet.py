@@ -14,14 +14,13 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Process, Tasks, World
-from solrl_ray.config.pools import REGENERATORS, explorer_pools, needs_packed
+from solrl_ray.config.pools import EXPLORERS, REGENERATORS, needs_packed
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_unit_seconds
 from solrl_ray.errors import RunError
-from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
-from solrl_ray.scheduling.scaling import Targets, option
+from solrl_ray.scheduling.scaling import Targets
 from solrl_ray.scheduling.worker_state import Replacements, pool_of, role_of
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
@@ -85,12 +84,9 @@ class Fleet:
             replacements=self.replacements,
             observer=self,
         )
-        self.explorers = {
-            name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
-        }
-        """By name, as in `config.pools`: the workers of a pool answer with the same bits."""
+        self.explorers = make(EXPLORERS, world.explorer, unit_seconds=unit_seconds)
         self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
-        self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
+        self._pools |= {EXPLORERS: self.explorers, REGENERATORS: self.regenerators}
         tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 
     # Called by the controller
@@ -118,10 +114,9 @@ class Fleet:
 
     def prepare(self) -> None:
         """Have explorers on cards make ready for a revision that will be published, without waiting."""
-        for pool in self.explorers.values():
-            for worker in pool.workers.values():
-                if worker.process.name and worker.proved:
-                    self._tasks.start(worker.prepare(), f"preparing {worker.name}")
+        for worker in self.explorers.workers.values():
+            if worker.process.name and worker.proved:
+                self._tasks.start(worker.prepare(), f"preparing {worker.name}")
 
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have all workers of a role load a revision; each gets units again only after its receipt.
@@ -132,25 +127,23 @@ class Fleet:
         """
         if self._payloads is None or self._payloads.publication is not publication:
             self._payloads = PayloadRefs(publication, self._world, self._config.fleet.deadlines.publish)
-        pools = list(self.explorers.values()) if role == EXPLORER else [self.regenerators]
+        pool = self.explorers if role == EXPLORER else self.regenerators
         weights = Weights(self._payloads, probe)
-        elsewhere = any(not worker.process.name for pool in pools for worker in pool.workers.values())
+        elsewhere = any(not worker.process.name for worker in pool.workers.values())
         size = await weights.payloads.size(role if elsewhere else CARD)
         if role == EXPLORER:
             packed, bumped = bool(publication.revision.packed), len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "packed": float(packed), "bumped": float(bumped)}
             self.publication_counts = _NO_COUNTS | counts
-        for pool in pools:
-            pool.publish(weights)
+        pool.publish(weights)
 
     @property
     def needs_packed(self) -> bool:
         """Whether explorers need packed weights: one is on no learner rank's card, or will be, and does not merge."""
         if self._config.publish.mode == "lora":
             return False
-        there = [worker for pool in self.explorers.values() for worker in pool.workers.values()]
-        beyond = any(not worker.process.name for worker in there)
-        return beyond or needs_packed(self._config, self._targets.wanted("explorers"))
+        beyond = any(not worker.process.name for worker in self.explorers.workers.values())
+        return beyond or needs_packed(self._config, self._targets.wanted(EXPLORERS))
 
     async def score_class(self) -> str:
         """What fixes the bits of all pools' answers; waits until a worker of each has started."""
@@ -159,7 +152,7 @@ class Fleet:
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began` that they spent waiting for weights."""
-        workers = sum(len(pool.workers) for pool in self.explorers.values())
+        workers = len(self.explorers.workers)
         return self._waits.share(began=began, ended=self._world.now(), workers=workers)
 
     # Called about workers
@@ -221,7 +214,7 @@ class Fleet:
         left = self._targets.give_up(name)
         self._telemetry.message(
             f"{worker} cannot work with the others and was removed ({reason}); {left} {name} go on, and "
-            f"`solrl pool scale {option(name, left + 1)}` tries again"
+            f"`solrl pool scale --{name} {left + 1}` tries again"
         )
         self.changed()
 
@@ -263,12 +256,12 @@ class Fleet:
 
     def _show(self) -> None:
         self._shows = False
-        roles = {EXPLORER: list(self.explorers.values()), REGENERATOR: [self.regenerators]}
+        roles = {EXPLORER: self.explorers, REGENERATOR: self.regenerators}
         workers = [worker for pool in self._pools.values() for worker in pool.workers.values()]
         self._telemetry.workers(
             {worker.name: worker.describe() for worker in workers},
-            census={role: added(pool.census() for pool in its) for role, its in roles.items()},
-            tiers={role: added(pool.tiers() for pool in its) for role, its in roles.items()},
+            census={role: pool.census() for role, pool in roles.items()},
+            tiers={role: pool.tiers() for role, pool in roles.items()},
             replacements_left=self.replacements.left,
         )
         done, shapes = (sum(counts) for counts in zip(*(p.warmed() for p in self._pools.values()), strict=True))

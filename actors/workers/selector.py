@@ -235,9 +235,10 @@ class Selector(Callee):
         self._judge(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        units = state.wanted(prompt_id) if prompt_id in state.selections else ()
+        wanted = state.wanted(prompt_id) if prompt_id in state.selections else ()
+        chosen = next((unit for unit in wanted if unit.stage == "regenerate"), None)
         differs = state.violation if outcome is Outcome.VIOLATION else ""
-        return Ack(units=units, differs=differs) if units or differs else _COUNTED
+        return Ack(chosen=chosen, differs=differs) if chosen or differs else _COUNTED
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written in the background. Raises as `record`."""

@@ -24,7 +24,7 @@ from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_f
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, own_functions
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.pools import pools
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
@@ -123,7 +123,7 @@ def cluster(run: Run) -> None:
     ray, config = sys.modules.get("ray"), run.config
     if _has_gpus() or (ray is not None and ray.is_initialized()):
         return None
-    workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
+    workers = {f"fleet.{name}": pool for name, pool in pools(config.fleet).items()}
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
     for key in (f"{key}.num_gpus" for key, worker in workers.items() if worker.num_gpus):
         raise UserError(

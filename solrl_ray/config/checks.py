@@ -6,14 +6,13 @@ Checks of files (prompts, model folders, disk space) are in `solrl_ray.cli.prefl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.pools import is_colocated, key_of, pools
+from solrl_ray.config.pools import is_colocated, pools
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import STOCHASTIC, Ode
 from solrl_ray.config.schema import Config
@@ -234,25 +233,9 @@ def _fleet(config: Config) -> Iterator[Problem]:
             yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")
     for name, pool in pools(config.fleet).items():
         if pool.fallback_labels and not pool.labels:
-            key = f"{key_of(config.fleet, name)}.fallback_labels"
-            yield Problem(key, "empty without labels beside it: any node is its first choice")
-    if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
-        yield Problem("fleet.hedge", "0, or at least 1: the medians after which a late unit is repeated")
-
-
-def _other_explorers(config: Config) -> Iterator[Problem]:
-    others = config.fleet.other_explorers
-    names = [other.name for other in others]
-    for number, other in enumerate(others):
-        key = f"fleet.other_explorers.{number}"
-        if not re.fullmatch("[a-z][a-z0-9]*", other.name) or names.index(other.name) < number:
-            yield Problem(f"{key}.name", "lower-case letters and digits, a letter first, and unique")
-        if not float(other.num_gpus).is_integer():
-            yield Problem(f"{key}.num_gpus", "a whole number: other explorers share no GPU")
-        left = config.rollout.prompts - sum(before.prompts for before in others[:number])
-        if other.prompts >= left:
-            right = f"less than {left}, what entries before leave of rollout.prompts: fleet.explorers needs one"
-            yield Problem(f"{key}.prompts", right)
+            yield Problem(
+                f"fleet.{name}.fallback_labels", "empty without labels beside it: any node is its first choice"
+            )
 
 
 def _compile(config: Config) -> Iterator[Problem]:
@@ -366,7 +349,6 @@ _RULES = (
     _rewards,
     _evaluation,
     _fleet,
-    _other_explorers,
     _compile,
     _colocated,
 )

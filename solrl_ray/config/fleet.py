@@ -1,4 +1,4 @@
-"""The section `fleet`: number, resources and labels of the workers, late units (`hedge`), strikes, replacements,
+"""The section `fleet`: number, resources and labels of the workers, strikes, replacements,
 placement, and how long each named wait may take (`deadlines`).
 """
 
@@ -40,17 +40,6 @@ class WorkerPool(Worker):
     @property
     def selectors(self) -> list[dict[str, str]]:
         return [self.labels, *self.fallback_labels]
-
-
-class OtherExplorers(WorkerPool):
-    """Explorers of another score class: on other cards, or with other threads. They explore their own prompts, fixed
-    when an iteration is planned, so that no score depends on which worker was free.
-    """
-
-    name: str
-    """Letters and digits, such as ``l40s``: the workers are ``explorer_l40s-0`` and so on."""
-    prompts: Positive
-    """How many of an iteration's prompts they explore, spread evenly over it; `explorers` explore the others."""
 
 
 class Encoders(WorkerPool):
@@ -122,8 +111,6 @@ class FleetConfig(Section):
     """The workers, and how long the run waits for them. Changes no result."""
 
     explorers: WorkerPool = WorkerPool(count=2)
-    other_explorers: list[OtherExplorers] = []
-    """Explorers of other score classes, with their own prompts."""
     regenerators: WorkerPool = WorkerPool(count=1)
     encoders: Encoders = Encoders()
     """With GPUs and `placement` colocated, each card has an encoder instead."""
@@ -133,10 +120,6 @@ class FleetConfig(Section):
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: Natural = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
-    hedge: float = 3.0
-    """When no unit waits, an idle worker repeats a unit that has taken more than this many medians of its stage. The
-    first result counts. 0: never.
-    """
     strikes: Positive = 3
     """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
     strict: bool = False

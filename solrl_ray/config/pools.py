@@ -1,6 +1,4 @@
-"""The pools of a fleet: their names, which workers are roles of a learner's card, which prompts each kind of explorers
-gets.
-"""
+"""The pools of a fleet: their names, and which workers are roles of a learner's GPU."""
 
 from __future__ import annotations
 
@@ -10,60 +8,16 @@ from typing import Literal
 from solrl_ray.config.fleet import FleetConfig, Worker, WorkerPool
 from solrl_ray.config.schema import Config
 
-REGENERATORS = "regenerators"
-"""The name of their pool."""
-
-
-def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
-    return {"explorers": fleet.explorers, **{f"explorers_{other.name}": other for other in fleet.other_explorers}}
+EXPLORERS, REGENERATORS = "explorers", "regenerators"
+"""The names of the pools."""
 
 
 def pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
-    return {**explorer_pools(fleet), REGENERATORS: fleet.regenerators}
-
-
-def explorers_in_all(fleet: FleetConfig) -> int:
-    return sum(pool.count for pool in explorer_pools(fleet).values())
-
-
-def key_of(fleet: FleetConfig, pool: str) -> str:
-    """The key of a pool in the configuration: ``fleet.explorers``, ``fleet.other_explorers.0``."""
-    names = [f"explorers_{other.name}" for other in fleet.other_explorers]
-    return f"fleet.other_explorers.{names.index(pool)}" if pool in names else f"fleet.{pool}"
+    return {EXPLORERS: fleet.explorers, REGENERATORS: fleet.regenerators}
 
 
 def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
-    explorers, *others, regenerators = (
-        pool.model_copy(update={"count": sizes.get(name, pool.count)}) for name, pool in pools(fleet).items()
-    )
-    return fleet.model_copy(update={"explorers": explorers, "other_explorers": others, "regenerators": regenerators})
-
-
-def prompts_of(config: Config) -> dict[str, int]:
-    """How many prompts of an iteration each pool explores."""
-    others = {f"explorers_{other.name}": other.prompts for other in config.fleet.other_explorers}
-    return {"explorers": config.rollout.prompts - sum(others.values()), **others}
-
-
-def kinds_of_prompts(config: Config) -> tuple[str, ...]:
-    """Which explorers get the prompt at each position of an iteration: the name of other explorers, empty for
-    `explorers`.
-
-    Empty if there are no others. Each kind's prompts are spread as evenly as possible, so that all begin and end
-    together.
-    """
-    total = config.rollout.prompts
-    quotas = {pool.partition("_")[2]: prompts for pool, prompts in prompts_of(config).items()}
-    if len(quotas) == 1:
-        return ()
-    given = dict.fromkeys(quotas, 0)
-    order = []
-    for position in range(total):
-        # The kind furthest behind its share of the first position + 1 prompts.
-        kind = max(quotas, key=lambda name: quotas[name] * (position + 1) - given[name] * total)
-        given[kind] += 1
-        order.append(kind)
-    return tuple(order)
+    return fleet.changed({f"{pool}.count": size for pool, size in sizes.items()})
 
 
 def shares(worker: Worker) -> bool:
@@ -78,7 +32,7 @@ def is_colocated(fleet: FleetConfig) -> bool:
 
 def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
     """Whether this worker of a pool is a role of a learner rank's card."""
-    return is_colocated(config.fleet) and pool in ("explorers", REGENERATORS) and slot < config.learner.world_size
+    return is_colocated(config.fleet) and slot < config.learner.world_size
 
 
 def on_cards(config: Config, pool: str) -> int:
@@ -126,6 +80,5 @@ def encoded_ahead(fleet: FleetConfig) -> int:
 
 
 def needs_packed(config: Config, explorers: int) -> bool:
-    """Whether one of so many `explorers`, or of others, is no role of a learner rank's card."""
-    others = bool(config.fleet.other_explorers)
-    return others or not is_colocated(config.fleet) or explorers > config.learner.world_size
+    """Whether one of so many `explorers` is no role of a learner rank's card."""
+    return not is_colocated(config.fleet) or explorers > config.learner.world_size

@@ -166,11 +166,6 @@ def unreproducible_rewards(config: Config) -> tuple[str, ...]:
     return tuple(found)
 
 
-def hedge(config: Config) -> float:
-    """Medians after which a second worker repeats a late unit; 0: never, as the two might score differently."""
-    return 0.0 if unreproducible_rewards(config) else config.fleet.hedge
-
-
 def warnings(config: Config) -> tuple[str, ...]:
     """Warnings that readers of the run's results need; shown at its start, in its summary and its report."""
     said = []
@@ -194,7 +189,6 @@ def warnings(config: Config) -> tuple[str, ...]:
     if rewards := unreproducible_rewards(config):
         said.append(
             f"Scores are not reproducible: {', '.join(rewards)} may score the same picture differently. A unit's "
-            "first score counts, and late units are not given to a second worker (fleet.hedge is taken as 0); equal "
-            "digests of equal runs are not promised."
+            "first score counts; equal digests of equal runs are not promised."
         )
     return tuple(said)

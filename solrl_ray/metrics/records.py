@@ -64,8 +64,6 @@ class IterationMetrics:
     """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one. With one
     optimiser step and a copied sampling policy: 0.
     """
-    spearman_by_kind: dict[str, float] = field(default_factory=dict)
-    """For the prompts of each of `fleet.other_explorers`, and under the empty name the rest. Empty without others."""
     differing_results: int = 0
     """Repeated results with other bytes than the accepted ones: a broken promise, counted without `fleet.strict`."""
     weights_wait: float = 0.0

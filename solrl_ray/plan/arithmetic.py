@@ -225,7 +225,6 @@ def paragraphs(rows: list[tuple[str, str]]) -> str:
 def _processes(config: Config) -> tuple[tuple[str, int, Worker], ...]:
     """The workers' processes: name, number, resources of each; roles on learners' cards have none of their own."""
     names = {"explorers": "explorer", REGENERATORS: "regenerator"}
-    names |= {f"explorers_{other.name}": f"{other.name} explorer" for other in config.fleet.other_explorers}
     others = ((names[name], pool.count, pool) for name, pool in apart(config).items())
     return (*others, ("learner", config.learner.world_size, config.fleet.learners))
 

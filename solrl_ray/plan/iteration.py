@@ -5,7 +5,7 @@
     publish ─► explore ─► what is left to regenerate ─► learn          one revision after another
     publish ─► regenerate ─► learn                                     exploring one iteration ahead, if that takes less
 
-Left out: stragglers and hedges, failures, evaluations, prompt encoding, waiting for the disk, and the order in which
+Left out: stragglers, failures, evaluations, prompt encoding, waiting for the disk, and the order in which
 units end: if prompts are no multiple of the workers, the last round is taken for half full. docs/decisions/plans.md
 says how far that is from a simulation of the dispatcher and from measured loops.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
 from solrl_ray.errors import UserError
@@ -81,7 +81,7 @@ def _keys(sources: Sources, entry: str) -> Callable[[str], str]:
 def without_gpus(config: Config, facts: ModelFacts) -> str:
     """A sentence if a model of published size has no GPU; else empty."""
     fleet = config.fleet
-    lacking = [key_of(fleet, name) for name, pool in pools(fleet).items() if not pool.num_gpus]
+    lacking = [f"fleet.{name}" for name, pool in pools(fleet).items() if not pool.num_gpus]
     lacking += ["fleet.learners"] if not fleet.learners.num_gpus else []
     if not lacking or facts.parameters < LARGE:
         return ""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, previews
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -50,9 +49,7 @@ def iteration_metrics(
     compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
     # Of the chosen seeds, [prompts, K], in prompt and selection order.
     proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
-    kinds = np.array(kinds_of_prompts(config))
     fidelity = None if is_one_stage(config) else rank_fidelity(proxies, compared)
-    of_kinds = [(kind, kinds == kind) for kind in dict.fromkeys(kinds.tolist()) if fidelity]
     rollout, counts = config.rollout, summary.counts
     return IterationMetrics(
         iteration=iteration,
@@ -72,7 +69,6 @@ def iteration_metrics(
         reward_std=float(full.std()),
         proxy_reward_mean=summary.proxy_mean,
         spearman=fidelity.spearman if fidelity else None,
-        spearman_by_kind={kind: rank_fidelity(proxies[of], compared[of]).spearman for kind, of in of_kinds},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.side_agreement if fidelity else None,
         selection_digest=selection_digest(summary.selections),

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solrl_ray.config.pools import explorers_in_all
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.metrics.records import IterationMetrics
@@ -95,7 +94,7 @@ def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list
     """Busy and available seconds of explorers, regenerators and learner ranks over `iterations`."""
     wall = math.fsum(record.seconds["total"] for record in iterations)
     roles = (
-        ("explorers", "explore", explorers_in_all(config.fleet)),
+        ("explorers", "explore", config.fleet.explorers.count),
         ("regenerators", "regenerate", config.fleet.regenerators.count),
         ("learner", "learn", config.learner.world_size),
     )

@@ -27,7 +27,6 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule, dropped
 from solrl_ray.scheduling.ledger import Ledger, Outcome
-from solrl_ray.scheduling.worker_state import kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,6 @@ class IterationPlan:
     """Whether the pool's own samples are learned from, instead of sampling the chosen seeds again."""
     policy_digest: str = ""
     """LoRA digest of the policy that explores: a journal of the same revision with other bytes is not continued."""
-    kinds: tuple[str, ...] = ()
-    """Which explorers get each prompt (`config.pools.kinds_of_prompts`); empty for one kind of explorers."""
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are never mixed with theirs, not even after a resume."""
     prune: Pruning | None = None
@@ -178,7 +175,6 @@ class IterationState:
         """Prompt id → rewards of its accepted group; of several with their own statistics, their contrasts as of the
         prompt's pool, so that they compare with those of previews.
         """
-        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         self._units: dict[str, list[WorkUnit]] = {prompt_id: [] for prompt_id in plan.prompt_ids}
         """Prompt id → its units so far, in the order of their stages."""
         self._pools = {
@@ -355,7 +351,7 @@ class IterationState:
             raise ValueError(f"{worker} brought components {components} for {count} samples and {rewards} rewards")
 
     def _refuse_nonsense(self, result: UnitResult) -> None:
-        unit, kind = result.unit, self._kinds.get(result.unit.prompt_id, "")
+        unit = result.unit
         revision = self.plan.exploring_revision
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
@@ -366,5 +362,3 @@ class IterationState:
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
             raise ValueError(f"{result.worker} answered {unit.describe()} with rewards {scores}")
         self._refuse_components(result.components, len(unit.indices), result.worker)
-        if self._kinds and kind_of(result.worker) != kind:
-            raise ValueError(f"{result.worker} answered {unit.describe()}, which is for explorers of kind {kind!r}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from solrl_ray.common.output import plain_table
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, key_of, shares
+from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, shares
 from solrl_ray.config.schema import Config
 
 RESOURCES = ("GPU", "CPU")
@@ -106,7 +106,7 @@ def requests(config: Config) -> list[Request]:
             fallbacks=worker.selectors[1:],
         )
 
-    asked = {name: request(key_of(fleet, name), pool, pool.count) for name, pool in others.items()}
+    asked = {name: request(f"fleet.{name}", pool, pool.count) for name, pool in others.items()}
     if REGENERATORS in asked:
         # If both pools share cards, what is left for one depends on which came first.
         later = int(shares(fleet.explorers) and shares(fleet.regenerators))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solrl_ray.config.pools import explorer_pools, key_of, pools, prompts_of, resized
+from solrl_ray.config.pools import EXPLORERS, REGENERATORS, pools, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
@@ -12,19 +12,13 @@ from solrl_ray.errors import UserError
 
 def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
     """A sentence for each pool that a resumed run begins with in another size than was requested before."""
-    configured, fleet = pools(config.fleet), config.fleet
+    configured = pools(config.fleet)
     return [
-        f"{pool} begin with {configured[pool].count}, from {key_of(fleet, pool)}.count, not with the {size} that "
-        f"`solrl pool scale` asked for; ask again, or resume with --set {key_of(fleet, pool)}.count={size}"
+        f"{pool} begin with {configured[pool].count}, from fleet.{pool}.count, not with the {size} that "
+        f"`solrl pool scale` asked for; ask again, or resume with --set fleet.{pool}.count={size}"
         for pool, size in asked.items()
         if pool in configured and size != configured[pool].count
     ]
-
-
-def option(pool: str, size: int) -> str:
-    """The option of `solrl pool scale` for a pool of that size: ``--explorers 3``, ``--explorers-of l40s=3``."""
-    role, _, kind = pool.partition("_")
-    return f"--{role}-of {kind}={size}" if kind else f"--{role} {size}"
 
 
 class Targets:
@@ -35,12 +29,13 @@ class Targets:
         fleet, rollout = config.fleet, config.rollout
         self._wanted = {pool: its.count for pool, its in pools(fleet).items()}
         if not explores:
-            self._wanted |= dict.fromkeys(explorer_pools(fleet), 0)
+            self._wanted[EXPLORERS] = 0
         groups = max(rollout.prompts, config.evaluation.prompts)
-        self._most = {"regenerators": (groups, f"the {groups} groups of an iteration or prompts of an evaluation")}
-        for pool, prompts in prompts_of(config).items():
-            units = prompts * pool_sampling(config).units
-            self._most[pool] = units, f"the {units} units of an iteration"
+        units = rollout.prompts * pool_sampling(config).units
+        self._most = {
+            EXPLORERS: (units, f"the {units} units of an iteration"),
+            REGENERATORS: (groups, f"the {groups} groups of an iteration or prompts of an evaluation"),
+        }
 
     def wanted(self, pool: str) -> int:
         return self._wanted[pool]
@@ -57,13 +52,9 @@ class Targets:
         if not sizes:
             raise UserError("No size was given; give the number of --explorers or --regenerators.")
         for pool, size in sizes.items():
-            if pool not in self._most:
-                others = [name.partition("_")[2] for name in self._most if "_" in name]
-                there = f"there are {', '.join(others)}" if others else "this run has none (fleet.other_explorers)"
-                raise UserError(f"{option(pool, size)} names no other explorers; {there}.")
             most, why = self._most[pool]
             if not 1 <= size <= most:
-                raise UserError(f"{option(pool, size)}: it must be between 1 and {most}, {why}.")
+                raise UserError(f"--{pool} {size}: it must be between 1 and {most}, {why}.")
         sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
         self._wanted.update(sizes)
         return "\n".join(sentences)

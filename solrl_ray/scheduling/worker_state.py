@@ -54,25 +54,18 @@ def advance(state: State, event: str) -> State:
 
 
 def role_of(name: str) -> str:
-    """``explorer-2.1`` and ``explorer_l40s-2.1`` → ``explorer``."""
-    return name.partition("-")[0].partition("_")[0]
-
-
-def kind_of(name: str) -> str:
-    """``explorer_l40s-2.1`` → ``l40s``; ``explorer-2.1`` → empty."""
-    return name.partition("-")[0].partition("_")[2]
+    """``explorer-2.1`` → ``explorer``."""
+    return name.partition("-")[0]
 
 
 def pool_of(name: str) -> str:
-    """``explorer_l40s-2.1`` → ``explorers_l40s``, as in `config.pools`."""
-    kind = kind_of(name)
-    return f"{role_of(name)}s" + (f"_{kind}" if kind else "")
+    """``explorer-2.1`` → ``explorers``, as in `config.pools`."""
+    return f"{role_of(name)}s"
 
 
 def worker_name(pool: str, slot: int) -> str:
-    """The worker in slot 2 of ``explorers_l40s``: ``explorer_l40s-2``."""
-    role, underscore, kind = pool.partition("_")
-    return f"{role.removesuffix('s')}{underscore}{kind}-{slot}"
+    """The worker in slot 2 of ``explorers``: ``explorer-2``."""
+    return f"{pool.removesuffix('s')}-{slot}"
 
 
 def slot_of(name: str) -> int:
