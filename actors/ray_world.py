@@ -55,10 +55,9 @@ class RayWorld:
             rank.handle.abort.remote(rank.name)
 
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
-        called, role = getattr(actor.handle, method), ()
-        if actor.name:
-            called, role = actor.handle.call_as, (actor.name, method)
-        references = called.options(name=f"{actor.role}.{method}", num_returns=parts).remote(*role, *arguments)
+        called, role = ("call_as", (actor.name, method)) if actor.name else (method, ())
+        call = getattr(actor.handle, called).options(name=f"{actor.role}.{method}", num_returns=parts)
+        references = call.remote(*role, *arguments)
         answer, large = references if parts == 2 else (references, None)
         return Sent(answer, large, actor.process)
 
