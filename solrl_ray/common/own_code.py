@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import fcntl
 import hashlib
 import importlib
 import importlib.util
@@ -21,10 +22,11 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from solrl_ray.common.files import located, replace_folder
 from solrl_ray.errors import UserError
@@ -107,7 +109,7 @@ def load(code: OwnCode) -> ModuleType:
             _import_from_a_new_folder()
         for file in code.files:
             if file.module not in _LOADED:
-                target = _FOLDERS[-1].joinpath(*file.module.split("."))
+                target = next(reversed(_FOLDERS)).joinpath(*file.module.split("."))
                 target = (
                     target / "__init__.py"
                     if file.name.endswith("__init__.py")
@@ -126,9 +128,17 @@ def _import_from_a_new_folder() -> None:
     for module in _LOADED:
         sys.modules.pop(module, None)
     _LOADED.clear()
-    _FOLDERS.append(Path(tempfile.mkdtemp(prefix=TEMPORARY)))
-    atexit.register(shutil.rmtree, _FOLDERS[-1], ignore_errors=True)
-    sys.path.insert(0, str(_FOLDERS[-1]))
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/lock"):
+        with suppress(OSError), left.open("r+b") as file:  # of a process that was killed, unless its lock is held
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lock = (folder / "unlocked").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (folder / "unlocked").rename(folder / "lock")  # so nobody finds it unlocked
+    _FOLDERS[folder] = lock
+    sys.path.insert(0, str(folder))
 
 
 def execute(module: dict[str, Any], path: str, text: str) -> None:
@@ -162,8 +172,8 @@ def read(spec: str, folder: Path) -> OwnCode | None:
 
 _LOADED = dict[str, SourceFile]()
 """Module → its file."""
-_FOLDERS = list[Path]()
-"""Folders that modules were imported from; the last one holds those of `_LOADED`."""
+_FOLDERS = dict[Path, IO[bytes]]()
+"""Folders that modules were imported from, and their locks; the last one holds those of `_LOADED`."""
 _LOCK = threading.RLock()
 
 

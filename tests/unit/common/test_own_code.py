@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -108,6 +109,25 @@ def test_what_cannot_be_pickled_and_what_is_imported_late_works(here: Path) -> N
     for path in here.iterdir():
         path.unlink()
     assert own_code.load(pickle.loads(travelling)).f() == 7
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(here))
+    write(here, one="def f():\n    return 1\n")
+    load = "from solrl_ray.common import own_code; assert own_code.load(own_code.find('one.py:f', '')).f() == 1; "
+
+    def folders() -> list[Path]:
+        return list(here.glob("solrl-code-*"))
+
+    subprocess.run([sys.executable, "-c", load], check=True, cwd=here)
+    assert folders() == []
+    kill = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True); "
+    kill += "os.kill(os.getpid(), 9)"
+    ended = subprocess.run([sys.executable, "-c", load + kill, load], cwd=here)
+    assert ended.returncode == -9
+    assert len(folders()) == 1
+    subprocess.run([sys.executable, "-c", load], check=True, cwd=here)
+    assert folders() == []
 
 
 def test_functions_in_one_package_share_its_modules(here: Path) -> None:
