@@ -26,7 +26,7 @@ OTHERS = {
 WORLD = "python benchmarks/world_shapes.py {} --gpu --mps --at-once 16 --seconds 480 --seeds {} --rates {}"
 COMMANDS = {
     "shapes": "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560",
-    "gradient_noise": "python benchmarks/gradient_noise.py",
+    "gradient_noise": "python benchmarks/gradient_noise.py (in commit 940fc86f)",
     "moving": WORLD.format("runs/moving/world", 2, "1e-4 2e-4 5e-4"),
     "emoji": WORLD.format("emoji/world", 3, "1e-4 3e-4 6e-4"),
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",

@@ -305,7 +305,7 @@ def test_a_card_that_is_lost_in_any_of_its_stages_loses_all_its_roles_and_change
 
 
 def test_a_rebuilt_group_learns_before_other_roles_of_a_new_card_start() -> None:
-    plan = Plan(1, SMALL, explorers=2, regenerators=2, ranks=2, colocated=True)
+    plan = Plan(1, replace(SMALL, prompts=3), explorers=2, regenerators=2, ranks=2, colocated=True)
     calls = [line for line in run(plan).trace if " learner-" in line and " is sent " in line]
     update = next(call for call, line in enumerate(calls, start=1) if line.endswith(" update"))
     ended = run(replace(plan, faults=(Fault("learner", update, "dies before"),)))
