@@ -19,13 +19,13 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import Arithmetic, describe
-from solrl_ray.plan.fitting import Gpu
-from solrl_ray.plan.forecast import forecast
-from solrl_ray.plan.outline import facts_of
-from solrl_ray.plan.price_list import PriceList
-from solrl_ray.plan.prices import Cluster, Unpriced, orchestration, price_list
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import Arithmetic, describe
+from solrl_ray.planning.fitting import Gpu
+from solrl_ray.planning.forecast import forecast
+from solrl_ray.planning.outline import facts_of
+from solrl_ray.planning.price_list import PriceList
+from solrl_ray.planning.prices import Cluster, Unpriced, orchestration, price_list
 
 PARTS = ("sol_rl", "pickscore")
 """The other parts of the run."""

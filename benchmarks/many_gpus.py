@@ -45,13 +45,13 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import ModelFacts, describe
-from solrl_ray.plan.forecast import forecast
-from solrl_ray.plan.gpu_memory import gpu_memories
-from solrl_ray.plan.model_facts import model_facts
-from solrl_ray.plan.outline import facts_of
-from solrl_ray.plan.prices import Cluster, orchestration, price_list
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import ModelFacts, describe
+from solrl_ray.planning.forecast import forecast
+from solrl_ray.planning.gpu_memory import gpu_memories
+from solrl_ray.planning.model_facts import model_facts
+from solrl_ray.planning.outline import facts_of
+from solrl_ray.planning.prices import Cluster, orchestration, price_list
 from solrl_ray.report.trace import read_spans
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")

@@ -33,7 +33,7 @@ from solrl_ray.models import decoders, shapes
 from solrl_ray.models.components import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
-from solrl_ray.plan.model_facts import text_encoder_size
+from solrl_ray.planning.model_facts import text_encoder_size
 
 T5, QWEN_3 = (T5EncoderModel, published.T5_XXL), (Qwen3ForCausalLM, published.QWEN_3_4B)
 SD3 = [(CLIPTextModelWithProjection, settings) for settings in (published.CLIP_L, published.CLIP_BIG_G)]

@@ -1,4 +1,4 @@
-"""What a model costs on a card, as `solrl_ray/plan/price_lists` has it, from what was measured there.
+"""What a model costs on a card, as `solrl_ray/planning/price_lists` has it, from what was measured there.
 
     python benchmarks/rollout.py wan …; python benchmarks/learner.py wan …; python benchmarks/price_rows.py wan
 
@@ -23,9 +23,9 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan.arithmetic import ModelFacts
-from solrl_ray.plan.outline import facts_of
-from solrl_ray.plan.prices import TOUCHED
+from solrl_ray.planning.arithmetic import ModelFacts
+from solrl_ray.planning.outline import facts_of
+from solrl_ray.planning.prices import TOUCHED
 
 INPUTS = ("prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]")
 MOVED = {"publication": 2330.0, "load": 500.0, "checkpoint": 1460.0}

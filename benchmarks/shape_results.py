@@ -15,10 +15,10 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan.arithmetic import ModelFacts, describe
-from solrl_ray.plan.forecast import forecast
-from solrl_ray.plan.outline import facts_of
-from solrl_ray.plan.prices import Cluster, orchestration, price_list
+from solrl_ray.planning.arithmetic import ModelFacts, describe
+from solrl_ray.planning.forecast import forecast
+from solrl_ray.planning.outline import facts_of
+from solrl_ray.planning.prices import Cluster, orchestration, price_list
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
 """As in the demo: with the published decay `old` would lag behind in a run of few updates."""

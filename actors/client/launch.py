@@ -30,8 +30,8 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.models import scored
 from solrl_ray.models.paths import absolute
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import ModelFacts
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView

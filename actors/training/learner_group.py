@@ -28,7 +28,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.plan.update import passes
+from solrl_ray.planning.update import passes
 from solrl_ray.scheduling.placement import amounts
 from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.weight_sync.manifest import Policy

@@ -13,7 +13,7 @@ from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
-from solrl_ray.plan.fitting import Gpu
+from solrl_ray.planning.fitting import Gpu
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
 

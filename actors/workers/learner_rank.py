@@ -31,7 +31,7 @@ from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.models import attention
 from solrl_ray.models.components import Component
-from solrl_ray.plan.update import passes
+from solrl_ray.planning.update import passes
 from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup, SampleShape
 from solrl_ray.weight_sync.manifest import Policy

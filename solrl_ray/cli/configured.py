@@ -14,10 +14,10 @@ from solrl_ray.config import continuation, own_functions, strategies
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.plan import fitting
-from solrl_ray.plan.advice import advice
-from solrl_ray.plan.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.plan.fitting import Gpu
+from solrl_ray.planning import fitting
+from solrl_ray.planning.advice import advice
+from solrl_ray.planning.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.planning.fitting import Gpu
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:

@@ -29,8 +29,8 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES, scored
-from solrl_ray.plan import model_facts, outline
-from solrl_ray.plan.arithmetic import ModelFacts
+from solrl_ray.planning import model_facts, outline
+from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0

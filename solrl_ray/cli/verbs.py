@@ -53,7 +53,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
     cluster = prices = card = None
     if arguments.gpu or arguments.machines:
-        from solrl_ray.plan.prices import cluster_of, price_list
+        from solrl_ray.planning.prices import cluster_of, price_list
 
         cluster = cluster_of(arguments.machines, arguments.gpu)
         prices = price_list(cluster.gpu)
@@ -68,7 +68,7 @@ def plan(arguments: argparse.Namespace) -> int:
     run = Run(loaded.config, loaded.sources, planned=True, elsewhere=prices is not None)
     arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
     if cluster and prices:
-        from solrl_ray.plan.forecast import times
+        from solrl_ray.planning.forecast import times
 
         print(times(arithmetic, cluster, prices), flush=True)
     if arguments.address:

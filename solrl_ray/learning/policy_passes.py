@@ -17,7 +17,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_learner
-from solrl_ray.plan.update import trains_guided_velocity
+from solrl_ray.planning.update import trains_guided_velocity
 from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleShape
 

@@ -10,7 +10,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, previews
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.plan.update import backwards
+from solrl_ray.planning.update import backwards
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
 from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of

@@ -23,7 +23,7 @@ from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState, PolicyFactors
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.plan.update import passes
+from solrl_ray.planning.update import passes
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.selection import survivors

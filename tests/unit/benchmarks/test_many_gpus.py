@@ -17,7 +17,7 @@ from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.plan.gpu_memory import gpus
+from solrl_ray.planning.gpu_memory import gpus
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Pruning
 

@@ -10,7 +10,7 @@ import pytest
 from common import RESULTS, told
 
 from solrl_ray.errors import UserError
-from solrl_ray.plan.prices import price_list
+from solrl_ray.planning.prices import price_list
 
 SECONDS = {
     "naive": 16 * (10 * 0.3 + 2.0),

@@ -13,7 +13,7 @@ from page_tables import RESULTS
 from results_page import BLOCK, BLOCKS, KEPT, PAGE, render
 from shape_results import HEADLINE, REFERENCE, SEEDS, SHAPES, Shape, summary
 
-from solrl_ray.plan.prices import price_list
+from solrl_ray.planning.prices import price_list
 
 FIGURE = re.compile(r"\d+\.\d+|\d+ ?%|\d ?×")
 

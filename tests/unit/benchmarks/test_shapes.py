@@ -18,7 +18,7 @@ from shapes import Key
 
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.objectives.schedules import learning_rate
-from solrl_ray.plan.update import trained_timesteps
+from solrl_ray.planning.update import trained_timesteps
 
 
 def run(*reward: float, ended: str = "limit") -> dict[str, Any]:

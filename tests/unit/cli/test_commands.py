@@ -16,7 +16,7 @@ import pytest
 from solrl_ray.cli.options import parser
 from solrl_ray.common import ray_auth
 from solrl_ray.config.loading import load, to_yaml
-from solrl_ray.plan import outline
+from solrl_ray.planning import outline
 from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
@@ -79,7 +79,7 @@ def test_who_computes_a_large_model_on_cpus_is_told(
 def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from solrl_ray.plan.model_facts import model_facts
+    from solrl_ray.planning.model_facts import model_facts
 
     assert solrl("plan", config_file, "--gpu", "h200") == 0
     said = " ".join(capsys.readouterr().out.split())

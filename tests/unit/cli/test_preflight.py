@@ -11,7 +11,7 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.plan import model_facts
+from solrl_ray.planning import model_facts
 from solrl_ray.policy import adapters
 from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.planning import packed_bytes

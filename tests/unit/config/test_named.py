@@ -17,8 +17,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.shapes import shipped
 from solrl_ray.objectives.schedules import follower_decay
-from solrl_ray.plan.arithmetic import describe
-from solrl_ray.plan.outline import facts_of
+from solrl_ray.planning.arithmetic import describe
+from solrl_ray.planning.outline import facts_of
 from solrl_ray.records import Pruning
 from tests.support.command_line import printed, refusal
 from tests.support.sentences import names

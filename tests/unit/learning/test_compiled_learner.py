@@ -22,7 +22,7 @@ from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_learner
-from solrl_ray.plan.update import passes
+from solrl_ray.planning.update import passes
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import PromptEmbedding, SampleGroup

@@ -27,7 +27,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.components import blocks
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan import model_facts
+from solrl_ray.planning import model_facts
 from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS

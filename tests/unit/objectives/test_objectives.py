@@ -23,7 +23,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.objectives.base import MicroBatch
-from solrl_ray.plan.update import backwards, forwards_without_gradient
+from solrl_ray.planning.update import backwards, forwards_without_gradient
 from solrl_ray.policy import adapters
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
 from solrl_ray.rewards.base import Reward

@@ -18,7 +18,7 @@ CHECKS = """
 import torch
 from solrl_ray import models, objectives, rewards
 from solrl_ray.config.loading import load
-from solrl_ray.plan.update import trained_timesteps
+from solrl_ray.planning.update import trained_timesteps
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.objectives.base import MicroBatch, Velocities

@@ -7,7 +7,7 @@ import pytest
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.plan.update import backwards
+from solrl_ray.planning.update import backwards
 from solrl_ray.records import Candidate, Selection
 from solrl_ray.report.iteration_metrics import iteration_metrics
 from solrl_ray.scheduling.iteration_state import Counts, IterationSummary

@@ -5,7 +5,7 @@
     colocated  load ─► encode ─► explore ─► regenerate ─► learn ─► publish    one process, one BF16 base
     split      one process a role, each at its own fullest stage, and all that share a card at the same time
 
-Everything is estimated from sizes, by the rules below; `tests/unit/plan/test_gpu_memory.py` holds those of processes
+Everything is estimated from sizes, by the rules below; `tests/unit/planning/test_gpu_memory.py` holds those of processes
 with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
 Not counted: NCCL between cards, rewards of one's own, and what vision-language rewards hold beside their weights.
 """
@@ -21,8 +21,8 @@ from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.models.shapes import DTYPE_BYTES
-from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts
-from solrl_ray.plan.update import FLOAT32_BYTES, trains_guided_velocity
+from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.planning.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
 """Bytes of a CUDA context with loaded kernels: what an explorer on an H100 held beside PyTorch's allocator."""

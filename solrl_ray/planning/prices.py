@@ -23,10 +23,10 @@ from solrl_ray.config.section import AboveZero, Positive, Section
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts
-from solrl_ray.plan.iteration import Orchestration, Stages
-from solrl_ray.plan.price_list import Figure, ModelCosts, PriceList, scaled_from
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.planning.iteration import Orchestration, Stages
+from solrl_ray.planning.price_list import Figure, ModelCosts, PriceList, scaled_from
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05

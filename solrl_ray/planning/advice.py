@@ -6,7 +6,7 @@ import math
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
-from solrl_ray.plan.update import rounds
+from solrl_ray.planning.update import rounds
 
 PADDING_WARN = 0.25
 """Share from which padding is worth a sentence."""

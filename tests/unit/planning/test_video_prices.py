@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config.loading import load
-from solrl_ray.plan.arithmetic import ModelFacts, describe
-from solrl_ray.plan.prices import Cluster, Priced, Unpriced, price_list, priced
+from solrl_ray.planning.arithmetic import ModelFacts, describe
+from solrl_ray.planning.prices import Cluster, Priced, Unpriced, price_list, priced
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GIVEN = (

@@ -16,12 +16,12 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import describe
-from solrl_ray.plan.forecast import Forecast, forecast
-from solrl_ray.plan.iteration import Iteration, Orchestration, Stages, iteration
-from solrl_ray.plan.outline import facts_of
-from solrl_ray.plan.prices import Cluster, orchestration, price_list
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import describe
+from solrl_ray.planning.forecast import Forecast, forecast
+from solrl_ray.planning.iteration import Iteration, Orchestration, Stages, iteration
+from solrl_ray.planning.outline import facts_of
+from solrl_ray.planning.prices import Cluster, orchestration, price_list
 
 ROOT = Path(__file__).parents[3]
 ONE = Stages(explore=1.0, regenerate=1.0, update=1.0)

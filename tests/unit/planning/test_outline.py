@@ -12,7 +12,7 @@ from solrl_ray.cli import preflight
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.errors import UserError
 from solrl_ray.models import shapes
-from solrl_ray.plan import model_facts, outline
+from solrl_ray.planning import model_facts, outline
 from tests.support.command_line import refusal
 from tests.support.processes import python
 from tests.support.small import CONFIGS

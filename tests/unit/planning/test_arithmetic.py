@@ -9,7 +9,7 @@ import pytest
 
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.plan.arithmetic import ModelFacts, describe, evaluation_points
+from solrl_ray.planning.arithmetic import ModelFacts, describe, evaluation_points
 from tests.support.command_line import solrl
 from tests.support.made_configs import MODEL
 

@@ -6,7 +6,7 @@ import pytest
 
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load_with_sources
-from solrl_ray.plan.advice import advice
+from solrl_ray.planning.advice import advice
 from tests.support.command_line import printed
 from tests.support.small import CONFIGS
 

@@ -15,8 +15,8 @@ from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import cannot_offload
 from solrl_ray.errors import UserError
-from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts, describe, describe_size
-from solrl_ray.plan.gpu_memory import ENCODE, GpuMemory, gpu_memories
+from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts, describe, describe_size
+from solrl_ray.planning.gpu_memory import ENCODE, GpuMemory, gpu_memories
 
 MAX_FILL = 0.95
 """Share of a card that a run may fill: the rest is for what the estimates miss."""
@@ -26,7 +26,7 @@ ACTIVATION_FILL = 0.85
 """Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
 MIN_STREAM_FLOPS = 6.5e11
 """Floating-point operations of a stream's forward below which the CPU that launches its kernels is the slower one
-(`solrl_ray.plan.prices.LAUNCH_MS`).
+(`solrl_ray.planning.prices.LAUNCH_MS`).
 """
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""

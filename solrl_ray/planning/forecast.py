@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
-from solrl_ray.plan import fitting, gpu_memory
-from solrl_ray.plan.arithmetic import Arithmetic, paragraphs
-from solrl_ray.plan.compiling import Compiling
-from solrl_ray.plan.iteration import Iteration, Orchestration, iteration
-from solrl_ray.plan.prices import Cluster, Priced, PriceList, Unpriced, orchestration, priced
+from solrl_ray.planning import fitting, gpu_memory
+from solrl_ray.planning.arithmetic import Arithmetic, paragraphs
+from solrl_ray.planning.compiling import Compiling
+from solrl_ray.planning.iteration import Iteration, Orchestration, iteration
+from solrl_ray.planning.prices import Cluster, Priced, PriceList, Unpriced, orchestration, priced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from solrl_ray.config import checks, compiled_learner, named
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.plan import fitting
-from solrl_ray.plan.arithmetic import Arithmetic, describe
-from solrl_ray.plan.fitting import ACTIVATION_FILL, MAX_FILL, WARN_FILL, Gpu, fitting_changes
-from solrl_ray.plan.gpu_memory import gpu_memories
-from tests.unit.plan.test_gpu_memory import SPLIT, made_up, planned
+from solrl_ray.planning import fitting
+from solrl_ray.planning.arithmetic import Arithmetic, describe
+from solrl_ray.planning.fitting import ACTIVATION_FILL, MAX_FILL, WARN_FILL, Gpu, fitting_changes
+from solrl_ray.planning.gpu_memory import gpu_memories
+from tests.unit.planning.test_gpu_memory import SPLIT, made_up, planned
 
 LEAST = "learner={micro_batch: 1, activation_memory: 0, updates: 1}"  # 6.71 GB to explore, 6.19 GB if weights leave
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.plan.prices import price_list, shipped_lists
+from solrl_ray.planning.prices import price_list, shipped_lists
 
 
 def test_steps_are_scaled_by_tflops_and_passes_and_decoding_by_bandwidth_as_well() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.models.shapes import ModelShapes, TextEncoderSize
-from solrl_ray.plan import outline
-from solrl_ray.plan.arithmetic import ModelFacts
+from solrl_ray.planning import outline
+from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.records import Prompt
 
 if TYPE_CHECKING:

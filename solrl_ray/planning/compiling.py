@@ -8,7 +8,7 @@ from solrl_ray.config import compiled_learner
 from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.plan.update import passes
+from solrl_ray.planning.update import passes
 
 FORWARD, DECODER, PASSES = 11.0, 70.0, 22.0
 """Seconds with an empty `compile.cache`, of a worker's forward, of a decoder, and of a kind of learner passes: of 6 to

@@ -11,11 +11,11 @@ import pytest
 from solrl_ray.config.loading import load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.plan.arithmetic import ModelFacts, describe
-from solrl_ray.plan.compiling import Compiling
-from solrl_ray.plan.forecast import Forecast, _spent, forecast, times
-from solrl_ray.plan.iteration import Orchestration
-from solrl_ray.plan.prices import (
+from solrl_ray.planning.arithmetic import ModelFacts, describe
+from solrl_ray.planning.compiling import Compiling
+from solrl_ray.planning.forecast import Forecast, _spent, forecast, times
+from solrl_ray.planning.iteration import Orchestration
+from solrl_ray.planning.prices import (
     ON_ITS_CARD,
     SHIPPED,
     TOUCHED,

@@ -32,7 +32,7 @@ from solrl_ray.config.problems import counted, listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import describe_tier, is_one_stage, pool_sampling
 from solrl_ray.models.shapes import DTYPE_BYTES
-from solrl_ray.plan.update import (
+from solrl_ray.planning.update import (
     FLOAT32_BYTES,
     backwards,
     forwards_without_gradient,
@@ -52,7 +52,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts from the model's own files; see `solrl_ray.plan.model_facts`."""
+    """Facts from the model's own files; see `solrl_ray.planning.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of the largest sample's latent."""
@@ -169,7 +169,7 @@ class Arithmetic:
         """The rows of `table`: name of the stage, its sum in words."""
         config, cpus = self.config, reserved(self.config, "num_cpus")
         texts = Environment(
-            loader=PackageLoader("solrl_ray.plan"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=PackageLoader("solrl_ray.planning"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         texts.filters |= {"listed": listed, "of": counted, "size": describe_size, "thousands": "{:,}".format}
         texts.filters["tier"] = partial(describe_tier, config)

@@ -12,7 +12,7 @@ from pydantic import Field
 from solrl_ray.config.resolution import OneShape, as_shape
 from solrl_ray.config.schema import Precision
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
-from solrl_ray.plan.fitting import HOST_LINK, Gpu
+from solrl_ray.planning.fitting import HOST_LINK, Gpu
 from solrl_ray.records import SampleShape
 
 ONCE = ("publication", "load", "merge", "checkpoint")

@@ -11,9 +11,9 @@ from solrl_ray import models
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.shapes import DTYPE_BYTES, shipped
-from solrl_ray.plan.arithmetic import describe
-from solrl_ray.plan.model_facts import model_facts
-from solrl_ray.plan.outline import facts_of
+from solrl_ray.planning.arithmetic import describe
+from solrl_ray.planning.model_facts import model_facts
+from solrl_ray.planning.outline import facts_of
 from solrl_ray.prompts.encoding import encode_prompts
 from solrl_ray.prompts.prompt_set import read_prompts
 from tests.support import families, tiny

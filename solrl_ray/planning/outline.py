@@ -17,7 +17,7 @@ from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.models import FAMILIES, paths
 from solrl_ray.models.shapes import DTYPE_BYTES, ModelShapes, shipped
-from solrl_ray.plan.arithmetic import ModelFacts
+from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.quantization import capability, planning
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Linear, packed_bytes
 

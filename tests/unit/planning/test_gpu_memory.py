@@ -10,8 +10,8 @@ from solrl_ray.config import named
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.shapes import shipped
-from solrl_ray.plan.arithmetic import Arithmetic, ModelFacts, describe
-from solrl_ray.plan.gpu_memory import (
+from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts, describe
+from solrl_ray.planning.gpu_memory import (
     CONTEXT,
     ENCODE,
     EVALUATE,
@@ -24,7 +24,7 @@ from solrl_ray.plan.gpu_memory import (
     gpu_memories,
     gpus,
 )
-from solrl_ray.plan.outline import facts_of
+from solrl_ray.planning.outline import facts_of
 
 PROMPTS = "prompts={train: train.txt, heldout: heldout.txt}"
 FACTS = ModelFacts(
