@@ -94,7 +94,7 @@ SAID = (
     r"refused a result of explorer-1: ",
     r"explorer-1 was given explore \(.*\) of revision \d and answered explore \(.*\) of revision \d",
     r"explorer-1 was lost \(strike 2: .*\); explorer-1\.1 takes its place",
-    r"explorer-\d(\.1)? was lost \(explore \(iteration 3, .*\) passed its deadline of .* s\); explorer-\d(\.\d)? takes ",
+    r"explorer-\d(\.1)? was lost \(explore \(iteration 3, .*\) passed its deadline of .* s\); explorer-",
 )
 
 
