@@ -220,8 +220,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order. If the rule is not
-    ``best_worst``, these are the upper and the lower half of the seeds that it keeps.
+    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order. With another
+    rule than ``best_worst``, these are the upper and the lower half of the seeds that it keeps.
 
     The journal has it for readers. A resumed run selects again, from the journal's results.
     """
