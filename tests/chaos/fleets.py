@@ -169,7 +169,7 @@ class Scene:
 
     @property
     def explorers(self) -> Pool:
-        return self.fleet.explorers["explorers"]
+        return self.fleet.explorers
 
     def describe(self) -> dict[str, str]:
         """Explorer → what it does."""

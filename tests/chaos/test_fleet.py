@@ -17,7 +17,7 @@ from actors.cluster import termination
 from actors.fleet import worker
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.fleet import Deadlines
-from solrl_ray.errors import NotFiniteError, RunError, UserError
+from solrl_ray.errors import NotFiniteError, RewardError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
@@ -282,6 +282,44 @@ def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(
             assert told.format("explorer-0.1", "explorer-0.2") in scene.said
 
     run(test)
+
+
+class Errs(Slow):
+    """Every one but the first raises an error of its unit."""
+
+    def explore(self, unit: WorkUnit, gate: Path) -> Explored:  # type: ignore[override]
+        answer = super().explore(unit, gate)
+        if self._name != "explorer-0":
+            raise RewardError(f"no tokenizer for {unit.prompt_id}")
+        return answer
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_error_of_a_unit_ends_the_run_except_that_of_who_leaves_whose_unit_goes_to_others(
+    leaves: bool, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        settings = ("fleet={explorers: {count: 2}, max_inflight: 1, max_replacements: 0}",)
+        async with opened(tmp_path, Errs, *settings) as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(lambda: len(scene.ready()) == 2)
+            first, second = units(2)
+            scene.ask([first, second], tmp_path / "gate")
+            await until(lambda: scene.describe() == {"explorer-0": "explore p0", "explorer-1": "explore p1"})
+            if leaves:
+                assert scene.explorers.resize(1) == ["explorer-1"]
+            (tmp_path / "gate").touch()
+            await until(lambda: len(scene.answers) == 2)
+            assert scene.answers == {first.id: "explorer-0", second.id: "explorer-0"}
+            assert scene.requeued == 1
+            assert "explorer-1 was lost (no tokenizer for p1); it was leaving" in scene.said
+            assert "1 units of explorer-1 go to others" in scene.said
+
+    if leaves:
+        run(test)
+        return
+    with pytest.raises(RewardError, match=r"^no tokenizer for p1$"):
+        run(test)
 
 
 def placed(name: str) -> Actor:

@@ -1,5 +1,5 @@
-"""``solrl eval`` of a run that goes on: it has workers of its own, beside those of the run. The scores are the oracle's,
-and the run changes by no byte.
+"""``solrl eval`` of a run that goes on: it has workers of its own. The scores are the oracle's, and the run changes by
+no byte.
 """
 
 from __future__ import annotations
