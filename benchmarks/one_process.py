@@ -30,13 +30,14 @@ from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
 from actors.world import Process, Sent
-from solrl_ray.config import compiled_learner, continuation
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.storage import continuation
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
 

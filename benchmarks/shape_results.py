@@ -185,8 +185,8 @@ SHAPES = {
         Shape(prompts, chosen, pool, steps, option)
         for option in ("", *OPTIONS)
         for prompts in (1, 2, 4, 12)
-        for chosen in (4, 8, 24)
-        for pool in (0, 16, 24, 48, 96)
+        for chosen in (2, 4, 8, 24)
+        for pool in (0, 8, 12, 16, 24, 48, 96)
         if not pool or pool > chosen
         for steps in (1, 3, 6)
     )

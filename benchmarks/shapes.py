@@ -1,14 +1,15 @@
 """Which shape of an iteration comes soonest to a good model? Prompts an optimiser step, samples, pool, steps.
 
     python benchmarks/shapes.py --gpu [--gpus 4] --at-once 16 --seconds 480 [--stage screen] [--mps]
+    python benchmarks/shapes.py --gpu --mps --at-once 16 --rate 5e-4 --seeds 42 43 --shapes 1x3_2of16+shared_noise_kl_0
     python benchmarks/shapes.py --show
     python benchmarks/shapes.py --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json   # on a CPU: a try
 
 Runs of the testbed, each one process (`one_process.py`), by DiffusionNFT with `old_decay: copy`. A shape is a choice of
 
     prompts    of an optimiser step: 1, 2, 4, 12
-    chosen     K samples of each prompt that are trained on: 4, 8, 24
-    pool       none (one stage: all K are trained on), or 16, 24, 48 or 96 seeds with pruned FP8 previews (two stages)
+    chosen     K samples of each prompt that are trained on: 2, 4, 8, 24
+    pool       none (one stage: all K are trained on), or 8 to 96 seeds with pruned FP8 previews (two stages)
     steps      optimiser steps an iteration: 1, 3, 6; an iteration has prompts × steps prompts
 
 A run ends when its held-out reward is at 95 % of the way from the base to real pictures, when its charged time is over,
@@ -287,6 +288,8 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", choices=SHAPES, metavar="NAME", default=(), help="in place of a stage's own choice"
     )
+    parser.add_argument("--rate", type=float, metavar="LR", help="train --shapes at this learning rate, and no stage")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="of --rate")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
@@ -301,7 +304,10 @@ def main() -> None:
     arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
     names = TINY if arguments.tiny else MAP
     results = opened(arguments.results)
-    if not arguments.show:
+    if arguments.rate is not None:
+        keys = [Key(name, arguments.rate, seed) for seed in arguments.seeds for name in arguments.shapes]
+        train([key for key in keys if not key.has_ended(results)], results, arguments, arguments.seconds, None)
+    elif not arguments.show:
         train_stages((arguments.stage,) if arguments.stage else STAGES, names, results, arguments)
     results |= summary(results)
     save(results, arguments.results)

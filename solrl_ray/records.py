@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.tensor_serialization import Portable
@@ -156,8 +157,7 @@ class WorkUnit:
 
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
         """By position, in a third of the time of a dataclass's own way: an iteration may have 100,000."""
-        work = self.stage, self.iteration, self.revision, self.prompt_id, self.indices
-        return WorkUnit, (*work, self.policy, self.prune, self.beside)
+        return WorkUnit, _VALUES_OF_UNIT(self)
 
     @property
     def id(self) -> str:
@@ -173,6 +173,10 @@ class WorkUnit:
         seeds = f"seeds {first} to {last}" if last - first == count - 1 > 0 else f"{count} of its seeds"
         beside = f" and {len(self.beside)} more" if self.beside else ""
         return f"{self.stage} ({when}, prompt {self.prompt_id}{beside}, {seeds})"
+
+
+_VALUES_OF_UNIT: Callable[[WorkUnit], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(WorkUnit)))
+"""The values of all fields of a unit, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +220,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order."""
+    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order. If the rule is not
+    ``best_worst``, these are the upper and the lower half of the seeds that it keeps.
+
+    The journal has it for readers. A resumed run selects again, from the journal's results.
+    """
 
     iteration: int
     revision: int

@@ -143,6 +143,8 @@ class OpenIteration:
         """Explore a prompt's pool, have the selector choose, sample the chosen seeds again, and give the group to the
         learner.
 
+        In two stages the learner gets the regenerator's group by reference; the selector only checks and stores a copy.
+
         `wanted`: the prompt's units without a result: a resumed run has some results already.
         """
         explored = await self._all_accepted([unit for unit in wanted if unit.stage in _EXPLORING])

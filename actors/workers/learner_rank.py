@@ -131,7 +131,8 @@ class LearnerRank(Callee):
         """
         kinds, of_shape = passes(self._config), f" at {shape}" if shape else ""
         with progress_note(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}{of_shape}"):
-            return self._awake.warm_up(policy, embedding, shape)
+            self._bring_weights_to_gpu()
+            return self._joined.warm_up(policy, embedding, shape)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take the next sample groups of an incomplete iteration, given by reference. Not collective.
@@ -142,7 +143,8 @@ class LearnerRank(Callee):
             sizes: samples of each of the iteration's prompts.
             first: position of the first group in prompt order.
         """
-        self._awake.begin(iteration, sizes)
+        self._bring_weights_to_gpu()
+        self._joined.begin(iteration, sizes)
         if first != self._joined.taken:
             return
         with contextlib.suppress(InputGone):
@@ -154,7 +156,8 @@ class LearnerRank(Callee):
 
         Raises InputGone: some are lost, or do not arrive in time.
         """
-        missing = slice(self._awake.taken, None)
+        self._bring_weights_to_gpu()
+        missing = slice(self._joined.taken, None)
         fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
         if not missing.start:
             self._joined.begin(iteration, [len(group.indices) for group in fetched])
@@ -176,7 +179,8 @@ class LearnerRank(Callee):
         """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread puts the
         state after it into the object store.
         """
-        learner = self._awake
+        self._bring_weights_to_gpu()
+        learner = self._joined
         with self._watched():
             metrics = learner.finish(iteration)
             state = learner.state(self._buffers)
@@ -201,7 +205,7 @@ class LearnerRank(Callee):
         """This rank's share of the present policy, merged and, for explorers, quantised; with `pack` also the packed
         weights.
         """
-        self._enter()
+        self._bring_weights_to_gpu()
         return self._publisher.shard(
             self._joined.revision,
             self._joined.factors(policy, on_host=False),
@@ -221,17 +225,11 @@ class LearnerRank(Callee):
         assert self._collectives is not None
         return self._collectives.watched()
 
-    def _enter(self) -> None:
-        """Begin to compute: on a card, other roles may have done so before."""
+    def _bring_weights_to_gpu(self) -> None:
+        """On a GPU with other roles: restore the base weights for learning. They may hold a merged policy."""
         if self._shared is not None:
-            self._shared.enter("learner")
+            self._shared.bring_weights_for("learner")
             torch.set_num_threads(self._config.fleet.learners.threads)
-
-    @property
-    def _awake(self) -> Learner:
-        """The learner, about to compute."""
-        self._enter()
-        return self._joined
 
     @property
     def _joined(self) -> Learner:

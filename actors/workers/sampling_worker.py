@@ -122,14 +122,14 @@ class SamplingWorker(Callee):
     @noted
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """Compile one shape of the forward, in a separate call so that progress shows."""
-        self._enter()
+        self._bring_weights_to_gpu()
         with progress_note(f"compiling {shape + 1} of {len(self._shapes())} forwards"):
             self._shapes()[shape](embedding)
 
-    def _enter(self) -> None:
-        """Begin to compute: on a card, other roles may have done so before."""
+    def _bring_weights_to_gpu(self) -> None:
+        """On a GPU with other roles: make the weights those that this role computes with."""
         if self._shared is not None:
-            self._shared.enter(self.role)
+            self._shared.bring_weights_for(self.role)
             torch.set_num_threads(self._threads)
 
     def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
@@ -149,7 +149,7 @@ class SamplingWorker(Callee):
             if full:
                 raise
             return Refusal(worker=self._name, reason=str(error))
-        self._enter()
+        self._bring_weights_to_gpu()
         manifest = payload.manifest
         self._holds = (manifest.policy, manifest.revision)
         return Receipt(
@@ -185,7 +185,7 @@ class SamplingWorker(Callee):
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.describe()} wants {wanted}")
-        self._enter()
+        self._bring_weights_to_gpu()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)
         result = UnitResult(

@@ -24,7 +24,7 @@ from typing import Any
 from actors.cluster.rpc import Callee
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.groups import assemble
+from solrl_ray.rollout.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal import Journal

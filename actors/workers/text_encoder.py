@@ -69,7 +69,7 @@ class TextEncoder(Callee):
 
     def _loaded(self) -> DiffusionModel:
         if self._shared is not None:
-            self._shared.enter("encoder")
+            self._shared.bring_weights_for("encoder")
         if self._model is None:
             self._model = self._load()
         return self._model

@@ -10,7 +10,7 @@ from pathlib import Path
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
-from solrl_ray.config import continuation, own_functions, strategies
+from solrl_ray.config import own_functions, strategies
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -18,6 +18,7 @@ from solrl_ray.planning import fitting
 from solrl_ray.planning.advice import advice
 from solrl_ray.planning.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.planning.fitting import Gpu
+from solrl_ray.storage import continuation
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:

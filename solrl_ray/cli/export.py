@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from solrl_ray.common.files import replace_file
-from solrl_ray.config import continuation
 from solrl_ray.config.problems import counted
 from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import Tool
+from solrl_ray.storage import continuation
 
 if TYPE_CHECKING:
     from torch import Tensor

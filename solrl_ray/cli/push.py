@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solrl_ray.common.files import replace_folder
-from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.storage import continuation
 
 if TYPE_CHECKING:  # takes half a second
     from huggingface_hub import HfApi

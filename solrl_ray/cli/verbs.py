@@ -18,9 +18,10 @@ from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.common.progress_note import progress_note
-from solrl_ray.config import continuation, own_functions, problems
+from solrl_ray.config import own_functions, problems
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.storage import continuation
 
 
 def train(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import chain, count
 from pathlib import Path
 
-from solrl_ray.config.continuation import first_difference
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
@@ -13,6 +12,7 @@ from solrl_ray.evaluation.held_out import EVAL_POLICIES
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.continuation import first_difference
 from solrl_ray.storage.run_folder import RunFolder
 
 

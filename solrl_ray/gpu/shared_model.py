@@ -6,7 +6,7 @@
           ├─ learner       the same tensors, with adapters; needs them as they were loaded
           └─ explorer      the same tensors, except quantised layers and merged ones, which are its own
 
-Each role has a tree of modules of its own over these tensors, and says when it begins to compute (`enter`). For a
+Each role has a tree of modules of its own over these tensors, and says when it begins to compute (`bring_weights_for`). For a
 learner, the base is written back from a copy of what LoRA touches, and the explorer's layers are freed. When samplers
 need them, both are made again from the last revision. All of this is exact: no bit of a result depends on it.
 """
@@ -125,7 +125,7 @@ class SharedModel:
 
     # While they are at work
 
-    def enter(self, role: Role) -> None:
+    def bring_weights_for(self, role: Role) -> None:
         """Make the weights those that a role computes with."""
         if role == "explorer" and self._explored is not None:
             self._explored.make()

@@ -8,7 +8,6 @@ from pathlib import Path
 from solrl_ray.common.checked_json import as_record, parse, read_record
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
-from solrl_ray.config.continuation import FILE, check_format
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -18,6 +17,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progr
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import REFERENCE, PictureKey, picture_paths
 from solrl_ray.report.summary import Summary, find_evaluation
+from solrl_ray.storage.continuation import FILE, check_format
 from solrl_ray.storage.run_folder import SUMMARY_FILE, RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"

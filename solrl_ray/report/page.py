@@ -60,6 +60,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "strategy": config.rollout.strategy,
         "one_stage": is_one_stage(config),
         "wanted": pool_sampling(config).tier,
+        "pruned": pool_sampling(config).pruning is not None,
         "warnings": all_warnings(config, iterations, data.evaluations),
         "base": base,
         "final": final,

@@ -31,11 +31,9 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers differ at most in the bytes of the sampling policy, the workers' score classes,
-    and which of them explored what.
-    """
-    anybody = {"policy_digest": "", "score_class": "", "kinds": []}
-    plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
+    """Whether two headers differ at most in the bytes of the sampling policy and the workers' score classes."""
+    any_workers = {"policy_digest": "", "score_class": ""}
+    plans = [{**header, "plan": header.get("plan", {}) | any_workers} for header in (one, other)]
     return plans[0] == plans[1]
 
 

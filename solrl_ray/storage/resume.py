@@ -1,7 +1,7 @@
 """Finds where a run continues (the newest valid checkpoint, the measurements up to it), and refuses other prompts than
 it began with.
 
-What its configuration may change is decided by `solrl_ray.config.continuation`.
+What its configuration may change is decided by `solrl_ray.storage.continuation`.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ from solrl_ray.common.files import (
     sync_folder,
 )
 from solrl_ray.config import compiled_learner, own_functions
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import SampleGroup, SampleShape, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
+from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.storage.folder_lock import FolderLock, unwritable
 from solrl_ray.storage.journal import Journal
 

@@ -17,7 +17,6 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.common.files import located
 from solrl_ray.common.module_paths import ends_in
-from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
@@ -26,6 +25,7 @@ from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.reading import PEFT_FILE, load_lora, lora_file
 from solrl_ray.policy.saving import FILE
 from solrl_ray.policy.tool_names import Network
+from solrl_ray.storage import continuation
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publish import touched_linears

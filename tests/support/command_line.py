@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.cli import main
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE
 
 
 def solrl(*arguments: str | Path) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes
 from tests.support.small import small_config

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from solrl_ray.common.checked_json import with_checksum
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.report.summary import summarize, write_summary
+from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE
 from tests.support.made_configs import changed
 
 CAPTIONS = {"aa": "a red circle <above> a blue square", "bb": "two green triangles", "cc": "a large yellow star"}

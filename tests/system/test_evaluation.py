@@ -12,11 +12,11 @@ import torch
 
 from solrl_ray import models, rewards
 from solrl_ray.cli import main
-from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import Tensors
 from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.storage.continuation import FORMAT
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes
 from tests import oracle

@@ -19,9 +19,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import read_spans
-from tests.chaos.test_workers import accepted
 from tests.support.documents import run_folder_entries
-from tests.support.patience import patience, wait_until
+from tests.support.patience import patience
 from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -69,15 +68,12 @@ def test_a_prompt_is_regenerated_while_others_are_still_explored(calm: Config) -
 
 class Troubled(Explorer):
     """The second one's first answers are nonsense: rewards that are NaN, and an answer to another unit. In iteration 2
-    one of them hangs, and one has other rewards for a unit that somebody else has done meanwhile."""
+    one of them hangs."""
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         result = super().explore(unit, prompt, embedding)
         if unit.iteration == 2 and self._first("hung"):
             time.sleep(3600.0)
-        if unit.iteration == 2 and self._first("late"):
-            wait_until(f"{unit.id} of another", lambda: accepted(self._config, unit))
-            return dataclasses.replace(result, rewards=tuple(1.0 - reward for reward in result.rewards))
         if self._name == "explorer-1" and self._first("nan"):
             return dataclasses.replace(result, rewards=(float("nan"),) * len(result.rewards))
         if self._name == "explorer-1" and self._first("other"):
@@ -98,23 +94,22 @@ SAID = (
     r"refused a result of explorer-1: ",
     r"explorer-1 was given explore \(.*\) of revision \d and answered explore \(.*\) of revision \d",
     r"explorer-1 was lost \(strike 2: .*\); explorer-1\.1 takes its place",
-    r"explore \(iteration 3, .*\) is late; explorer-\d(\.1)? repeats it",
-    r"explorer-\d(\.1)? brought other bytes for explore \(iteration 3, .*\) than explorer-\d(\.1)?; the first ",
+    r"explorer-\d(\.1)? was lost \(explore \(iteration 3, .*\) passed its deadline of .* s\); explorer-",
 )
 
 
 def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.explore=1800", "fleet.strikes=2")
-    config = small_config(tmp_path, "three", *sizes)
-    began = time.monotonic()
+    deadline = f"fleet.deadlines.explore={patience(20.0)}"
+    config = small_config(
+        tmp_path, "three", "fleet.explorers.count=3", "fleet.regenerators.count=2", deadline, "fleet.strikes=2"
+    )
     launch.train(config, live=False, classes=ActorClasses(explorer=Troubled))
-    assert time.monotonic() - began < patience(300.0)  # others did what the hung one held, long before its deadline
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung"}
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 2
-    assert [record.differing_results for record in read_run(folder(config)).iterations] == [0, 0, 1]
+    assert [record.differing_results for record in read_run(folder(config)).iterations] == [0, 0, 0]
     said = capsys.readouterr().out
     assert [sentence for sentence in SAID if not re.search(sentence, said)] == []
 

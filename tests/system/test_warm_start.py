@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from actors.client import launch
-from solrl_ray.config import continuation
 from solrl_ray.config.schema import Config
 from solrl_ray.report.data import read_run
+from solrl_ray.storage import continuation
 from tests.support.small import folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")

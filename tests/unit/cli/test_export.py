@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from solrl_ray.config import continuation
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.models import paths
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.storage import continuation
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import warm_start
 from tests.support import made_runs

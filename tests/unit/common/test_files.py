@@ -13,11 +13,10 @@ import pytest
 from actors.client import launch
 from solrl_ray.cli import doctor
 from solrl_ray.common import files
-from solrl_ray.config import continuation
 from solrl_ray.errors import RunError
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report import data
-from solrl_ray.storage import folder_lock
+from solrl_ray.storage import continuation, folder_lock
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import solrl
 from tests.support.made_runs import write_run

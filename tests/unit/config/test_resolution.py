@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config import continuation
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
+from solrl_ray.storage import continuation
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
 

@@ -78,14 +78,14 @@ class Card:
 
     def publish(self, number: int) -> Revision:
         """As its learner does."""
-        self.shared.enter("learner")
+        self.shared.bring_weights_for("learner")
         return revision(self.settings, number, self.learner)
 
     def load(self, role: str, revision: Revision) -> Expected:
         """Have a role take the factors of a revision and begin to compute; what its receipt states."""
         receiver = self.explores if role == EXPLORER else self.regenerates
         bound, digest = self.shared.apply(receiver, factors_of(revision))
-        self.shared.enter(EXPLORER if role == EXPLORER else "regenerator")
+        self.shared.bring_weights_for(EXPLORER if role == EXPLORER else "regenerator")
         return Expected(modules=bound, digest=digest)
 
 
@@ -172,9 +172,9 @@ def test_a_merged_policy_goes_for_the_learner_and_comes_back_bit_for_bit(tiny_pi
         assert card.load(REGENERATOR, made) == Expected(modules=bound, digest=digest)
         assert differing(card.regenerator, copies(separate)) == set()
         assert differing(card.regenerator, base) == touched
-        card.shared.enter("learner")
+        card.shared.bring_weights_for("learner")
         assert differing(card.learner, base) == set()
-        card.shared.enter("regenerator")
+        card.shared.bring_weights_for("regenerator")
         assert differing(card.regenerator, copies(separate)) == set()
 
 
@@ -185,9 +185,9 @@ def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each
     ours = settings(tiny_pipeline, tier, dtype)
     card = Card(ours)
     assert_explores_as(card.explorer, alone(ours, tier))
-    card.shared.enter("learner")
+    card.shared.bring_weights_for("learner")
     assert is_freed(card.explorer) == {True}
-    card.shared.enter("explorer")
+    card.shared.bring_weights_for("explorer")
     assert_explores_as(card.explorer, alone(ours, tier))
     for number in range(4):
         packed = revision(ours, number, pack=True)
@@ -200,9 +200,9 @@ def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each
         card.load(REGENERATOR, made)
         assert_explores_as(card.explorer, separate)  # they take turns within an iteration
         for other in ("learner", "encoder"):
-            card.shared.enter(other)  # type: ignore[arg-type]
+            card.shared.bring_weights_for(other)  # type: ignore[arg-type]
             assert is_freed(card.explorer) == {True}
-            card.shared.enter("explorer")
+            card.shared.bring_weights_for("explorer")
             assert_explores_as(card.explorer, separate)
 
 
@@ -227,7 +227,7 @@ def test_a_manifest_is_enough_where_the_learner_holds_its_factors(tiny_pipeline:
         for receiver in (card.explores, card.regenerates):
             with pytest.raises(Unusable, match="revision-000001 came without its factors"):
                 card.shared.apply(receiver, short)
-    card.shared.enter("explorer")
+    card.shared.bring_weights_for("explorer")
     assert_explores_as(card.explorer, alone(ours, "nvfp4-emulated"))  # nothing has changed
     card.shared.factors = lambda policy: factors(ours, 1)
     for role, receiver in ((EXPLORER, card.explores), (REGENERATOR, card.regenerates)):
@@ -247,8 +247,8 @@ def test_layers_that_are_made_ahead_of_a_revision_end_with_it_or_with_the_one_be
         layers = quantized_layers(card.explorer)
         assert {path for path, layer in layers.items() if is_freed(layer) == {False}} == layers.keys() - touched
         if number == 2:  # another role's call comes first, and the explorer's next one before the revision
-            card.shared.enter("regenerator")
-            card.shared.enter("explorer")
+            card.shared.bring_weights_for("regenerator")
+            card.shared.bring_weights_for("explorer")
             assert_explores_as(card.explorer, before)
             card.publish(number)
             card.shared.prepare()
@@ -278,21 +278,21 @@ def test_frozen_weights_leave_while_their_copies_explore_and_come_back_bit_for_b
     for role in ("regenerator", "learner"):
         assert away() == frozen
         assert_explores_as(card.explorer, separate)
-        card.shared.enter("encoder")
+        card.shared.bring_weights_for("encoder")
         assert away() == frozen
         assert is_freed(card.explorer) == {True}
         if role == "learner":  # else the frozen weights come back from there
-            card.shared.enter("explorer")
+            card.shared.bring_weights_for("explorer")
             assert away() == frozen
             assert_explores_as(card.explorer, separate)
         if role == "regenerator":
             card.load(REGENERATOR, made)
         else:
-            card.shared.enter("learner")
+            card.shared.bring_weights_for("learner")
         assert away() == set()
         assert is_freed(card.explorer) == {True}
         assert differing(card.learner, base) == (touched if role == "regenerator" else set())
-        card.shared.enter("explorer")
+        card.shared.bring_weights_for("explorer")
     card.shared.leave("explorer")
     assert away() == set()
 
@@ -323,7 +323,7 @@ def test_a_weight_that_comes_back_altered_ends_the_run_by_its_name(tiny_pipeline
     host, _ = card.shared._explored.frozen._host["proj_out"]
     host.view(torch.uint8)[0, 0] ^= 1  # as memory that is damaged does
     with pytest.raises(RunError, match="proj_out came back to the device altered"):
-        card.shared.enter("regenerator")
+        card.shared.bring_weights_for("regenerator")
 
 
 # Roles that leave
@@ -340,7 +340,7 @@ def test_a_role_that_leaves_frees_its_own_tensors_and_another_begins_as_new(tiny
     card.shared.leave("regenerator")
     assert differing(card.learner, base) == set()
     for role in ("regenerator", "learner"):
-        card.shared.enter(role)  # type: ignore[arg-type]
+        card.shared.bring_weights_for(role)  # type: ignore[arg-type]
         assert differing(card.learner, base) == set()
     successor = card._tree()
     _, receiver = card.shared.quantized(successor, ours)
@@ -357,7 +357,7 @@ def test_a_role_that_starts_while_a_policy_is_merged_finds_the_base(tiny_pipelin
     assert differing(newcomer, base) == set()
     publisher = Publisher.for_model(newcomer, ours, tier="nvfp4-emulated")
     assert publisher.build(1, factors(ours, 1)).manifest == made.manifest
-    card.shared.enter("regenerator")
+    card.shared.bring_weights_for("regenerator")
     separate = alone(ours)
     Receiver(separate).apply(factors_of(made))
     assert differing(card.regenerator, copies(separate)) == set()

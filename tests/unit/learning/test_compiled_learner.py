@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from solrl_ray import models
-from solrl_ray.config import compiled_learner, continuation
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Compile, Config
 from solrl_ray.errors import UserError
@@ -26,6 +26,7 @@ from solrl_ray.planning.update import passes
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import PromptEmbedding, SampleGroup
+from solrl_ray.storage import continuation
 from tests.support import families, tiny
 from tests.support.learning import config as learning_config
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from solrl_ray.config import named
-from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import load_with_sources, to_yaml
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
@@ -19,6 +18,7 @@ from solrl_ray.evaluation.request import evaluation_config, free_folder, obstacl
 from solrl_ray.records import Prompt
 from solrl_ray.report.comparison import Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
+from solrl_ray.storage.continuation import FORMAT
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.made_checkpoints import small_state as state

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from solrl_ray.records import Pruning, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.rollout.groups import assemble
 from solrl_ray.rollout.selection import PromptSelection, SelectionRule
-from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import unit_entry, unit_result

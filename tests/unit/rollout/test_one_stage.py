@@ -13,7 +13,7 @@ import torch
 
 from actors.workers.selector import Ack, Selector
 from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
-from solrl_ray.scheduling.groups import assemble
+from solrl_ray.rollout.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 

@@ -13,12 +13,12 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
 from solrl_ray.storage import checkpoints
 from solrl_ray.storage.checkpoints import Uploader, filesystem, retained
+from solrl_ray.storage.continuation import FORMAT
 from solrl_ray.storage.resume import resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs

@@ -9,13 +9,14 @@ from threading import Barrier
 import pytest
 import torch
 
-from solrl_ray.config import compiled_learner, continuation
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleGroup, SampleShape, Trajectory
 from solrl_ray.report.data import read_run
 from solrl_ray.scheduling.iteration_state import group_digest
+from solrl_ray.storage import continuation
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
 from tests.support import made_runs

@@ -11,8 +11,6 @@ from torch import nn
 
 from solrl_ray import models
 from solrl_ray.cli import main
-from solrl_ray.config import continuation
-from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -20,6 +18,8 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
+from solrl_ray.storage import continuation
+from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.storage.resume import resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.storage.warm_start import factor_shapes, warm_start

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources, load, load_with_sources
 from solrl_ray.errors import UserError
+from solrl_ray.storage import continuation
 from tests.support.sentences import names
 
 
