@@ -160,7 +160,9 @@ class Dispatcher:
         """Give waiting units to free slots, the least busy workers first."""
         found: list[Assignment] = []
         for place, queue in list(self._queues.items()):
-            while (entry := self._next_unit(queue)) is not None and (worker := self._next_slot(place)) is not None:
+            while (entry := self._next_unit(place, queue)) is not None and (
+                worker := self._next_slot(place)
+            ) is not None:
                 heapq.heappop(queue)
                 found.append(self._give(worker, entry))
             if not queue:
@@ -188,11 +190,11 @@ class Dispatcher:
         if mine.holds is not None and len(mine.units) < self._max_inflight:
             heapq.heappush(self._free[mine.pool, mine.holds], (len(mine.units), worker))
 
-    def _next_unit(self, queue: list[tuple[Order, str]]) -> _Entry | None:
+    def _next_unit(self, place: tuple[str, Held], queue: list[tuple[Order, str]]) -> _Entry | None:
         """The first waiting unit, which stays in its queue."""
         while queue:
             entry = self._entries.get(queue[0][1])
-            if entry is not None and not entry.worker and entry.order == queue[0][0]:
+            if entry is not None and not entry.worker and (entry.place, entry.order) == (place, queue[0][0]):
                 return entry
             heapq.heappop(queue)
         return None

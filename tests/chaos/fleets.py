@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from actors.cluster.rpc import Callee
-from actors.dispatch.unit_router import Answer, Owner
+from actors.dispatch.unit_router import Call
 from actors.fleet.actor_factory import Actor
 from actors.fleet.fleet import Fleet
 from actors.fleet.pool import Pool
@@ -38,7 +38,7 @@ from tests.support.small import small_config
 
 Failure = Callable[[], Exception]
 """Makes the error: Ray takes one of its own errors among an actor's arguments for a lost argument."""
-_NUMBERS = itertools.count()
+_ORDERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +149,6 @@ def revision(number: int, policy: Policy = "old") -> Publication:
     return weight_sync.publication(assemble([shard], weight_sync.LORA, factors))
 
 
-class Batch(Owner):
-    """Wants units done, and keeps the answers."""
-
-    def __init__(self, *arguments: Any) -> None:
-        """`arguments`: of each call, after the unit."""
-        self._arguments = arguments
-        self.batch = f"the batch {next(_NUMBERS)}"
-        self.answers: dict[str, str] = {}
-        """Unit → who did it."""
-
-    def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
-        return "explore", (unit, *self._arguments), 1
-
-    async def judge(self, answer: Answer) -> None:
-        self.answers[answer.unit.id] = answer.worker
-
-
 @dataclass
 class Scene:
     """A fleet, and what is told of it."""
@@ -174,6 +157,11 @@ class Scene:
     telemetry: Telemetry
     world: RayWorld
     config: Config
+    tasks: Tasks
+    answers: dict[str, str] = field(default_factory=dict)
+    """Unit that was asked for → who did it."""
+    requeued: int = 0
+    """How often those units went to another worker."""
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -181,17 +169,21 @@ class Scene:
 
     @property
     def explorers(self) -> Pool:
-        return self.fleet.explorers["explorers"]
+        return self.fleet.explorers
 
     def describe(self) -> dict[str, str]:
         """Explorer → what it does."""
         return {name: worker.describe() for name, worker in self.explorers.workers.items()}
 
-    def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> Batch:
-        """Of the explorers; `arguments` as of `Batch`."""
-        batch = Batch(*arguments)
-        self.fleet.router.request(batch, wanted, "explorers")
-        return batch
+    def ask(self, wanted: Iterable[WorkUnit], *arguments: Any) -> None:
+        """Of the explorers, in this order; `arguments`: of each call, after the unit. An error ends the run."""
+        for unit in wanted:
+            self.tasks.start(self._request(unit, Call("explore", (unit, *arguments))), unit.id)
+
+    async def _request(self, unit: WorkUnit, call: Call) -> None:
+        reply = await self.fleet.router.request(unit, call, pool="explorers", order=(next(_ORDERS),))
+        self.answers[unit.id] = reply.worker
+        self.requeued += reply.requeued
 
     def ready(self, pool: Pool | None = None) -> list[str]:
         return [name for name, each in (pool or self.explorers).workers.items() if each.describe() == "ready"]
@@ -225,4 +217,4 @@ async def opened(
         tasks.start(telemetry.keep_writing(), "writing metrics")
         fleet = Fleet(config, there, tasks, telemetry)
         fleet.open()
-        yield Scene(fleet, telemetry, there, config)
+        yield Scene(fleet, telemetry, there, config, tasks)

@@ -17,7 +17,7 @@ from actors.cluster import termination
 from actors.fleet import worker
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.fleet import Deadlines
-from solrl_ray.errors import NotFiniteError, RunError, UserError
+from solrl_ray.errors import NotFiniteError, RewardError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
@@ -44,16 +44,16 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
         async with opened(tmp_path, Broken, *strict) as scene:
             await scene.publish(EXPLORER, revision(0))
             fine, first, second, never = units(4)
-            batch = scene.ask([fine])
-            await until(lambda: batch.answers)
-            scene.fleet.router.request(batch, [first, second], "explorers")
-            await until(lambda: len(batch.answers) == 3)
-            assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
+            scene.ask([fine])
+            await until(lambda: scene.answers)
+            scene.ask([first, second])
+            await until(lambda: len(scene.answers) == 3)
+            assert scene.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
             reason = "NaN in explore/0/p1/0-0"
             assert f"{first.describe()} is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
             assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
             assert scene.fleet.replacements.left == 1
-            scene.fleet.router.request(batch, [never], "explorers")
+            scene.ask([never])
             await until(lambda: False)
 
     refused = r"^explore \(iteration 1, prompt p3, .*\) was refused from explorer-0\.1 and from explorer-0\.2: NaN in "
@@ -210,18 +210,18 @@ class Hangs(Worker):
 @pytest.mark.parametrize("kind", [Crashes, Hangs])
 def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind: type[Worker], tmp_path: Path) -> None:
     seconds = patience(3.0)
-    settings = ("fleet={explorers: {count: 2}, max_inflight: 2, max_replacements: 1, hedge: 0}",)
+    settings = ("fleet={explorers: {count: 2}, max_inflight: 2, max_replacements: 1}",)
 
     async def test() -> None:
         async with opened(tmp_path, kind, *settings, f"fleet.deadlines.explore={seconds}") as scene:
             await scene.publish(EXPLORER, revision(0))
             await until(lambda: len(scene.ready()) == 2)
             asked = units(6)
-            batch = scene.ask(asked)
-            await until(lambda: len(batch.answers) == 6)
-            assert set(batch.answers) == {unit.id for unit in asked}
-            assert "explorer-0" not in batch.answers.values()
-            assert scene.fleet.router.requeued(batch) == 2
+            scene.ask(asked)
+            await until(lambda: len(scene.answers) == 6)
+            assert set(scene.answers) == {unit.id for unit in asked}
+            assert "explorer-0" not in scene.answers.values()
+            assert scene.requeued == 2
             assert "2 units of explorer-0 go to others" in scene.said
             reason = "its worker is gone: " if kind is Crashes else f"{asked[0].describe()} passed its deadline of "
             assert any(message.startswith(f"explorer-0 was lost ({reason}") for message in scene.said)
@@ -271,9 +271,9 @@ def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(
         async with opened(tmp_path, Told, "fleet.max_inflight=2", "fleet.max_replacements=0") as scene:
             await scene.publish(EXPLORER, revision(0))
             first, second = units(2)
-            batch = scene.ask([first, second])
-            await until(lambda: len(batch.answers) == 2)
-            assert batch.answers == {first.id: "explorer-0", second.id: "explorer-0.1"}
+            scene.ask([first, second])
+            await until(lambda: len(scene.answers) == 2)
+            assert scene.answers == {first.id: "explorer-0", second.id: "explorer-0.1"}
             told = "{0} was lost ({0} was told to end by SIGTERM); {1} takes its place"
             assert told.format("explorer-0", "explorer-0.1") in scene.said
             idle = scene.explorers.workers["explorer-0.1"].actor.handle
@@ -282,6 +282,44 @@ def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(
             assert told.format("explorer-0.1", "explorer-0.2") in scene.said
 
     run(test)
+
+
+class Errs(Slow):
+    """Every one but the first raises an error of its unit."""
+
+    def explore(self, unit: WorkUnit, gate: Path) -> Explored:  # type: ignore[override]
+        answer = super().explore(unit, gate)
+        if self._name != "explorer-0":
+            raise RewardError(f"no tokenizer for {unit.prompt_id}")
+        return answer
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_error_of_a_unit_ends_the_run_except_that_of_who_leaves_whose_unit_goes_to_others(
+    leaves: bool, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        settings = ("fleet={explorers: {count: 2}, max_inflight: 1, max_replacements: 0}",)
+        async with opened(tmp_path, Errs, *settings) as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(lambda: len(scene.ready()) == 2)
+            first, second = units(2)
+            scene.ask([first, second], tmp_path / "gate")
+            await until(lambda: scene.describe() == {"explorer-0": "explore p0", "explorer-1": "explore p1"})
+            if leaves:
+                assert scene.explorers.resize(1) == ["explorer-1"]
+            (tmp_path / "gate").touch()
+            await until(lambda: len(scene.answers) == 2)
+            assert scene.answers == {first.id: "explorer-0", second.id: "explorer-0"}
+            assert scene.requeued == 1
+            assert "explorer-1 was lost (no tokenizer for p1); it was leaving" in scene.said
+            assert "1 units of explorer-1 go to others" in scene.said
+
+    if leaves:
+        run(test)
+        return
+    with pytest.raises(RewardError, match=r"^no tokenizer for p1$"):
+        run(test)
 
 
 def placed(name: str) -> Actor:
@@ -297,7 +335,8 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
             await until(scene.ready)
             pool._deadlines = Deadlines(start=1.0)  # of those who have no place yet
             (unit, other) = units(2)
-            batch = scene.ask([unit], tmp_path / "gate")
+            scene.ask([unit], tmp_path / "gate")
+            await until(lambda: scene.describe()["explorer-0"] == "explore p0")
             pool.resize(3)
             for name in ("explorer-1", "explorer-2"):
                 await scene.says(f"{name} has found no place for 1 s, and waits; at work: 1")
@@ -306,12 +345,11 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
             await scene.says("explorer-2 has left")
             assert pool.leave_nodes([pool.workers["explorer-0"].node]) == [("explorer-0", "explorer-0.1")]
             assert scene.describe()["explorer-0"] == "explore p0, then leaves"
-            more = scene.ask([other], tmp_path / "gate")  # not for who leaves
+            scene.ask([other], tmp_path / "gate")  # not for who leaves
             await asyncio.sleep(0.2)
             (tmp_path / "gate").touch()
             await scene.says("explorer-0 has left")
-            assert batch.answers == {unit.id: "explorer-0"}
-            assert not more.answers
+            assert scene.answers == {unit.id: "explorer-0"}
             await until(lambda: False)
 
     said = r"^explorer-1, explorer-0\.1 found no room in the cluster within 1 s .* no other worker of the pool is left"

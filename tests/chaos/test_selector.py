@@ -119,7 +119,8 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             assert await line.wanted() == ids(opened.units[1:])  # it was journaled, and not acknowledged
             regenerate: list[WorkUnit] = []
             for unit in opened.units[1:]:
-                regenerate += (await line.bring(result(unit))).units
+                ack = await line.bring(result(unit))
+                regenerate += [ack.chosen] if ack.chosen is not None else []
             assert [(unit.prompt_id, unit.indices) for unit in regenerate] == [("beef", (1, 0)), ("cafe", (3, 1))]
             groups = [ray.put(group_of(unit)) for unit in regenerate]
             assert await line.bring_group(groups[0]) == Ack()
@@ -164,7 +165,9 @@ def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path:
             first, second, *_ = (await line.client.open(PLAN)).units
             line.client._seconds = 1.0  # it has started: a start takes longer
             acknowledged = [line.bring(result(each)) for each in (second, first)]
-            assert ids((await acknowledged[1]).units) == ["regenerate/4/beef/1-0"]
+            chosen = (await acknowledged[1]).chosen
+            assert chosen is not None
+            assert chosen.id == "regenerate/4/beef/1-0"
             assert await acknowledged[0] == Ack()
             late = "the selector's answer to accept failed: no answer within its deadline of 1 s"
             assert line.said == [f"the selector is restarted and replays its journal ({late})"]
@@ -186,7 +189,7 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
             line = Line(tmp_path, tasks, Unwritten)
             units = (await line.client.open(PLAN)).units
             acks = await asyncio.gather(*[line.bring(result(unit)) for unit in units])
-            of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
+            of_beef, of_cafe = [ack.chosen for ack in acks if ack.chosen is not None]
             for unit in (of_beef, of_cafe):
                 assert await line.bring_group(ray.put(group_of(unit))) == Ack()
             # The selector dies before it writes, and one of the groups is on a node that goes at the same time.

@@ -220,7 +220,6 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     fleet = (
         "fleet.explorers.count=2",
         "fleet.max_replacements=20",
-        "fleet.hedge=0",
         f"fleet.deadlines.explore={patience(8.0)}",
     )
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again

@@ -1,4 +1,4 @@
-"""Whole runs with a GPU: explorers of two kinds of devices."""
+"""Whole runs with a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.quantization import capability
 from solrl_ray.report.data import read_run
 from tests.support.small import digests, folder, small_config
-from tests.system.test_other_explorers import brought
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,11 +28,6 @@ EACH_A_CARD = (
     f"fleet={{explorers: {WHOLE}, regenerators: {WHOLE}, learners: {{threads: 1, num_gpus: 1}}}}",
 )
 ONE_CARD = (*EACH_A_CARD, "fleet.placement=colocated")
-GPU_AND_CPU = (
-    "fleet.explorers={{count: {count}, num_gpus: {share}}}",
-    "fleet.regenerators={{count: {count}, num_gpus: {share}}}",
-    "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: 1}}]",
-)
 IN_FP8 = ("model.dtype=bfloat16", "rollout.explore={steps: 2, precision: fp8}")
 
 has_fp8 = pytest.mark.skipif(
@@ -56,14 +50,3 @@ def test_pruned_previews_rank_the_same_with_one_explorer_and_with_two(tmp_path: 
     }
     assert digests(runs[2]) == digests(runs[1])
     assert sum(record.dropped for record in read_run(folder(runs[1])).iterations) == 3 * 3 * 2
-
-
-def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_path: Path) -> None:
-    runs = {}
-    for count, share in ((1, 0.4), (2, 0.2)):
-        settings = [*UNCOMPILED, *(setting.format(count=count, share=share) for setting in GPU_AND_CPU)]
-        runs[count] = trained(tmp_path, f"kinds-{count}", *settings)
-    classes = {(kind, score_class) for _, kind, score_class in brought(runs[1])}
-    assert len(classes) == len({score_class for _, score_class in classes}) == 2
-    assert sorted(brought(runs[2])) == sorted(brought(runs[1]))
-    assert digests(runs[2]) == digests(runs[1])

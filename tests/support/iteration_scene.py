@@ -12,7 +12,7 @@ import torch
 
 from actors.dispatch.open_iteration import OpenIteration
 from actors.dispatch.selector_client import SelectorClient
-from actors.dispatch.unit_router import UnitRouter
+from actors.dispatch.unit_router import Call, UnitRouter
 from actors.workers.selector import Selector
 from actors.world import Sent, Tasks
 from solrl_ray.config.fleet import FleetConfig
@@ -98,10 +98,9 @@ class Hand:
         self.name, self.pool = name, pool
         self.given: list[WorkUnit] = []
 
-    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-        assert (batch, method) == (f"iteration {unit.iteration}", unit.stage)
-        assert arguments == (unit, Prompt(id=unit.prompt_id, text=""), f"embedding of {unit.prompt_id}")
-        assert parts == (2 if unit.stage in ("sample", "regenerate") else 1)
+    def give(self, unit: WorkUnit, call: Call) -> None:
+        arguments = unit, Prompt(id=unit.prompt_id, text=""), f"embedding of {unit.prompt_id}"
+        assert call == Call(unit.stage, arguments, 2 if unit.stage in ("sample", "regenerate") else 1)
         self.given.append(unit)
 
 
@@ -114,7 +113,7 @@ class Scene:
         self.watching = Watching()
         self.retired: list[str] = []
         fleet, told = FleetConfig(max_inflight=9, strikes=2), cast(Any, self.watching)
-        self.router = UnitRouter(self.world, tasks, fleet, told, lambda name, _: self.retired.append(name))
+        self.router = UnitRouter(self.world, fleet, told, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
             self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
         )
@@ -147,7 +146,7 @@ class Scene:
         units, hand.given = hand.given, []
         for unit in units:
             value, large = answer_to(unit, hand.name)
-            self.router.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
+            self.router.answered(hand, unit, value, Reference(large, lost=lost))
         await settled()
 
 

@@ -46,7 +46,7 @@ def explore(selector: Selector, units: tuple[WorkUnit, ...]) -> tuple[WorkUnit, 
     """Bring results one by one; returns the units that they lead to."""
     acks = [ack for unit in units for ack in selector.accept([result(unit)])]
     assert not any(ack.refused or ack.differs for ack in acks)
-    return tuple(unit for ack in acks for unit in ack.units)
+    return tuple(ack.chosen for ack in acks if ack.chosen is not None)
 
 
 def on_disk(selector: Selector, group: SampleGroup) -> Outcome:

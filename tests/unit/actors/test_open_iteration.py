@@ -6,16 +6,17 @@ import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actors.controller import Controller
 from actors.dispatch.open_iteration import RolloutResult, StageClock
 from actors.dispatch.rollouts import Rollouts
+from actors.overlap import Overlap
 from actors.workers.selector import Selector
 from actors.world import Tasks
-from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.errors import RewardError, RunError, WorkerGone
 from tests.support.iteration_scene import PLAN, Reference, Scene, answer_to, ids, is_finished, samples, scene, settled
 from tests.support.small import small_config
 
@@ -66,15 +67,6 @@ async def test_units_go_from_explorers_to_regenerators_until_every_prompt_has_it
 
 
 @scene
-async def test_each_kind_of_explorers_is_given_the_units_of_its_prompts(scene: Scene) -> None:
-    await scene.begin(replace(PLAN, kinds=("l40s", "")))
-    plain = await scene.worker("explorer-0", "explorers")
-    other = await scene.worker("explorer_l40s-0", "explorers_l40s")
-    assert {unit.prompt_id for unit in plain.given} == {"cafe"}
-    assert {unit.prompt_id for unit in other.given} == {"beef"}
-
-
-@scene
 async def test_an_iteration_goes_before_the_next(scene: Scene) -> None:
     this = await scene.begin(PLAN)
     ahead = await scene.begin(replace(PLAN, iteration=5, revision=5, staleness=1))
@@ -99,14 +91,14 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     explorer = await scene.worker("explorer-0", "explorers")
     first, second, *_ = explorer.given
     value, _ = answer_to(first, explorer.name)
-    scene.router.answered(explorer, second, this.batch, value, None)
+    scene.router.answered(explorer, second, value, None)
     await settled()
     assert scene.watching.said[0].startswith(
         f"{second.describe()} is repeated; strike 1 of 2 for explorer-0: "
         f"explorer-0 was given {second.describe()} of revision 4 and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
-    scene.router.answered(explorer, first, this.batch, wrong, None)
+    scene.router.answered(explorer, first, wrong, None)
     await settled()
     assert "strike 2 of 2 for explorer-0: refused a result of explorer-0" in scene.watching.said[1]
     assert scene.retired == ["explorer-0"]
@@ -161,7 +153,7 @@ def test_samples_that_are_made_again_with_other_bytes_end_the_run(tmp_path: Path
             unit = explorer.given[0]
             value, large = answer_to(unit, explorer.name)
             other = replace(value, samples_digest="other bytes")
-            scene.router.answered(explorer, unit, "iteration 4", other, Reference(large))
+            scene.router.answered(explorer, unit, other, Reference(large))
             await settled()
 
     with pytest.raises(RunError, match=r"brought other bytes for sample .* than explorer-0, whose samples are lost"):
@@ -190,7 +182,7 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     before = Selector(scene.world._folder)
     first, second, third, _ = before.open(PLAN).units
     (_, ack, _) = before.accept([answer_to(unit, "explorer-0")[0] for unit in (first, second, third)])
-    before.accept_groups(samples(ack.units[0]))
+    before.accept_groups(samples(ack.chosen))
     before._of(4).settle(wait=True)
     this = await scene.begin()
     assert (this.candidates, list(this.groups), this.rewards) == (6, ["beef"], {"beef": (0.6, 0.1)})
@@ -202,6 +194,79 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     await scene.answer(regenerator)
     assert is_finished(this)
     assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+
+@pytest.mark.parametrize("loses", ["", "explore/4/beef/0-1"])
+def test_a_group_from_before_a_resume_is_not_made_again_after_exploring_ahead(tmp_path: Path, loses: str) -> None:
+    """It comes with the policy that made it; its prompt may be explored until then, if the journal has lost a line."""
+    ahead = replace(PLAN, staleness=1)
+
+    async def acted() -> None:
+        before = Selector(tmp_path)
+        units = before.open(ahead).units
+        acks = before.accept([answer_to(unit, "explorer-0")[0] for unit in units])
+        before.revise(4, "bb")
+        of_beef, _ = [ack.chosen for ack in acks if ack.chosen is not None]
+        before.accept_groups(samples(of_beef))
+        before._of(4).settle(wait=True)
+        if loses:
+            journal = next(tmp_path.rglob("*.jsonl"))
+            header, first, *others = journal.read_bytes().splitlines(keepends=True)
+            assert b'"beef"' in first
+            journal.write_bytes(b"".join([header, *others]))
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(ahead)
+            assert this.groups == {}  # it is not known yet what regenerates
+            explorer = await scene.worker("explorer-0", "explorers", ("old", 3))
+            assert ids(explorer.given) == [loses] * bool(loses)
+            await scene.answer(explorer)
+            assert this.explored.is_set()
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            assert regenerator.given == []
+            this.revised(await scene.selector.revise(4, "bb"))
+            await settled()
+            assert this.rewards == {"beef": (0.6, 0.1)}
+            assert ids(regenerator.given) == ["regenerate/4/cafe/3-1"]
+            await scene.answer(regenerator)
+            assert is_finished(this)
+            assert (await this.finish()).rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+    asyncio.run(acted())
+
+
+@scene
+async def test_units_of_a_lost_worker_are_counted_with_those_whose_answers_were_refused(scene: Scene) -> None:
+    this = await scene.begin()
+    gone = await scene.worker("explorer-0", "explorers")
+    await scene.worker("explorer-1", "explorers")
+    assert scene.router.lost(gone.name) == 4
+    await settled()
+    other = await scene.worker("explorer-0.1", "explorers")
+    assert other.given == []  # explorer-1 has them
+    scene.router.lost("explorer-1")
+    await settled()
+    value, _ = answer_to(other.given[0], other.name)
+    refused = other.given.pop(0)
+    scene.router.answered(other, refused, replace(value, rewards=(float("nan"), 0.5)), None)
+    await settled()
+    assert other.given[-1] == refused
+    await scene.answer(other)
+    await scene.answer(await scene.worker("regenerator-0", "regenerators"))
+    assert (await this.finish()).requeued == 4 + 4 + 1
+
+
+def test_an_error_of_a_unit_ends_the_run(tmp_path: Path) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            await scene.begin()
+            explorer = await scene.worker("explorer-0", "explorers")
+            scene.router.failed(explorer, explorer.given[0], RewardError("no tokenizer"))
+            await settled()
+
+    with pytest.raises(RewardError, match=r"^no tokenizer$"):
+        asyncio.run(acted())
 
 
 @scene
@@ -317,16 +382,14 @@ def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_n
         async with Tasks() as tasks:
             scene = Scene(tmp_path, tasks)
             this = await scene.begin(plan)
-            controller = Controller(small_config(tmp_path, "run"), tmp_path, scene.world)
             offered: list[tuple[Any, ...]] = []
 
             class Learners:
                 def offer(self, *arguments: Any) -> None:
                     offered.append(arguments)
 
-            parts: Any = controller._components
-            parts.rollouts, parts.learners = {4: this}, Learners()
-            tasks.start(controller._offer(4), "offering")
+            run: Any = SimpleNamespace(config=small_config(tmp_path, "run"), rollouts={4: this}, learners=Learners())
+            tasks.start(Overlap(run, tasks)._offer(4), "offering")
             sizes, said = [2] * 4, []
             for key in "bacd":
                 this._give_to_learner(key, (1.0, 0.0), key.upper())

@@ -31,22 +31,26 @@ from tests.support.selecting import (
 )
 
 
-def test_an_acknowledgement_says_which_units_are_wanted_because_of_it(tmp_path: Path) -> None:
+def test_an_acknowledgement_says_which_seeds_were_chosen_because_of_it(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
     first, second, third, fourth = selector.open(PLAN).units
     assert selector.accept([result(second)]) == [Ack()]
     assert ids(selector.wanted(4)) == [POOL[0], *POOL[2:]]
     (ack,) = selector.accept([result(first)])
-    assert ids(ack.units) == [OF_BEEF]
     assert selector.accept([result(first)]) == [ack]  # the acknowledgement may have been lost
-    (regenerate,) = ack.units
+    regenerate = ack.chosen
+    assert regenerate is not None
+    assert regenerate.id == OF_BEEF
     assert (regenerate.stage, regenerate.revision, regenerate.indices) == ("regenerate", 4, (1, 0))
     assert ids(selector.wanted(4)) == [OF_BEEF, *POOL[2:]]
     assert selector.accept_groups(group_of(regenerate)) == [Ack()]
+    assert selector.accept([result(first)]) == [Ack()]  # nothing is left to be done for its prompt
     nothing, last = selector.accept([result(third), result(fourth)])
-    assert (nothing, ids(last.units)) == (Ack(), [OF_CAFE])
+    assert nothing == Ack()
+    assert last.chosen is not None
+    assert last.chosen.id == OF_CAFE
     assert ids(selector.wanted(4)) == [OF_CAFE]
-    assert selector.accept_groups(group_of(last.units[0])) == [Ack()]
+    assert selector.accept_groups(group_of(last.chosen)) == [Ack()]
     assert selector.wanted(4) == ()
     assert selector.close(4).counts.groups == 2
 
@@ -84,7 +88,7 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_stays_wanted(tmp
     for answer in wrong:
         (ack,) = selector.accept([answer])
         assert ack.refused.startswith("refused a result of explorer-0: ")
-        assert ack.units == ()
+        assert ack.chosen is None
     assert selector.wanted(4) == units
     assert entries(selector) == ["open"]
 
@@ -97,12 +101,13 @@ def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as
     one_by_one = [alone.accept([each])[0] for each in results]
     wrong = replace(results[2], rewards=(0.5, float("nan")))
     acks = together.accept([*results[:2], wrong, *results[2:], results[0]])
-    assert [ack.units for ack in acks] == [
-        each.units for each in [*one_by_one[:2], Ack(), *one_by_one[2:], one_by_one[1]]
+    assert [ack.chosen for ack in acks] == [
+        each.chosen for each in [*one_by_one[:2], Ack(), *one_by_one[2:], one_by_one[1]]
     ]
     assert [bool(ack.refused) for ack in acks] == [False, False, True, False, False, False]
     assert "refused a result of explorer-0" in acks[2].refused
-    groups = [group_of(unit) for ack in one_by_one for unit in ack.units]
+    groups = [group_of(ack.chosen) for ack in one_by_one if ack.chosen is not None]
+    assert len(groups) == 2
     for group in groups:
         alone.record_group(group)
     stray = replace(groups[0], indices=(3, 2))
@@ -135,7 +140,7 @@ def test_results_that_are_brought_together_wait_for_the_disk_once(
     rewards = [(0.1 * (unit.indices[0] + 1), 0.2) for unit in units]
     results = [replace(result(replace(unit, prompt_id="beef")), unit=unit) for unit in units]
     acks = selector.accept([replace(each, rewards=r) for each, r in zip(results, rewards, strict=True)])
-    assert sum(len(ack.units) for ack in acks) == 50
+    assert sum(ack.chosen is not None for ack in acks) == 50
     assert waits == [1 + 100 + 50]  # all lines are there when it is waited for
 
 

@@ -100,7 +100,7 @@ def test_on_a_card_it_makes_room_before_it_loads_and_whenever_it_encodes(tiny_pi
     said: list[str] = []
 
     class Model:
-        def enter(self, role: str) -> None:
+        def bring_weights_for(self, role: str) -> None:
             said.append(f"{role} with {encoder.living} models")
 
     model: Any = Model()

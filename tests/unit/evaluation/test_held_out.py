@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from actors.cluster.names import namespace
-from actors.dispatch.unit_router import UnitRouter
-from actors.evaluation.evaluator import Evaluation
+from actors.dispatch.unit_router import Call, UnitRouter
+from actors.evaluation.evaluator import score_policy
 from actors.workers.regenerator import Evaluated
-from actors.world import Tasks
+from actors.world import first_error
 from solrl_ray.config.loading import load
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RewardError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES, UNIT_POLICY, evaluation_units
 from solrl_ray.records import Prompt, SampleShape, WorkUnit
+from solrl_ray.scheduling.dispatcher import Held
 from tests.support import made_runs
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-T = TypeVar("T")
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
-REST: dict[str, Any] = {"images": None, "seconds": 0.1, "started": 0.0}
 
 
 def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
@@ -48,41 +47,6 @@ def test_prompts_of_one_shape_share_a_unit_as_far_as_its_micro_batch_has_room_fo
     assert len(evaluation_units(base, prompts, updates=0, policy="real")) == 5
 
 
-def test_a_units_answer_counts_for_each_of_its_prompts() -> None:
-    given: list[tuple[WorkUnit, tuple[Any, ...]]] = []
-
-    class Worker(Regenerator):
-        def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-            given.append((unit, arguments))
-            other = Evaluated(unit=replace(unit, prompt_id="bb", beside=()), rewards=(0.7,), **REST)
-            value = Evaluated(unit=unit, rewards=(0.5,), beside=(other,), **REST)
-            self._router.answered(self, unit, batch, value, None)
-
-    async def scenario(tasks: Tasks) -> Evaluation:
-        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, Said(), lambda worker, why: None)  # type: ignore[arg-type]
-        changes: list[tuple[int, int]] = []
-        one = evaluation(
-            "evaluation",
-            router,
-            PROMPTS,
-            together=True,
-            strict=True,
-            tell=Said().message,
-            changed=lambda done, total: changes.append((done, total)),
-        )
-        router.ready(Worker(router), ("old", 0))
-        one.begin()
-        await one.completed.wait()
-        await one.finish()
-        assert changes == [(2, 2)]
-        return one
-
-    found = in_a_run(scenario)
-    ((unit, arguments),) = given
-    assert arguments == (unit, PROMPTS, 2, "an embedding", "an embedding")
-    assert {prompt_id: one.rewards for prompt_id, one in found.answers.items()} == {"aa": (0.5,), "bb": (0.7,)}
-
-
 def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "demo"
     run.mkdir(parents=True)
@@ -91,33 +55,8 @@ def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: P
     assert namespace(tmp_path / "elsewhere" / "demo") != namespace(run)
 
 
-class Regenerator:
-    """Answers at once; every unit is also answered by a second worker, whose rewards are others."""
-
-    pool, is_alone = "regenerators", False
-
-    def __init__(self, router: UnitRouter) -> None:
-        self.name, self._router = "regenerator-0", router
-
-    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-        (prompt,) = (each for each in PROMPTS if each.id == unit.prompt_id)
-        assert (method, arguments, parts) == ("evaluate", (unit, [prompt], 1, "an embedding"), 1)
-        for name, rewards in (("regenerator-0", (0.5,)), ("regenerator-1", (0.5 if unit.prompt_id == "aa" else 0.7,))):
-            self.name = name
-            value = Evaluated(unit=unit, rewards=rewards, images=None, seconds=0.1, started=0.0)
-            self._router.answered(self, unit, batch, value, None)
-        self.name = "regenerator-0"
-
-
-class Said(list[str]):
-    """Keeps messages; what is told of units is not looked at."""
-
-    def message(self, text: str) -> None:
-        self.append(text)
-
+class Telemetry:
     def unit(self, *seen: Any) -> None: ...
-
-    def struck(self, worker: str) -> None: ...
 
 
 class Clock:
@@ -125,97 +64,102 @@ class Clock:
         return 0.0
 
 
-def evaluation(
-    name: str,
-    router: UnitRouter,
-    prompts: Sequence[Prompt],
-    *,
-    reproducible: bool = True,
-    together: bool = False,
-    **given: Any,
-) -> Evaluation:
-    config = made_runs.config()
-    if together:
-        evaluated = config.evaluation.model_copy(update={"micro_batch": len(prompts) * config.evaluation.samples})
-        config = config.model_copy(update={"evaluation": evaluated})
-    rewards = [reward.model_copy(update={"reproducible": reproducible}) for reward in config.rewards]
-    config, embeddings = config.model_copy(update={"rewards": rewards}), dict.fromkeys(("aa", "bb"), "an embedding")
-    return Evaluation(name, config, prompts, embeddings, router, updates=0, policy="old", **given)
+class Regenerator:
+    """Answers each unit at once: the n-th prompt that it sees scores n."""
+
+    name, pool, is_alone = "regenerator-0", "regenerators", False
+
+    def __init__(self) -> None:
+        nothing: Any = Telemetry()
+        clock: Any = Clock()
+        self.router = UnitRouter(clock, made_runs.config().fleet, nothing, lambda worker, why: None)
+        self.given: list[tuple[WorkUnit, Call]] = []
+        self.prompts = 0
+
+    def give(self, unit: WorkUnit, call: Call) -> None:
+        self.given.append((unit, call))
+        found = []
+        for prompt_id in (unit.prompt_id, *unit.beside):
+            self.prompts += 1
+            each = unit if prompt_id == unit.prompt_id else replace(unit, prompt_id=prompt_id, beside=())
+            found.append(Evaluated(unit=each, rewards=(float(self.prompts),), images=None, seconds=0.1, started=0.0))
+        self.router.answered(self, unit, replace(found[0], beside=tuple(found[1:])), None)
 
 
-def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting() -> None:
-    given: list[tuple[WorkUnit, str]] = []
+def scored(
+    held: Held, *, embeddings: Mapping[str, str], at_once: int = 1, **how: Any
+) -> tuple[Regenerator, dict[str, Evaluated], list[tuple[int, int]]]:
+    """A regenerator that scores `PROMPTS`, of which one is pictured; the scores, and the progress."""
+    config, changes = made_runs.config(), list[tuple[int, int]]()
+    evaluated = config.evaluation.model_copy(update={"micro_batch": at_once * config.evaluation.samples, "pictures": 1})
+    config = config.model_copy(update={"evaluation": evaluated})
 
-    class Keeps(Regenerator):
-        def give(self, unit: WorkUnit, batch: str, *arguments: Any) -> None:
-            given.append((unit, batch))
+    async def scenario() -> tuple[Regenerator, dict[str, Evaluated], list[tuple[int, int]]]:
+        worker = Regenerator()
+        worker.router.ready(worker, held)
 
-    async def scenario(tasks: Tasks) -> None:
-        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, Said(), lambda worker, why: None)  # type: ignore[arg-type]
-        worker = Keeps(router)
-        first, second = (
-            evaluation(name, router, PROMPTS[:1], strict=False, tell=Said().message) for name in ("first", "second")
+        def changed(done: int, total: int) -> None:
+            changes.append((done, total))
+
+        asked = score_policy(config, PROMPTS, embeddings, worker.router, updates=0, changed=changed, **how)
+        return worker, await asyncio.wait_for(asked, 60.0), changes
+
+    return asyncio.run(scenario())
+
+
+EMBEDDED = {"aa": "embedding of aa", "bb": "embedding of bb"}
+
+
+def test_each_prompt_is_a_unit_in_their_order_and_the_first_ones_have_their_pictures_sent() -> None:
+    worker, found, changes = scored(("ema", 0), embeddings=EMBEDDED, policy="ema")
+    assert [call for _, call in worker.given] == [
+        Call("evaluate", (unit, [prompt], images, f"embedding of {prompt.id}"))
+        for (unit, _), prompt, images in zip(worker.given, PROMPTS, (1, 0), strict=True)
+    ]
+    assert {(unit.policy, unit.revision) for unit, _ in worker.given} == {("ema", 0)}
+    assert {prompt_id: one.rewards for prompt_id, one in found.items()} == {"aa": (1.0,), "bb": (2.0,)}
+    assert changes == [(1, 2), (2, 2)]
+
+
+def test_a_units_answer_counts_for_each_of_its_prompts() -> None:
+    worker, found, changes = scored(("old", 0), embeddings=EMBEDDED, policy="old", at_once=2)
+    ((unit, call),) = worker.given
+    assert (unit.prompt_id, unit.beside) == ("aa", ("bb",))
+    assert call.arguments == (unit, PROMPTS, 1, "embedding of aa", "embedding of bb")
+    assert {prompt_id: one.rewards for prompt_id, one in found.items()} == {"aa": (1.0,), "bb": (2.0,)}
+    assert all(one.beside == () for one in found.values())
+    assert changes == [(2, 2)]
+
+
+def test_real_pictures_are_scored_by_whoever_holds_the_stated_policy_with_the_embeddings_that_exist() -> None:
+    worker, found, _ = scored(
+        ("old", 0), embeddings={"bb": "embedding of bb"}, policy="real", method="score_reference", holds=("old", 0)
+    )
+    assert {(call.method, unit.policy) for unit, call in worker.given} == {("score_reference", "real")}
+    assert [call.arguments[3:] for _, call in worker.given] == [(), ("embedding of bb",)]
+    assert sorted(found) == ["aa", "bb"]
+
+
+def test_an_error_of_a_prompt_ends_the_evaluation_which_leaves_no_unit_behind() -> None:
+    class Fails(Regenerator):
+        def give(self, unit: WorkUnit, call: Call) -> None:
+            self.given.append((unit, call))
+            self.router.failed(self, unit, RewardError("no tokenizer"))
+
+    async def scenario() -> None:
+        worker = Fails()
+        asked = score_policy(
+            made_runs.config(), PROMPTS, EMBEDDED, worker.router, updates=0, policy="ema", changed=lambda *_: None
         )
-        router.ready(worker, ("old", 0))
-        first.begin()
+        evaluating = asyncio.create_task(asked)
         await asyncio.sleep(0)
-        ((unit, batch),) = given
-        value = Evaluated(unit=unit, rewards=(0.5,), images=None, seconds=0.1, started=0.0)
-        router.answered(worker, unit, batch, value, None)
-        await asyncio.sleep(0)
-        router.not_ready(worker)
-        second.begin()
-        router.answered(worker, unit, batch, value, None)  # of a worker that repeated it
-        await asyncio.sleep(0)
-        assert first.ledger.duplicates == 1
-        router.ready(worker, ("old", 0))
-        await asyncio.sleep(0)
-        assert [unit.id for unit, _ in given[1:]] == [each.id for each in second.units]
+        worker.router.ready(worker, ("ema", 0))
+        with pytest.raises(ExceptionGroup) as caught:
+            await evaluating
+        assert isinstance(first_error(caught.value), RewardError)
+        given = len(worker.given)
+        worker.router.ready(worker, ("ema", 0))
+        await asyncio.sleep(0.01)
+        assert len(worker.given) == given
 
-    in_a_run(scenario)
-
-
-def in_a_run(scenario: Callable[[Tasks], Coroutine[Any, Any, T]]) -> T:
-    async def run() -> T:
-        async with Tasks() as tasks:
-            return await scenario(tasks)
-
-    return asyncio.run(run())
-
-
-def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
-    said = Said()
-
-    async def scenario(tasks: Tasks) -> Evaluation:
-        router = UnitRouter(Clock(), tasks, made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
-        one = evaluation("evaluation", router, PROMPTS, strict=strict, reproducible=reproducible, tell=said.message)
-        router.ready(Regenerator(router), ("old", 0))
-        one.begin()
-        await one.completed.wait()
-        await asyncio.sleep(0)  # second answers
-        await one.finish()
-        return one
-
-    return in_a_run(scenario), said
-
-
-def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:
-    evaluation, said = evaluated()
-    assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
-    assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 1)
-    (sentence,) = said
-    assert sentence.startswith("regenerator-1 has other rewards for evaluate (after 0 updates, prompt bb, ")
-    assert sentence.endswith(" than regenerator-0; the first ones count")
-
-
-def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
-    said = r"^regenerator-1 has other rewards for evaluate \(.* than regenerator-0, and fleet\.strict is true$"
-    with pytest.raises(RunError, match=said):
-        evaluated(strict=True)
-
-
-def test_where_rewards_may_differ_others_are_duplicates_and_end_no_strict_run() -> None:
-    evaluation, said = evaluated(strict=True, reproducible=False)
-    assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 0)
-    assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
-    assert not list(said)
+    asyncio.run(scenario())

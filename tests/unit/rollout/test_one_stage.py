@@ -126,7 +126,7 @@ def explore(selector: Selector, units: Sequence[WorkUnit]) -> dict[str, SampleGr
     for unit in units:
         made[unit.id] = sampled(unit)
         (ack,) = selector.accept([result(unit)])
-        for wanted in ack.units:
+        if (wanted := ack.chosen) is not None:
             rewards, group = selector.assemble(wanted, *[s for s in made.values() if s.prompt_id == wanted.prompt_id])
             assert group.rewards == rewards
     return made
@@ -146,12 +146,13 @@ def test_a_resumed_iteration_wants_the_group_of_what_was_chosen_but_not_yet_stor
     (last,) = opened.units
     assert last.id == "sample/4/cafe/4-5"
     (ack,) = again.accept([result(last)])
-    (wanted,) = ack.units
+    wanted = ack.chosen
+    assert wanted is not None
     assert wanted.indices == (3, 4)
     assert Selector(tmp_path).open(PLAN).units == (wanted,)
     lost = units[4]
     (ack,) = again.accept([result(lost)])  # made again
-    assert ack == Ack(units=(wanted,))
+    assert ack == Ack(chosen=wanted)
     assert again.assemble(wanted, sampled(lost), sampled(last))[0] == (1.0, 0.0)
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
     entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
@@ -202,7 +203,7 @@ def test_a_group_of_scores_that_may_differ_is_read_again_by_its_samples(tmp_path
     selector = Selector(tmp_path)
     for unit in selector.open(ONCE).units:
         (ack,) = selector.accept([first(unit)])
-        for wanted in ack.units:
+        if (wanted := ack.chosen) is not None:
             selector.assemble(wanted, *[sampled(each) for each in ONCE.pool_units_of(wanted.prompt_id)])
     selector.close(4)
     opened = Selector(tmp_path).open(ONCE)

@@ -1,15 +1,13 @@
-"""Which unit goes to which worker: order, revisions, limits, losses, late units, refused answers."""
+"""Which unit goes to which worker: order, revisions, limits, losses, units that are forgotten."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from solrl_ray.scheduling.hedging import ENOUGH, FLOOR
 
-from solrl_ray.errors import RunError
 from solrl_ray.records import WorkUnit
-from solrl_ray.scheduling.dispatcher import HEDGE_LOOK, Dispatcher
+from solrl_ray.scheduling.dispatcher import Dispatcher
 
 OLD = ("old", 0)
 
@@ -20,31 +18,33 @@ def unit(number: int, *, revision: int = 0, policy: str = "old", stage: str = "e
     )
 
 
-def dispatcher(*, max_inflight: int = 2, hedge: float = 0.0) -> Dispatcher:
-    return Dispatcher(max_inflight=max_inflight, hedge=hedge)
+def dispatcher(*units: int, max_inflight: int = 2) -> Dispatcher:
+    """One with explorers' units of these numbers, which are also their orders."""
+    it = Dispatcher(max_inflight=max_inflight)
+    for number in units:
+        it.add(unit(number), pool="explorers", order=(number,))
+    return it
 
 
-def given(it: Dispatcher, now: float = 0.0) -> list[tuple[str, str]]:
-    return [(each.worker, each.unit.prompt_id) for each in it.assign(now)]
+def given(it: Dispatcher) -> list[tuple[str, str]]:
+    return [(each.worker, each.unit.prompt_id) for each in it.assign()]
 
 
 def test_units_go_out_in_order_first_ones_to_all_before_second_ones() -> None:
-    it = dispatcher()
-    it.add([unit(n) for n in range(5)], batch="i", pool="explorers")
+    it = dispatcher(3, 0, 4, 1, 2)
     it.ready("explorer-0", "explorers", OLD)
     it.ready("explorer-1", "explorers", OLD)
     assert given(it) == [("explorer-0", "p000"), ("explorer-1", "p001"), ("explorer-0", "p002"), ("explorer-1", "p003")]
-    assert it.waiting("i") == 1
-    it.answered("explorer-1", unit(1), now=1.0, seconds=1.0)
-    assert given(it, 1.0) == [("explorer-1", "p004")]
+    assert it.waiting() == 1
+    it.answered("explorer-1", unit(1))
+    assert given(it) == [("explorer-1", "p004")]
 
 
 def with_one_that_loads(units: int) -> Dispatcher:
     """As many units, explorer-0, which is ready, and explorer-1, which loads the next revision."""
-    it = dispatcher()
+    it = dispatcher(*range(units))
     it.ready("explorer-1", "explorers", OLD)
     it.not_ready("explorer-1")
-    it.add([unit(n) for n in range(units)], batch="i", pool="explorers")
     it.ready("explorer-0", "explorers", OLD)
     return it
 
@@ -59,13 +59,13 @@ def test_the_last_units_wait_for_workers_that_are_about_to_be_ready() -> None:
 def test_the_last_units_go_to_those_who_are_free_if_nobody_else_comes() -> None:
     it = with_one_that_loads(4)
     assert given(it) == [("explorer-0", "p000"), ("explorer-0", "p001")]
-    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
-    assert given(it, 1.0) == [("explorer-0", "p002")]
-    it.answered("explorer-0", unit(1), now=2.0, seconds=1.0)
-    assert given(it, 2.0) == []  # it has one, and the other is for the one that may come
-    it.answered("explorer-0", unit(2), now=3.0, seconds=1.0)
-    assert given(it, 3.0) == [("explorer-0", "p003")]
-    assert not it.waiting("i")
+    it.answered("explorer-0", unit(0))
+    assert given(it) == [("explorer-0", "p002")]
+    it.answered("explorer-0", unit(1))
+    assert given(it) == []  # it has one, and the other is for the one that may come
+    it.answered("explorer-0", unit(2))
+    assert given(it) == [("explorer-0", "p003")]
+    assert not it.waiting()
 
 
 def test_the_last_units_do_not_wait_for_a_worker_that_is_lost() -> None:
@@ -76,222 +76,189 @@ def test_the_last_units_do_not_wait_for_a_worker_that_is_lost() -> None:
 
 
 def test_a_worker_only_gets_units_of_the_revision_that_it_holds() -> None:
-    it = dispatcher()
-    it.add([unit(0, revision=1)], batch="next", pool="explorers")
-    it.add([unit(1)], batch="now", pool="explorers")
+    it = dispatcher(1)
+    it.add(unit(0, revision=1), pool="explorers", order=(0,))
     it.ready("explorer-0", "explorers", OLD)
     assert given(it) == [("explorer-0", "p001")]
     it.not_ready("explorer-0")
-    it.answered("explorer-0", unit(1), now=1.0, seconds=1.0)
+    it.answered("explorer-0", unit(1))
     assert given(it) == []
     it.ready("explorer-0", "explorers", ("old", 1))
     assert given(it) == [("explorer-0", "p000")]
 
 
 def test_a_pool_does_not_do_the_units_of_another_one() -> None:
-    it = dispatcher()
-    it.add([unit(0)], batch="i", pool="explorers_l40s")
+    it = Dispatcher(max_inflight=2)
+    it.add(unit(0), pool="regenerators", order=(0,))
     it.ready("explorer-0", "explorers", OLD)
     assert given(it) == []
-    it.ready("explorer_l40s-0", "explorers_l40s", OLD)
-    assert given(it) == [("explorer_l40s-0", "p000")]
+    it.ready("regenerator-0", "regenerators", OLD)
+    assert given(it) == [("regenerator-0", "p000")]
 
 
-def test_units_of_a_lower_priority_number_go_first_and_a_batch_says_what_must_be_held() -> None:
-    it = dispatcher()
-    it.add([unit(0, stage="regenerate")], batch="i", pool="regenerators", priority=1)
-    it.add([unit(1, stage="regenerate")], batch="i", pool="regenerators")
-    it.add([unit(2, policy="real", stage="evaluate")], batch="e", pool="regenerators", holds=OLD, priority=2)
+def test_units_of_a_lower_order_go_first_and_a_request_may_say_what_must_be_held() -> None:
+    it = Dispatcher(max_inflight=2)
+    it.add(unit(0, stage="regenerate"), pool="regenerators", order=(5, 0, 1))
+    it.add(unit(1, stage="regenerate"), pool="regenerators", order=(4, 7, 0))
+    real = unit(2, policy="real", stage="evaluate")
+    it.add(real, pool="regenerators", order=(9,), holds=OLD)
     it.ready("regenerator-0", "regenerators", OLD)
     assert given(it) == [("regenerator-0", "p001"), ("regenerator-0", "p000")]
-    it.answered("regenerator-0", unit(1, stage="regenerate"), now=0.0, seconds=1.0)
+    it.answered("regenerator-0", unit(1, stage="regenerate"))
     assert given(it) == [("regenerator-0", "p002")]
 
 
-def test_what_a_lost_worker_had_goes_first_to_others_and_is_counted() -> None:
-    it = dispatcher()
-    it.add([unit(n) for n in range(3)], batch="i", pool="explorers")
+def test_units_of_a_lost_worker_go_to_others_before_later_ones() -> None:
+    it = dispatcher(0, 1, 2)
     it.ready("explorer-0", "explorers", OLD)
     assert given(it) == [("explorer-0", "p000"), ("explorer-0", "p001")]
     assert [each.prompt_id for each in it.lost("explorer-0")] == ["p000", "p001"]
-    assert it.requeued["i"] == 2
+    assert it.units_of("explorer-0") == []
+    assert it.waiting() == 3
     it.ready("explorer-0.1", "explorers", OLD)
     assert given(it) == [("explorer-0.1", "p000"), ("explorer-0.1", "p001")]
 
 
-def test_an_answered_unit_is_given_to_nobody_until_it_is_judged() -> None:
-    it = dispatcher()
-    it.add([unit(0)], batch="i", pool="explorers")
+def test_a_unit_that_is_added_again_goes_before_later_ones() -> None:
+    it = dispatcher(0, 1, 2, max_inflight=1)
+    it.ready("explorer-0", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000")]
+    it.answered("explorer-0", unit(0))  # an answer that is refused
+    it.add(unit(0), pool="explorers", order=(0,))
+    assert given(it) == [("explorer-0", "p000")]
+    it.answered("explorer-0", unit(0))
+    assert given(it) == [("explorer-0", "p001")]
+
+
+def test_an_answered_unit_is_given_to_nobody_and_frees_its_slot() -> None:
+    it = dispatcher(0, max_inflight=1)
     it.ready("explorer-0", "explorers", OLD)
     given(it)
-    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
-    assert given(it) == []
+    it.add(unit(0), pool="explorers", order=(0,))  # it has no answer yet: this changes nothing
+    it.answered("explorer-0", unit(0))
+    assert (given(it), it.waiting()) == ([], 0)
     assert it.lost("explorer-0") == []
-    it.requeue(unit(0), "explorer-0")
+
+
+def test_a_forgotten_unit_is_given_to_nobody_and_keeps_its_slot_until_it_is_answered() -> None:
+    it = dispatcher(0, 1, 2, max_inflight=1)
+    it.ready("explorer-0", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000")]
+    it.forget(unit(0))
+    it.forget(unit(1))
+    assert (given(it), it.waiting()) == ([], 1)
+    assert it.units_of("explorer-0") == [unit(0)]
+    it.answered("explorer-0", unit(0))
+    assert given(it) == [("explorer-0", "p002")]
+
+
+def test_a_forgotten_unit_of_a_lost_worker_does_not_return() -> None:
+    it = dispatcher(0, 1)
+    it.ready("explorer-0", "explorers", OLD)
+    given(it)
+    it.forget(unit(0))
+    assert it.lost("explorer-0") == [unit(1)]
+
+
+def test_a_late_answer_to_a_forgotten_unit_does_not_end_its_new_request() -> None:
+    it = dispatcher(0, max_inflight=1)
+    it.ready("explorer-0", "explorers", OLD)
+    given(it)
+    it.forget(unit(0))
+    it.add(unit(0), pool="explorers", order=(0,))
     it.ready("explorer-1", "explorers", OLD)
     assert given(it) == [("explorer-1", "p000")]
-    it.answered("explorer-1", unit(0), now=2.0, seconds=1.0)
-    it.done(unit(0))
-    it.requeue(unit(0), "explorer-1")
+    it.answered("explorer-0", unit(0))
+    assert it.lost("explorer-1") == [unit(0)]
+    assert given(it) == [("explorer-0", "p000")]
+
+
+def test_a_unit_that_is_added_again_needs_what_it_is_added_with() -> None:
+    it = Dispatcher(max_inflight=1)
+    it.add(unit(0), pool="explorers", order=(0,), holds=("old", 1))
+    it.forget(unit(0))
+    it.add(unit(0), pool="explorers", order=(0,), holds=("old", 2))
+    it.ready("explorer-1", "explorers", ("old", 1))
     assert given(it) == []
+    it.ready("explorer-2", "explorers", ("old", 2))
+    assert given(it) == [("explorer-2", "p000")]
 
 
-def late(it: Dispatcher) -> float:
-    """Two idle workers, one with a unit that is out for too long by the time that is returned."""
-    it.add([unit(n) for n in range(ENOUGH + 1)], batch="i", pool="explorers")
-    for n in range(2):
-        it.ready(f"explorer-{n}", "explorers", OLD)
-    now = 0.0
-    assert given(it, now) == [("explorer-0", "p000"), ("explorer-1", "p001")]
-    for n in range(ENOUGH):
-        it.answered("explorer-1", unit(n + 1), now=now, seconds=1.0)
-        it.done(unit(n + 1))
-        given(it, now)
-    return FLOOR + HEDGE_LOOK
+class Chance:
+    """Workers come, change revisions, die and answer in random order, and units are forgotten and added again."""
 
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.inflight = self._rng.choice([1, 2, 3])
+        self.it = Dispatcher(max_inflight=self.inflight)
+        self.wanted = [unit(n, revision=self._rng.choice([0, 1])) for n in range(40)]
+        self._orders = {each.id: (self._rng.randrange(5), n) for n, each in enumerate(self.wanted)}
+        self.holds: dict[str, int] = {}
+        self.out: list[tuple[str, WorkUnit]] = []
+        self.done: set[str] = set()
+        self._born = 0
+        for each in self.wanted:
+            self.add(each)
 
-def test_an_idle_worker_does_a_late_unit_as_well_and_keeps_it_if_the_first_is_lost() -> None:
-    it = dispatcher(max_inflight=1, hedge=3.0)
-    now = late(it)
-    (hedge,) = it.assign(now)
-    assert (hedge.worker, hedge.unit.prompt_id, hedge.hedge) == ("explorer-1", "p000", True)
-    assert it.assign(now + HEDGE_LOOK) == []
-    assert it.lost("explorer-0") == []  # the second one still has it
-    assert it.requeued["i"] == 0
+    def add(self, each: WorkUnit) -> None:
+        self.it.add(each, pool="explorers", order=self._orders[each.id])
 
+    def waiting(self) -> list[WorkUnit]:
+        """By order."""
+        out = [held for _, held in self.out]
+        waiting = [each for each in self.wanted if each.id not in self.done and each not in out]
+        return sorted(waiting, key=lambda each: self._orders[each.id])
 
-def test_nothing_is_late_while_units_wait_or_without_hedging() -> None:
-    it = dispatcher(max_inflight=1)
-    assert it.assign(late(it)) == []
-    assert it.hedge_look(0.0) is None
-    it = dispatcher(max_inflight=1, hedge=3.0)
-    now = late(it)
-    it.add([unit(9, revision=1)], batch="next", pool="explorers")  # nobody holds its revision yet
-    assert it.assign(now) == []
+    def of(self, worker: str) -> list[WorkUnit]:
+        return [held for name, held in self.out if name == worker]
 
+    def happen(self) -> None:
+        worker, chance = (self._rng.choice(sorted(self.holds)) if self.holds else ""), self._rng.random()
+        if chance < 0.2 and len(self.holds) < 4:
+            self._born += 1
+            self.ready(f"explorer-{self._born}")
+        elif chance < 0.3 and worker:
+            assert self.it.lost(worker) == self.of(worker)
+            del self.holds[worker]
+            self.out = [(name, held) for name, held in self.out if name != worker]
+        elif chance < 0.5 and worker:
+            self.it.not_ready(worker)
+            self.ready(worker)
+        elif chance < 0.6 and (waiting := self.waiting()):
+            self.it.forget(again := self._rng.choice(waiting))
+            self.add(again)
+        elif self.out:
+            self.answer(*self.out.pop(self._rng.randrange(len(self.out))))
 
-def test_a_second_answer_of_a_hedged_unit_frees_its_slot() -> None:
-    it = dispatcher(max_inflight=1, hedge=3.0)
-    it.assign(late(it))
-    it.answered("explorer-1", unit(0), now=9.0, seconds=1.0)
-    it.done(unit(0))
-    it.add([unit(7), unit(8)], batch="i", pool="explorers")
-    assert given(it) == [("explorer-1", "p007")]
-    it.answered("explorer-0", unit(0), now=9.0, seconds=9.0)
-    assert given(it) == [("explorer-0", "p008")]
+    def ready(self, worker: str) -> None:
+        self.holds[worker] = self._rng.choice([0, 1])
+        self.it.ready(worker, "explorers", ("old", self.holds[worker]))
 
-
-def test_an_error_in_a_unit_frees_its_slot_and_is_neither_a_time_nor_a_right_answer() -> None:
-    it = dispatcher(max_inflight=1, hedge=3.0)
-    it.add([unit(n) for n in range(ENOUGH + 1)], batch="i", pool="explorers")
-    for n in range(2):
-        it.ready(f"explorer-{n}", "explorers", OLD)
-    assert given(it) == [("explorer-0", "p000"), ("explorer-1", "p001")]
-    for n in range(ENOUGH):
-        it.failed("explorer-1", unit(n + 1), now=0.0)
-        it.done(unit(n + 1))
-        given(it)
-    assert it.assign(FLOOR + HEDGE_LOOK) == []  # nothing says how long a unit takes
-    with pytest.raises(RunError, match="which is alone and was never right"):
-        it.refuse("explorer-1", unit(1), "NaN", now=1.0, alone=True)
-
-
-def test_refused_answers_are_strikes_and_the_unit_goes_to_another_worker() -> None:
-    it = dispatcher(max_inflight=1)
-    it.add([unit(0), unit(1)], batch="i", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
-    given(it)
-    assert it.refuse("explorer-0", unit(0), "NaN", now=1.0, alone=False) == 1
-    given(it)
-    assert it.refuse("explorer-0", unit(0), "NaN", now=1.0, alone=False) == 2
-    it.not_ready("explorer-0")
-    it.ready("explorer-0.1", "explorers", OLD)  # a replacement is another worker
-    assert given(it) == [("explorer-0.1", "p000")]
-    with pytest.raises(RunError, match=r"was refused from explorer-0 and from explorer-0\.1: NaN$"):
-        it.refuse("explorer-0.1", unit(0), "NaN", now=2.0, alone=False)
-
-
-def test_a_refused_answer_of_one_that_is_alone_and_was_right_before_is_a_strike() -> None:
-    it = dispatcher(max_inflight=1)
-    it.add([unit(0), unit(1)], batch="i", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
-    given(it)
-    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
-    it.done(unit(0))
-    given(it)
-    assert it.refuse("explorer-0", unit(1), "NaN", now=2.0, alone=True) == 1
-
-
-def test_withdrawn_and_dropped_units_are_given_to_nobody() -> None:
-    it = dispatcher(max_inflight=1)
-    it.add([unit(n) for n in range(3)], batch="e", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
-    given(it)
-    it.withdraw("e")
-    assert (it.waiting("e"), it.out("e")) == (0, 1)
-    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
-    assert (given(it), it.out("e")) == ([], 1)
-    it.drop("e")
-    assert it.out("e") == 0
-    it.add([unit(1)], batch="e", pool="explorers")
-    assert given(it) == [("explorer-0", "p001")]
+    def answer(self, worker: str, held: WorkUnit) -> None:
+        """One of ten answers is refused."""
+        self.it.answered(worker, held)
+        if self._rng.random() < 0.9:
+            self.done.add(held.id)
+        else:
+            self.add(held)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_unit_is_done_once_whatever_happens_to_the_workers(seed: int) -> None:
-    """Workers come, change revisions, die and answer in random order; invariants hold at every step."""
-    rng = random.Random(seed)
-    it = dispatcher(max_inflight=rng.choice([1, 2, 3]), hedge=rng.choice([0.0, 3.0]))
-    wanted = {each.id: each for each in (unit(n, revision=rng.choice([0, 1])) for n in range(40))}
-    it.add(wanted.values(), batch="i", pool="explorers")
-    holds: dict[str, int | None] = {}
-    out: list[tuple[str, WorkUnit]] = []
-    done: set[str] = set()
-    now, born = 0.0, 0
-    while len(done) < len(wanted):
-        now += rng.choice([0.0, 0.1, 10.0])
-        for each in it.assign(now):
-            assert holds[each.worker] == each.unit.revision
-            assert each.unit.id not in done
-            holders = [worker for worker, held in out if held.id == each.unit.id]
-            assert len(holders) == int(each.hedge)
-            assert each.worker not in holders
-            out.append((each.worker, each.unit))
-        event = rng.random()
-        if event < 0.2 and len(holds) < 4:
-            born += 1
-            holds[f"explorer-{born}"] = rng.choice([0, 1])
-            it.ready(f"explorer-{born}", "explorers", ("old", holds[f"explorer-{born}"] or 0))
-        elif event < 0.3 and holds:
-            worker = rng.choice(sorted(holds))
-            it.lost(worker)
-            del holds[worker]
-            out = [(name, held) for name, held in out if name != worker]
-        elif event < 0.5 and holds:
-            worker = rng.choice(sorted(holds))
-            holds[worker] = rng.choice([0, 1])
-            it.not_ready(worker)
-            it.ready(worker, "explorers", ("old", holds[worker] or 0))
-        elif out:
-            worker, held = out.pop(rng.randrange(len(out)))
-            if rng.random() < 0.9:
-                it.answered(worker, held, now=now, seconds=1.0)
-                it.done(held)
-                done.add(held.id)
-            else:
-                it.answered(worker, held, now=now, seconds=1.0)
-                if held.id not in done:
-                    it.requeue(held, worker)
-    assert it.waiting("i") == it.out("i") == 0
-
-
-def test_nobody_looks_for_late_units_of_workers_that_are_lost() -> None:
-    it = dispatcher(hedge=2.0)
-    it.ready("explorer-0", "explorers", OLD)
-    it.add([unit(0), unit(1)], batch="i", pool="explorers")
-    assert len(given(it)) == 2
-    assert it.hedge_look(0.0) is not None
-    assert len(it.lost("explorer-0")) == 2
-    assert it.hedge_look(0.0) is None
-    assert it.units_of("explorer-0") == []
-    assert it.waiting("i") == 2
+    """Invariants hold at every step."""
+    chance = Chance(seed)
+    while len(chance.done) < len(chance.wanted):
+        before, found = chance.waiting(), chance.it.assign()
+        for each in found:
+            assert chance.holds[each.worker] == each.unit.revision
+            assert each.unit in before
+            chance.out.append((each.worker, each.unit))
+        for revision in (0, 1):  # by order, and none twice
+            given = [each.unit for each in found if each.unit.revision == revision]
+            assert given == [each for each in before if each.revision == revision][: len(given)]
+        for worker in chance.holds:
+            assert chance.it.units_of(worker) == chance.of(worker)
+            assert len(chance.of(worker)) <= chance.inflight
+        assert chance.it.waiting() == len(chance.waiting())
+        chance.happen()
+    assert chance.it.waiting() == 0

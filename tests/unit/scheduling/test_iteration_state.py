@@ -1,6 +1,5 @@
 import itertools
 import random
-import re
 from dataclasses import fields, replace
 
 import pytest
@@ -40,18 +39,6 @@ def explored(plan: IterationPlan = PLAN) -> IterationState:
     for unit in plan.pool_units():
         state.record(result(unit))
     return state
-
-
-def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> None:
-    state = IterationState(replace(PLAN, kinds=("", "l40s")))
-    beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
-    for unit, worker in ((beef, "explorer_l40s-0"), (cafe, "explorer-0")):
-        with pytest.raises(
-            ValueError, match=f"{worker} answered {re.escape(unit.describe())}, which is for explorers of kind"
-        ):
-            state.record(result(unit, worker))
-    for unit, worker in ((beef, "explorer-0.1"), (cafe, "explorer_l40s-0.1")):
-        assert state.record(result(unit, worker))[0] is Outcome.ACCEPTED
 
 
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
@@ -264,7 +251,6 @@ PLANS: list[dict[str, object]] = [
     {"selection": SelectionRule(kind="best")},
     {"one_stage": True},
     {"policy_digest": "bb"},
-    {"kinds": ("", "l40s")},
     {"score_class": "c"},
     {"prune": Pruning(after=1, keep=2)},
     {"reproducible": False},

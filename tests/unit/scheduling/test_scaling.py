@@ -46,36 +46,6 @@ def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, i
     assert targets.wanted("explorers") == 1
 
 
-OTHERS = "fleet.other_explorers=[{name: l40s, count: 2, prompts: 1}]"
-
-
-def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "mixed", OTHERS)
-    targets = Targets(config)
-    assert targets.ask({"explorers_l40s": 1}) == (
-        "explorers_l40s go from 2 to 1: the newest finish their units and leave"
-    )
-    assert [other.count for other in targets.applied(config).fleet.other_explorers] == [1]
-    for pool, size, sentence in (
-        ("explorers_l40s", 3, "--explorers-of l40s=3: it must be between 1 and 2, the 2 units of an iteration."),
-        ("explorers", 5, "--explorers 5: it must be between 1 and 4, the 4 units of an iteration."),
-        ("explorers_a10", 1, "--explorers-of a10=1 names no other explorers; there are l40s."),
-    ):
-        with pytest.raises(UserError) as caught:
-            targets.ask({pool: size})
-        assert str(caught.value) == sentence
-    assert forgotten(config, {"explorers_l40s": 1}) == [
-        "explorers_l40s begin with 2, from fleet.other_explorers.0.count, not with the 1 that `solrl pool scale` asked "
-        "for; ask again, or resume with --set fleet.other_explorers.0.count=1"
-    ]
-    assert [Targets(config, explores=False).wanted(pool) for pool in ("explorers", "explorers_l40s")] == [0, 0]
-
-
-def test_without_other_explorers_none_can_be_asked_for(targets: Targets) -> None:
-    with pytest.raises(UserError, match=r"this run has none \(fleet.other_explorers\)"):
-        targets.ask({"explorers_l40s": 1})
-
-
 def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:
     config, folder = small_config(tmp_path, "resumed"), RunFolder(tmp_path)
     folder.note_sizes({"explorers": 3})

@@ -3,7 +3,6 @@ import pytest
 from solrl_ray.scheduling.worker_state import (
     State,
     advance,
-    kind_of,
     leavers,
     pool_of,
     replacement_name,
@@ -60,17 +59,16 @@ def test_replacements_keep_the_slot_and_count_generations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "name", "role", "kind"),
+    ("pool", "name", "role"),
     [
-        ("explorers", "explorer-2", "explorer", ""),
-        ("explorers_l40s", "explorer_l40s-2", "explorer", "l40s"),
-        ("regenerators", "regenerator-2", "regenerator", ""),
+        ("explorers", "explorer-2", "explorer"),
+        ("regenerators", "regenerator-2", "regenerator"),
     ],
 )
-def test_a_name_says_role_kind_and_pool_also_of_a_replacement(pool: str, name: str, role: str, kind: str) -> None:
+def test_a_name_says_role_and_pool_also_of_a_replacement(pool: str, name: str, role: str) -> None:
     assert worker_name(pool, 2) == name
     for worker in (name, replacement_name(name)):
-        assert (role_of(worker), kind_of(worker), pool_of(worker), slot_of(worker)) == (role, kind, pool, 2)
+        assert (role_of(worker), pool_of(worker), slot_of(worker)) == (role, pool, 2)
 
 
 def test_who_waits_for_a_place_leaves_first_then_the_newest() -> None:
