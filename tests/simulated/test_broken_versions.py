@@ -6,6 +6,7 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
-from actors.dispatch.unit_router import UnitRouter
+from actors.dispatch.unit_router import Reply, UnitRouter
 from actors.fleet.fleet import Fleet
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
@@ -24,8 +25,9 @@ from actors.workers import selector
 from actors.workers.selector import Ack
 from actors.world import Process
 from solrl_ray.common import files
+from solrl_ray.errors import InputGone
 from solrl_ray.learning import state
-from solrl_ray.records import WorkUnit
+from solrl_ray.records import UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage import journal
@@ -65,14 +67,14 @@ def keeps_what_a_lost_worker_had(patch: pytest.MonkeyPatch) -> None:
 def gives_units_to_workers_with_another_revision(patch: pytest.MonkeyPatch) -> None:
     add, rewards = Dispatcher.add, Player._rewards
 
-    def added(self: Dispatcher, units: Any, **named: Any) -> None:
+    def added(self: Dispatcher, unit: WorkUnit, **named: Any) -> None:
         holds = [mine.holds for mine in self._workers.values() if mine.holds and mine.pool == named["pool"]]
-        add(self, units, **(named | ({"holds": holds[0]} if holds else {})))
+        add(self, unit, **(named | ({"holds": holds[0]} if holds else {})))
 
-    def unchecked(self: Player, unit: WorkUnit) -> tuple[float, ...]:
+    def unchecked(self: Player, unit: WorkUnit, *of: object) -> tuple[float, ...]:
         held, self._holds = self._holds, (unit.policy, unit.revision)
         try:
-            return rewards(self, unit)
+            return rewards(self, unit, *of)
         finally:
             self._holds = held
 
@@ -114,7 +116,82 @@ def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None
 
 
 def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(UnitRouter, "_repeat", lambda self, answer, reason: None)
+    accept = SelectorClient.accept_group
+
+    async def accepted(self: SelectorClient, iteration: int, group: Any) -> Ack:
+        try:
+            return await accept(self, iteration, group)
+        except InputGone:
+            return await asyncio.get_running_loop().create_future()
+
+    patch.setattr(SelectorClient, "accept_group", accepted)
+
+
+def makes_groups_again_that_a_resumed_run_has(patch: pytest.MonkeyPatch) -> None:
+    make = OpenIteration._make_group
+
+    async def made(self: OpenIteration, prompt_id: str, wanted: Sequence[WorkUnit]) -> None:
+        if not self.plan.staleness:
+            return await make(self, prompt_id, wanted)
+        explored = await self._all_accepted([unit for unit in wanted if unit.stage == "explore"])
+        chosen = [unit for unit in wanted if unit.stage == "regenerate"]
+        chosen += [ack.chosen for _, ack in explored.values() if ack.chosen is not None]
+        await self._revised.wait()
+        reply, _ = await self._accepted(chosen[0])
+        self._give_to_learner(prompt_id, reply.value.rewards, reply.large)
+
+    patch.setattr(OpenIteration, "_make_group", made)
+
+
+def gives_no_unit_of_a_lost_worker_to_another(patch: pytest.MonkeyPatch) -> None:
+    def lost(self: UnitRouter, worker: str) -> int:
+        self._workers.pop(worker, None)
+        self._dispatcher.not_ready(worker)
+        return len(self._dispatcher.units_of(worker))
+
+    patch.setattr(UnitRouter, "lost", lost)
+
+
+def counts_no_unit_that_goes_to_another_worker(patch: pytest.MonkeyPatch) -> None:
+    def lost(self: UnitRouter, worker: str) -> int:
+        self._workers.pop(worker, None)
+        units = self._dispatcher.lost(worker)
+        self.wake()
+        return len(units)
+
+    patch.setattr(UnitRouter, "lost", lost)
+
+
+def keeps_a_request_that_was_answered(patch: pytest.MonkeyPatch) -> None:
+    request = UnitRouter.request
+
+    async def requested(self: UnitRouter, unit: WorkUnit, call: Any, **named: Any) -> Reply:
+        try:
+            return await request(self, unit, call, **named)
+        finally:
+            self._dispatcher.add(unit, pool="nobody", order=(0,))
+
+    patch.setattr(UnitRouter, "request", requested)
+
+
+def takes_refused_answers(patch: pytest.MonkeyPatch) -> None:
+    accept = SelectorClient.accept
+
+    async def accepted(self: SelectorClient, result: UnitResult) -> Ack:
+        return replace(await accept(self, result), refused="")
+
+    patch.setattr(SelectorClient, "accept", accepted)
+
+
+def gives_groups_to_learners_before_they_are_accepted(patch: pytest.MonkeyPatch) -> None:
+    accept = SelectorClient.accept_group
+
+    async def accepted(self: SelectorClient, iteration: int, group: Any) -> Ack:
+        work = accept(self, iteration, group)
+        self.__dict__.setdefault("accepting", []).append(asyncio.ensure_future(work))
+        return Ack()
+
+    patch.setattr(SelectorClient, "accept_group", accepted)
 
 
 def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch) -> None:
@@ -129,8 +206,8 @@ def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch
 def scores_a_unit_by_who_does_it(patch: pytest.MonkeyPatch) -> None:
     rewards = Player._rewards
 
-    def scored(self: Player, unit: WorkUnit) -> tuple[float, ...]:
-        return tuple(reward + number(self._name) for reward in rewards(self, unit))
+    def scored(self: Player, unit: WorkUnit, *of: object) -> tuple[float, ...]:
+        return tuple(reward + number(self._name) for reward in rewards(self, unit, *of))
 
     patch.setattr(Player, "_rewards", scored)
 
@@ -203,6 +280,12 @@ BROKEN: dict[Break, str] = {
     forgets_what_a_dead_selector_had_not_acknowledged: "has not ended",
     counts_an_iteration_before_its_checkpoint: "",
     does_not_ask_for_a_lost_group_again: "has not ended",
+    makes_groups_again_that_a_resumed_run_has: "",
+    gives_no_unit_of_a_lost_worker_to_another: "has not ended",
+    counts_no_unit_that_goes_to_another_worker: "went to others",
+    keeps_a_request_that_was_answered: "units left",
+    takes_refused_answers: "",
+    gives_groups_to_learners_before_they_are_accepted: "before the selector accepted it",
     learns_from_groups_in_the_order_in_which_they_came: "digests",
     scores_a_unit_by_who_does_it: "digests",
     does_not_sync_the_journal: "acknowledged before it was written",
@@ -221,12 +304,9 @@ BROKEN: dict[Break, str] = {
     promises.restores_the_optimisers_steps_from_updates: "counters",
     promises.restores_the_average_from_the_trained_policy: "ema of the state",
     promises.restores_the_sampling_policy_from_the_trained_one: "old of the state",
-    promises.evaluates_what_was_forgotten_meanwhile: "owners left",
-    promises.tells_no_window_that_its_evaluation_was_forgotten: "",
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: "",
     promises.does_not_tell_a_new_selector_what_the_journal_had: "",
     promises.waits_for_nobody_who_prepares: "are used up",
-    promises.counts_the_units_of_lost_workers_for_ever: "workers have",
     promises.forgets_what_a_process_does_before: "are used up",
     promises.charges_for_workers_that_leave: "are used up",
     promises.charges_for_cards_that_learners_leave_with_their_node: "are used up",
@@ -245,7 +325,18 @@ def _has(role: str, kind: str = "") -> Callable[[Plan], bool]:
 
 
 NEEDS: dict[Break, Callable[[Plan], bool]] = {
-    keeps_what_a_lost_worker_had: _has("explorer", "dies"),
+    **dict.fromkeys(
+        (
+            keeps_what_a_lost_worker_had,
+            gives_no_unit_of_a_lost_worker_to_another,
+            counts_no_unit_that_goes_to_another_worker,
+        ),
+        _has("explorer", "dies"),
+    ),
+    takes_refused_answers: _has("explorer", "answers NaN"),
+    makes_groups_again_that_a_resumed_run_has: (
+        lambda plan: bool(plan.shape.staleness) and _has("disk", "loses power and a block")(plan)
+    ),
     replays_pruned_units_as_if_nobody_had_been_dropped: (
         lambda plan: plan.shape.prune != "null" and _has("selector", "dies")(plan)
     ),
@@ -265,11 +356,6 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
 ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
-GIVEN_UP = [
-    replace(ONE, seed=seed, evaluations=((call, 1),))
-    for call in (*range(31, 34), *range(40, 76, 3))
-    for seed in range(1, 6)
-]
 SHOWN: dict[Break, list[Plan]] = {
     waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
     does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],
@@ -280,8 +366,6 @@ SHOWN: dict[Break, list[Plan]] = {
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
     promises.does_not_tell_a_new_selector_what_the_journal_had: [Plan.of(160585)],
     promises.waits_for_nobody_who_prepares: [Plan.of(210002)],
-    promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
-    promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
     promises.charges_for_workers_that_leave: [
         replace(ONE, faults=(Fault("regenerator", call, "hangs"), Fault("node", drains, "drains")))
         for call in range(8, 20)

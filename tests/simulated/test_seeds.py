@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -28,7 +27,6 @@ SMALL = Shape(
     staleness=0,
     every=0,
     strategy="two_stage",
-    others=False,
     unit=8,
     prune="{after: 1, keep: 6}",
 )
@@ -58,13 +56,10 @@ def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     drawn = {(fault.role, fault.kind) for plan in plans for fault in (*plan.faults, *plan.ends)}
     assert drawn == {(role, kind) for role, kinds in KINDS.items() for kind in kinds} | set(ENDS)
     assert any(plan.scales for plan in plans)
-    assert any(plan.evaluations for plan in plans)
-    assert any(plan.shape.others for plan in plans)
     assert {plan.shape.together for plan in plans} == {False, True}
     pruned = [plan.shape for plan in plans if plan.shape.prune != "null"]
     assert {shape.unit == 4 * shape.units for shape in pruned} == {False, True}
-    for other in ("staleness", "others"):
-        assert any(getattr(shape, other) for shape in pruned), other
+    assert any(shape.staleness for shape in pruned)
 
 
 def test_faults_happen_and_are_survived() -> None:
@@ -237,7 +232,6 @@ WHOLE = Shape(
     staleness=0,
     every=0,
     strategy="two_stage",
-    others=False,
     unit=12,
     prune="{after: 1, keep: 6}",
 )
@@ -321,27 +315,6 @@ def test_a_run_whose_last_checkpoint_is_lost_after_its_end_is_evaluated_again_th
 @pytest.mark.parametrize("seed", [2106534, 2110452])
 def test_a_card_that_dies_after_its_answer_while_others_still_learn_costs_one_replacement(seed: int) -> None:
     assert not violation(Plan.of(seed))
-
-
-def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_ends() -> None:
-    shape = replace(SMALL, iterations=8)
-    plan = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=True, evaluations=((60, 1000),))
-    ended = run(plan)
-    methods = [line.rpartition(" ")[2] for line in ended.trace if " is sent " in line]
-    assert methods.count("update") == shape.iterations
-    last = len(methods) - methods[::-1].index("score")
-    assert methods[:last].count("update") <= shape.iterations // 2
-    assert ended.digests == undisturbed(shape)
-
-
-def test_an_evaluation_that_is_given_up_while_its_units_are_out_holds_up_nothing() -> None:
-    out = 0
-    for seed, call in itertools.product((6, 9, 11, 17), range(57, 65)):
-        plan = Plan(seed, SMALL, explorers=1, regenerators=1, ranks=1, evaluations=((call, 1),))
-        ended = run(plan)
-        assert ended.digests == undisturbed(plan.shape), (seed, call)
-        out += any(line.endswith(" is sent score") for line in ended.trace)
-    assert out >= 4  # of these a unit was out; where one is depends on how many calls there are
 
 
 @pytest.mark.parametrize(("call", "scaled"), [(3, 30), (4, 32), (6, 44), (8, 42), (8, 44)])
