@@ -16,13 +16,15 @@ import torch
 from actors import run_components
 from actors.controller import Controller
 from actors.dispatch import rollouts
-from actors.dispatch.open_iteration import OpenIteration
+from actors.dispatch.open_iteration import OpenIteration, Regenerating
+from actors.dispatch.unit_router import Reply
 from actors.run_components import RunComponents
 from actors.training.learner_group import LearnerGroup
-from actors.workers.selector import Opened
+from actors.workers.selector import Ack, Opened
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
@@ -107,6 +109,21 @@ class Groups(OpenIteration):
     """Gets each group once, and only groups that the selector has accepted or had before."""
 
     _restored = False
+    _had: frozenset[str] = frozenset()
+    """Prompts whose groups came with the revision, from before a resume."""
+
+    def revised(self, opened: Opened) -> None:
+        self._had = frozenset(group.prompt_id for group in opened.groups)
+        super().revised(opened)
+
+    async def make_again(self, regenerating: Regenerating) -> None:
+        self._had = frozenset()
+        await super().make_again(regenerating)
+
+    async def _accepted(self, unit: WorkUnit) -> tuple[Reply, Ack]:
+        again = unit.stage == "regenerate" and unit.prompt_id in self._had
+        assert not again, f"the group of prompt {unit.prompt_id} is made again, which came with the revision"
+        return await super()._accepted(unit)
 
     def _take_groups(self, opened: Opened) -> None:
         self._restored = True

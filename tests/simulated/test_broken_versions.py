@@ -22,7 +22,7 @@ from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.workers import selector
-from actors.workers.selector import Ack
+from actors.workers.selector import Ack, Opened
 from actors.world import Process
 from solrl_ray.common import files
 from solrl_ray.errors import InputGone
@@ -39,7 +39,7 @@ from tests.simulated.plans import Plan
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
 from tests.simulated.runs import undisturbed, violation
-from tests.simulated.test_seeds import SEEDS
+from tests.simulated.test_seeds import SEEDS, SMALL, TWICE
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -127,20 +127,23 @@ def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SelectorClient, "accept_group", accepted)
 
 
-def makes_groups_again_that_a_resumed_run_has(patch: pytest.MonkeyPatch) -> None:
-    make = OpenIteration._make_group
+def makes_groups_again_that_came_with_the_revision(patch: pytest.MonkeyPatch) -> None:
+    revised = OpenIteration.revised
 
-    async def made(self: OpenIteration, prompt_id: str, wanted: Sequence[WorkUnit]) -> None:
-        if not self.plan.staleness:
-            return await make(self, prompt_id, wanted)
-        explored = await self._all_accepted([unit for unit in wanted if unit.stage == "explore"])
-        chosen = [unit for unit in wanted if unit.stage == "regenerate"]
-        chosen += [ack.chosen for _, ack in explored.values() if ack.chosen is not None]
-        await self._revised.wait()
-        reply, _ = await self._accepted(chosen[0])
-        self._give_to_learner(prompt_id, reply.value.rewards, reply.large)
+    def started(self: OpenIteration, opened: Opened) -> None:
+        again = [
+            WorkUnit(
+                stage="regenerate",
+                iteration=group.iteration,
+                revision=group.revision,
+                prompt_id=group.prompt_id,
+                indices=group.indices,
+            )
+            for group in opened.groups
+        ]
+        revised(self, replace(opened, groups=(), units=(*opened.units, *again)))
 
-    patch.setattr(OpenIteration, "_make_group", made)
+    patch.setattr(OpenIteration, "revised", started)
 
 
 def gives_no_unit_of_a_lost_worker_to_another(patch: pytest.MonkeyPatch) -> None:
@@ -280,8 +283,8 @@ BROKEN: dict[Break, str] = {
     forgets_what_a_dead_selector_had_not_acknowledged: "has not ended",
     counts_an_iteration_before_its_checkpoint: "",
     does_not_ask_for_a_lost_group_again: "has not ended",
-    makes_groups_again_that_a_resumed_run_has: "",
-    gives_no_unit_of_a_lost_worker_to_another: "has not ended",
+    makes_groups_again_that_came_with_the_revision: "which came with the revision",
+    gives_no_unit_of_a_lost_worker_to_another: "",
     counts_no_unit_that_goes_to_another_worker: "went to others",
     keeps_a_request_that_was_answered: "units left",
     takes_refused_answers: "",
@@ -334,9 +337,6 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
         _has("explorer", "dies"),
     ),
     takes_refused_answers: _has("explorer", "answers NaN"),
-    makes_groups_again_that_a_resumed_run_has: (
-        lambda plan: bool(plan.shape.staleness) and _has("disk", "loses power and a block")(plan)
-    ),
     replays_pruned_units_as_if_nobody_had_been_dropped: (
         lambda plan: plan.shape.prune != "null" and _has("selector", "dies")(plan)
     ),
@@ -355,7 +355,9 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
     promises.forgets_the_best_checkpoint: lambda plan: plan.shape.iterations == 4,
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
-ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
+ONE = Plan(1, SMALL, explorers=1, regenerators=1, ranks=1, nodes=2)
+AHEAD = replace(SMALL, staleness=1, unit=4, prune="null", prompts=3)
+"""Explores ahead."""
 SHOWN: dict[Break, list[Plan]] = {
     waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
     does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],
@@ -363,16 +365,47 @@ SHOWN: dict[Break, list[Plan]] = {
         replace(ONE, seed=2, ends=(Fault("disk", operation, "loses power and a block"),))
         for operation in range(150, 300, 10)
     ],
-    promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
-    promises.does_not_tell_a_new_selector_what_the_journal_had: [Plan.of(160585)],
-    promises.waits_for_nobody_who_prepares: [Plan.of(210002)],
+    # The first driver dies after it has explored iteration 1 ahead and made some of its groups.
+    makes_groups_again_that_came_with_the_revision: [
+        replace(ONE, shape=AHEAD, ends=(Fault("controller", call, "dies"),)) for call in range(66, 96, 3)
+    ],
+    # The second one's selector loses a line of iteration 1, whose explorers hold the next revision by then.
+    promises.does_not_tell_a_new_selector_what_the_journal_had: [
+        replace(
+            ONE,
+            seed=seed,
+            nodes=1,
+            shape=replace(AHEAD, iterations=3),
+            ends=(Fault("controller", dies, "dies"), Fault("selector", call, "dies before, and a line is damaged")),
+        )
+        for dies in range(70, 92, 5)
+        for call in range(5, 14, 2)
+        for seed in (1, 2)
+    ],
+    # All roles of a card are slow while one of them prepares, so that a sign of life comes late.
+    promises.waits_for_nobody_who_prepares: [
+        replace(
+            ONE,
+            seed=seed,
+            nodes=1,
+            shape=SMALL,
+            colocated=True,
+            faults=(
+                Fault("learner", 9, "is slow"),
+                Fault("regenerator", 10, "is slow"),
+                Fault("explorer", 7, "is slow"),
+                Fault("explorer", 8, "is slow"),
+            ),
+        )
+        for seed in (1, 4)
+    ],
     promises.charges_for_workers_that_leave: [
         replace(ONE, faults=(Fault("regenerator", call, "hangs"), Fault("node", drains, "drains")))
         for call in range(8, 20)
         for drains in range(40, 70, 5)
     ],
     promises.counts_rollbacks_in_one_process_only: [
-        replace(ONE, shape=Plan.of(24).shape, ends=(Fault("controller", call, "dies beside the disk"),))
+        replace(ONE, shape=TWICE, ends=(Fault("controller", call, "dies beside the disk"),))
         for call in range(60, 200, 10)
     ],
 }

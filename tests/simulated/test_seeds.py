@@ -31,6 +31,12 @@ SMALL = Shape(
     prune="{after: 1, keep: 6}",
 )
 """A pool is one unit that is pruned."""
+ONCE = Shape(
+    iterations=4, prompts=3, units=2, staleness=0, every=1, strategy="two_stage", unit=4, on_collapse="rollback"
+)
+"""Goes back once."""
+TWICE = replace(ONCE, iterations=5, unit=8)
+"""Goes back twice."""
 
 
 @pytest.mark.parametrize("shape", range(SHAPES))
@@ -78,13 +84,11 @@ def test_faults_happen_and_are_survived() -> None:
 
 
 @pytest.mark.parametrize("colocated", [False, True])
-@pytest.mark.parametrize(("seed", "back"), [(10, ["after 1 updates"]), (34, ["after 0 updates"] * 2)])
+@pytest.mark.parametrize(("shape", "back"), [(ONCE, ["after 1 updates"]), (TWICE, ["after 1 updates"] * 2)])
 def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
-    seed: int, back: list[str], colocated: bool
+    shape: Shape, back: list[str], colocated: bool
 ) -> None:
     """These are the rollbacks of the undisturbed runs. The first is killed at its disk work all along."""
-    shape = Plan.of(seed).shape
-    assert (shape.on_collapse, shape.iterations) == ("rollback", 4)
     calm = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=colocated)
     ended = run(calm)
     assert ended.digests is not None
@@ -100,7 +104,7 @@ def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
 
 
 def test_a_run_that_is_to_stop_at_a_collapse_stops_there_again_when_it_is_resumed() -> None:
-    shape = replace(Plan.of(34).shape, on_collapse="stop")
+    shape = replace(ONCE, on_collapse="stop")
     ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1))
     assert ended.digests is None
     first, second = ended.errors
@@ -198,7 +202,10 @@ def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) 
 
 def test_a_checkpoint_that_is_half_removed_is_none_to_go_back_to() -> None:
     """Power is lost while the first of three is removed; then the newest cannot be read any more."""
-    assert not judge(Plan.of(439032))[0]
+    shape = replace(ONCE, iterations=3, prompts=2, units=3, together=True)
+    ends = (Fault("disk", 266, "loses power and a block"), Fault("disk", 34, "loses power and a block"))
+    plan = Plan(439032, shape, explorers=2, regenerators=2, ranks=2, nodes=3, ends=ends, colocated=True)
+    assert not violation(plan)
 
 
 def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before() -> None:
@@ -309,12 +316,19 @@ def test_a_rebuilt_group_learns_before_other_roles_of_a_new_card_start() -> None
 
 
 def test_a_run_whose_last_checkpoint_is_lost_after_its_end_is_evaluated_again_though_it_is_cut_off_before() -> None:
-    assert not violation(Plan.of(1322571))
+    """The last update is made again, and a second driver ends in that."""
+    shape = replace(SMALL, iterations=3, staleness=1, prune="null")
+    ends = (Fault("disk", 290, "loses power and a block"), Fault("controller", 46, "hangs at the disk"))
+    assert not violation(Plan(1322571, shape, explorers=1, regenerators=1, ranks=1, nodes=2, ends=ends))
 
 
-@pytest.mark.parametrize("seed", [2106534, 2110452])
-def test_a_card_that_dies_after_its_answer_while_others_still_learn_costs_one_replacement(seed: int) -> None:
-    assert not violation(Plan.of(seed))
+def test_a_card_that_dies_after_its_answer_while_others_still_learn_costs_one_replacement() -> None:
+    shape = replace(SMALL, prompts=3, unit=4, prune="null")
+    calm = Plan(1, shape, explorers=1, regenerators=2, ranks=2, nodes=3, colocated=True)
+    for seed, call in ((2106534, 56), (2110452, 60)):
+        plan = replace(calm, seed=seed, faults=(Fault("node", call, "dies"),))
+        assert any(" dies" in each for each in run(plan).happened)
+        assert not violation(plan)
 
 
 @pytest.mark.parametrize(("call", "scaled"), [(3, 30), (4, 32), (6, 44), (8, 42), (8, 44)])
