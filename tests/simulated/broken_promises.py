@@ -5,22 +5,17 @@ Each replaces one method, as those of `test_broken_versions`. Most change no dig
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from actors.evaluation.requests import EvaluationRequests
 
-from actors.controller import Controller
-from actors.dispatch.open_iteration import RolloutResult
 from actors.dispatch.selector_client import SelectorClient
-from actors.evaluation import requests
 from actors.fleet.pool import Pool
 from actors.fleet.worker import Worker
+from actors.overlap import Overlap
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Selector
@@ -29,8 +24,6 @@ from solrl_ray.common import files
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning import state
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.records import WorkUnit
-from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.worker_state import Replacements, State
 from solrl_ray.storage import run_folder
@@ -71,13 +64,19 @@ def says_that_a_checkpoint_is_saved_before_it_is_written(patch: pytest.MonkeyPat
 
 
 def does_not_wait_for_the_checkpoint_before(patch: pytest.MonkeyPatch) -> None:
-    roll_out = Controller._roll_out
+    save, saved, newest = Overlap.save, Overlap.saved, dict[int, int]()
 
-    async def rolled_out(self: Controller, iteration: int) -> RolloutResult:
-        self._checkpoint = None
-        return await roll_out(self, iteration)
+    def begun(self: Overlap, state: LearnerState, updates: int) -> None:
+        newest[id(self)] = updates
+        save(self, state, updates)
 
-    patch.setattr(Controller, "_roll_out", rolled_out)
+    async def waited(self: Overlap) -> float | None:
+        if newest.get(id(self)) == self._last:  # the run ends
+            return await saved(self)
+        return None
+
+    patch.setattr(Overlap, "save", begun)
+    patch.setattr(Overlap, "saved", waited)
 
 
 def ends_at_a_checkpoint_that_the_disk_does_not_give(patch: pytest.MonkeyPatch) -> None:
@@ -115,29 +114,6 @@ def restores_the_sampling_policy_from_the_trained_one(patch: pytest.MonkeyPatch)
 # Who is told
 
 
-def evaluates_what_was_forgotten_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    async def evaluated(
-        self: EvaluationRequests, this: Any, policy: str, evaluation: Any, ended: asyncio.Event
-    ) -> None:
-        for prompt in this.request.prompts:
-            this.embeddings[prompt.id] = await self._embeddings.one(prompt, this.request.config.evaluated_model)
-        async with self._publisher.evaluating(this.request.publications[policy]):
-            evaluation.begin()
-            await requests._first_of(ended, evaluation.completed)
-            await self._rest(evaluation)
-
-    patch.setattr(EvaluationRequests, "_evaluate", evaluated)
-
-
-def tells_no_window_that_its_evaluation_was_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def forgotten(self: EvaluationRequests, name: str) -> None:
-        this = self._open.pop(name, None)
-        for evaluation in this.evaluations.values() if this else ():
-            self._router.drop(evaluation)
-
-    patch.setattr(EvaluationRequests, "forget", forgotten)
-
-
 def does_not_tell_a_new_selector_what_the_old_one_had_accepted(patch: pytest.MonkeyPatch) -> None:
     reopen = SelectorClient._reopen
 
@@ -160,18 +136,6 @@ def waits_for_nobody_who_prepares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "prepare", prepare)
 
 
-def counts_the_units_of_lost_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
-    lost = Dispatcher.lost
-
-    def counted(self: Dispatcher, worker: str) -> list[WorkUnit]:
-        before = self._held
-        found = lost(self, worker)
-        self._held = before
-        return found
-
-    patch.setattr(Dispatcher, "lost", counted)
-
-
 # Deadlines and budgets
 
 
@@ -186,10 +150,10 @@ def forgets_what_a_process_does_before(patch: pytest.MonkeyPatch) -> None:
 def charges_for_workers_that_leave(patch: pytest.MonkeyPatch) -> None:
     say = Pool._report_exit
 
-    def said(self: Pool, worker: Worker, error: BaseException | None, loss: Any) -> None:
+    def said(self: Pool, worker: Worker, error: BaseException | None, requeued: int) -> None:
         if worker.state is State.DRAINING and error is not None:
             self._replacements.spend(worker.name, str(error))
-        say(self, worker, error, loss)
+        say(self, worker, error, requeued)
 
     patch.setattr(Pool, "_report_exit", said)
 

@@ -22,7 +22,7 @@ def simulated(seed: int) -> tuple[int, str, list[str], int]:
     """A seed, what did not hold in its run, the kinds of its faults, and how many of them did not happen."""
     plan = Plan.of(seed)
     kinds = [f"{fault.role} {fault.kind}" for fault in (*plan.faults, *plan.ends)]
-    kinds += ["a pool is scaled"] * len(plan.scales) + ["an evaluation from outside"] * len(plan.evaluations)
+    kinds += ["a pool is scaled"] * len(plan.scales)
     said, missed = judge(plan)
     return seed, said, kinds, len(missed)
 
@@ -72,7 +72,7 @@ def main() -> int:
                 record(done)
     seconds = time.monotonic() - began
     print(f"{last - first} seeds in {seconds:.0f} s, {violations} violations")
-    print(f"{kinds.total() - lacking} of {kinds.total()} faults and requests have happened")
+    print(f"{kinds.total() - lacking} of {kinds.total()} faults and resizes have happened")
     record(last - first)
     return int(violations > 0)
 

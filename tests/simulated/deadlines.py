@@ -17,7 +17,7 @@ LEARNERS = {
 }
 SAMPLERS = {
     "explore": "explore",
-    **dict.fromkeys(("sample", "regenerate", "evaluate", "score"), "regenerate"),
+    **dict.fromkeys(("sample", "regenerate", "evaluate"), "regenerate"),
     "start": "start",
     "warm_up": "warm_up",
     **dict.fromkeys(("prepare", "load_revision"), "publish"),
@@ -41,7 +41,7 @@ def deadline(config: Config, role: str, method: str, arguments: tuple[Any, ...])
     seconds: float = getattr(deadlines, SAMPLERS[method])
     if method == "explore":
         return seconds * len(arguments[0].indices) / config.rollout.explore.micro_batch
-    if method in ("evaluate", "score"):
+    if method == "evaluate":
         return seconds * next(1 + len(each.beside) for each in arguments if isinstance(each, WorkUnit))
     return seconds
 

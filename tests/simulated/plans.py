@@ -42,8 +42,6 @@ class Shape:
     staleness: int
     every: int
     strategy: str
-    others: bool
-    """Whether explorers of another kind have a prompt."""
     unit: int = 4
     """Candidates of a unit of previews, which are sampled four at a time."""
     on_collapse: str = "warn"
@@ -85,9 +83,6 @@ class Plan:
     """One for each attempt that does not come to the run's end by itself; the next one resumes."""
     scales: tuple[tuple[int, str, int], ...] = ()
     """With the controller's how manieth call which pool is given which size."""
-    evaluations: tuple[tuple[int, int], ...] = ()
-    """With the controller's how manieth call an evaluation is asked for from outside, and how often its sender asks
-    for it before it gives up; after 3 times it is gone without a word."""
     compiled: bool = False
     """Whether learners compile."""
     colocated: bool = False
@@ -96,22 +91,20 @@ class Plan:
     @classmethod
     def of(cls, seed: int) -> Plan:
         rng = random.Random(f"shape {seed % SHAPES}")  # whose undisturbed run is needed as well
-        one_stage, prompts = rng.random() < 0.25, rng.choice([1, 2, 3])
+        one_stage = rng.random() < 0.25
         shape = Shape(
             iterations=rng.choice([2, 2, 3]),
-            prompts=prompts,
+            prompts=rng.choice([1, 2, 3]),
             units=rng.choice([2, 3]),
             staleness=rng.choice([0, 0, 1]),
             every=rng.choice([0, 0, 1]),
             strategy="scaled" if one_stage else "two_stage",
-            others=not one_stage and prompts > 1 and rng.random() < 0.2,
         )
         if not one_stage:
             shape = _pruned(shape, rng)
         if shape.every:  # longer, so that there is something to go back to
             shape = replace(shape, iterations=shape.iterations + 1, on_collapse="rollback")
-        # By numbers of its own, so that all else of a seed is as it was before this was drawn.
-        shape = replace(shape, together=random.Random(f"evaluation {seed % SHAPES}").random() < 0.3)
+        shape = replace(shape, together=rng.random() < 0.3)
         rng = random.Random(seed)
         plan = cls(
             seed,
@@ -129,9 +122,6 @@ class Plan:
         scales = [
             (rng.randint(1, sent), rng.choice(pools), rng.choice([1, 2, 3])) for _ in range(rng.choice([0, 0, 1, 2]))
         ]
-        evaluations = [
-            (rng.randint(1, sent), rng.choice([1, 2, 3, 5, 8, 1000])) for _ in range(rng.choice([0, 0, 0, 1]))
-        ]
         return replace(
             plan,
             nodes=rng.choice([2, 3] if "node" in roles else [1, 2, 3]),
@@ -139,7 +129,6 @@ class Plan:
             # What comes after the first one is shorter.
             ends=tuple(plan.drawn(role, kind, rng, share=1 / (1 + number)) for number, (role, kind) in enumerate(ends)),
             scales=tuple(scales),
-            evaluations=tuple(evaluations),
         )
 
     def drawn(self, role: str, kind: str, rng: random.Random, share: float = 1.0) -> Fault:

@@ -180,11 +180,6 @@ class Regenerator(Worker):
         )
         return replace(first, beside=tuple(others))
 
-    def score(
-        self, config: Config, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
-    ) -> Evaluated:
-        return self.evaluate(unit, prompts, pictures, *embeddings)
-
 
 def _group(unit: WorkUnit, rewards: tuple[float, ...], worker: str) -> SampleGroup:
     latents = torch.tensor([[number("latent", reward)] for reward in rewards], dtype=torch.float32)

@@ -5,6 +5,7 @@ A mistake in most of these changes no digest: a resumed run makes the same bytes
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -14,11 +15,16 @@ import torch
 
 from actors import run_components
 from actors.controller import Controller
+from actors.dispatch import rollouts
+from actors.dispatch.open_iteration import OpenIteration, Regenerating
+from actors.dispatch.unit_router import Reply
 from actors.run_components import RunComponents
 from actors.training.learner_group import LearnerGroup
+from actors.workers.selector import Ack, Opened
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
@@ -99,6 +105,42 @@ def _group(config: Config, world: Any, **others: Any) -> LearnerGroup:
 run_components.LearnerGroup = _group  # type: ignore[assignment, misc]
 
 
+class Groups(OpenIteration):
+    """Gets each group once, and only groups that the selector has accepted or had before."""
+
+    _restored = False
+    _had: frozenset[str] = frozenset()
+    """Prompts whose groups came with the revision, from before a resume."""
+
+    def revised(self, opened: Opened) -> None:
+        self._had = frozenset(group.prompt_id for group in opened.groups)
+        super().revised(opened)
+
+    async def make_again(self, regenerating: Regenerating) -> None:
+        self._had = frozenset()
+        await super().make_again(regenerating)
+
+    async def _accepted(self, unit: WorkUnit) -> tuple[Reply, Ack]:
+        again = unit.stage == "regenerate" and unit.prompt_id in self._had
+        assert not again, f"the group of prompt {unit.prompt_id} is made again, which came with the revision"
+        return await super()._accepted(unit)
+
+    def _take_groups(self, opened: Opened) -> None:
+        self._restored = True
+        super()._take_groups(opened)
+        self._restored = False
+
+    def _give_to_learner(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
+        assert prompt_id not in self.groups, f"the group of prompt {prompt_id} is made a second time"
+        if not self._restored and hasattr(self._world, "promises"):
+            accepted = self._selector._groups.get(self.plan.iteration, [])
+            assert group in accepted, f"the learners get the group of {prompt_id} before the selector accepted it"
+        super()._give_to_learner(prompt_id, rewards, group)
+
+
+rollouts.OpenIteration = Groups  # type: ignore[misc]
+
+
 def check_result(folder: RunFolder, config: Config) -> tuple[str, ...]:
     """The result of a finished run is the average of its last checkpoint; returns all of that, for a comparison."""
     from safetensors.torch import load
@@ -135,8 +177,7 @@ def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, ex
 
     Args:
         causes: one for each such process.
-        exactly: whether each sentence on a loss is of one that is paid for: no card, whose roles tell their own, and no
-            evaluation from outside, which pays itself.
+        exactly: whether each sentence on a loss is of one that is paid for: no card, whose roles tell their own.
     """
     spent = parts.fleet.replacements.total - parts.fleet.replacements.left
     assert spent <= len(causes), f"{spent} replacements are used up, for {causes}"
@@ -146,27 +187,39 @@ def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, ex
         assert spent == rebuilt + replaced, f"{spent} replacements are used up; told: {told}"
 
 
+def check_requeued(parts: RunComponents, told: list[str]) -> None:
+    """The iterations' records count each unit that an explorer of this driver lost. With previews only: samples of a
+    pool may be made again after the record.
+    """
+    if parts.config.rollout.strategy != "two_stage":
+        return
+    found = [re.match(r"(\d+) units of explorer\S* go to others", text) for text in told]
+    lost = sum(int(each.group(1)) for each in found if each)
+    counted = sum(each.requeued_units for each in parts.telemetry.iterations if each.iteration >= parts.point.updates)
+    assert counted >= lost, f"{lost} units went to others, and records count {counted}"
+
+
 def check_forgotten(controller: Controller, processes: list[Any]) -> None:
     """At the end of a run nothing is left of what is over, and all counts are those of what is there."""
-    parts = controller._components
+    parts = controller._run
+    assert parts is not None
     router, dispatcher = parts.fleet.router, parts.fleet.router._dispatcher
-    open_ = {this.batch for this in parts.rollouts._open.values()}
-    open_ |= {each.batch for this in parts.requests._open.values() for each in this.evaluations.values()}
-    assert set(router._owners) <= open_, f"owners left: {set(router._owners) - open_}"
-    assert set(dispatcher.requeued) <= open_, f"counts of {set(dispatcher.requeued) - open_} are left"
+    assert not router._requests, f"units are requested: {list(router._requests)}"
     assert not dispatcher._entries, f"units left: {list(dispatcher._entries)}"
-    assert not +dispatcher._waiting, f"waiting units: {dispatcher._waiting}"
-    held = sum(len(worker.units) for worker in dispatcher._workers.values())
-    assert dispatcher._held == held, f"workers have {held} units, not {dispatcher._held}"
+    assert not dispatcher._waiting, f"waiting units: {dispatcher._waiting}"
+    assert dispatcher._workers.keys() <= router._workers.keys(), f"gone workers are left: {dispatcher._workers.keys()}"
+    held = [unit.id for worker in dispatcher._workers.values() for unit in worker.units]
+    assert not held, f"workers have {held}, which no task awaits"
     holders = Counter((worker.pool, worker.holds) for worker in dispatcher._workers.values() if worker.holds)
     assert dispatcher._holders == holders, f"{dispatcher._holders} instead of {holders}"
     client = parts.rollouts._selector
     assert not client._inbox, f"answers left: {client._inbox}"
     for kept in (client._plans, client._revised, client._results, client._groups):
         assert set(kept) <= set(parts.rollouts._open), f"the selector's client keeps {set(kept)}"
-    assert set(router._results) <= open_, f"futures left: {set(router._results) - open_}"
-    awaited = [list(router._results.get(this.batch, {})) for this in parts.rollouts._open.values()]
-    assert not any(awaited), f"units are awaited: {awaited}"
+    for this in parts.rollouts._open.values():
+        at_work = [prompt for prompt, task in this._prompts_at_work.items() if not task.done()]
+        assert not at_work, f"groups of {at_work} are still made"
+        assert not this._unexplored, f"{this._unexplored} are unexplored"
     assert not parts.learners._offers
     assert parts.learners._inputs is None, "learners keep what they were given"
     locks = parts.learners._turn, parts.publisher._turn, client._restarting

@@ -15,30 +15,24 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from actors.evaluation.requests import EvaluationRequest
-
 from actors.client.launch import concluded
 from actors.controller import Controller
 from actors.fleet import fleet, worker
-from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config, Lora
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_summary
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
-from solrl_ray.weight_sync.publication import Publication
 from tests.simulated import virtual_clock
 from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
-from tests.simulated.players import MODULE, WIDTH, held_out, players, publisher, rewards
-from tests.simulated.promises import Promises, check_budget, check_forgotten, check_result
+from tests.simulated.players import players
+from tests.simulated.promises import Promises, check_budget, check_forgotten, check_requeued, check_result
 from tests.simulated.world import NOTICED, SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +45,6 @@ DEADLINES = (
 )
 """Longer than a slow call takes; short, as others are asked for a sign of life meanwhile. No two are equal, so that one
 taken for another is seen."""
-LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
 logging.getLogger("solrl_ray.prompts").setLevel(logging.ERROR)  # embeddings are torn by losses of power
 
 
@@ -91,8 +84,7 @@ def configuration(shape: Shape) -> Config:
     settings = (*shape.settings, "fleet.max_replacements=20", "fleet.strikes=2", f"fleet.deadlines={DEADLINES}")
     config = load([ROOT / "configs" / "demo.yaml"], settings)
     prompts = {name: str(PROMPTS / f"{name}.txt") for name in ("train", "heldout")}
-    others = [OtherExplorers(name="b", prompts=1, count=1)] if shape.others else []
-    return _but(_but(config, "prompts", **prompts), "fleet", other_explorers=others)
+    return _but(config, "prompts", **prompts)
 
 
 def _but(config: Config, section: str, **values: Any) -> Config:
@@ -190,28 +182,29 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
     others: list[asyncio.Task[None]] = []
     for call, pool, size in plan.scales:
         world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))
-    for call, patience in plan.evaluations:
-        world.visits[call] = partial(_begin, others, partial(_ask, controller, config, patience))
     promised = world.promises.newest
     life = asyncio.ensure_future(controller.run())
     try:
         done, _ = await asyncio.wait([life, crash], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise AssertionError(f"the run has not ended after {PATIENCE:g} s: {_tasks()}")
-        if (point := getattr(controller._components, "point", None)) is not None:
-            assert point.updates >= promised, f"{promised} updates were saved, and it goes on after {point.updates}"
+        if controller._run is not None:
+            begun = controller._run.point.updates
+            assert begun >= promised, f"{promised} updates were saved, and it goes on after {begun}"
         if not world.crashed.is_set():
             if not life.cancelled():
                 life.exception()  # is raised below
             _check_end(controller, world, told)
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
-            exactly = not plan.colocated and not plan.evaluations
-            check_budget(controller._components, world.causes, [text for _, text in told], exactly=exactly)
+            spoken = [text for _, text in told]
+            check_budget(controller._run, world.causes, spoken, exactly=not plan.colocated)
+            check_requeued(controller._run, spoken)
         return not world.crashed.is_set()
     finally:
         said += [text for _, text in told]
-        controller._components.folder.lock.release()
+        if controller._run is not None:
+            controller._run.folder.lock.release()
         await _clear_away(world, others)
 
 
@@ -259,7 +252,7 @@ def _check_end(controller: Controller, world: SimulatedWorld, told: list[tuple[f
 def _listen(controller: Controller) -> list[tuple[float, str]]:
     """When what is told to the user, from now on."""
     told: list[tuple[float, str]] = []
-    telemetry = controller._components.telemetry
+    telemetry = controller._telemetry
     say = telemetry.message
 
     def message(text: str) -> None:
@@ -278,45 +271,6 @@ def _begin(tasks: list[asyncio.Task[None]], work: Callable[[], Coroutine[Any, An
 async def _scale(controller: Controller, pool: str, size: int) -> None:
     with suppress(RunError, UserError, OSError):  # it is told to whoever asks
         await controller.scale({pool: size})
-
-
-async def _ask(controller: Controller, config: Config, patience: int) -> None:
-    """Ask for an evaluation, and how far it is; then be gone."""
-    try:
-        requests = controller.requests
-    except RunError:  # it still reads the run folder
-        return
-    prompts = tuple(read_prompts(config.prompts.heldout))
-    publication = _outside(config.model.lora)
-    requests.submit(
-        EvaluationRequest(
-            name="outside", config=config, prompts=prompts, updates=7, publications={"default": publication}
-        )
-    )
-    for _ in range(patience):
-        progress = requests.poll("outside")
-        assert progress is not None, "an evaluation was dropped whose sender polls"
-        if progress.error is not None or progress.found is not None:
-            break
-        await asyncio.sleep(2.0)
-    if patience == 3 and progress.found is None:
-        return
-    if progress.found is not None:
-        weights = publication.revision.manifest.expected["regenerator"].digest
-        for prompt_id, evaluated in progress.found["default"].items():
-            expected = held_out(weights, rewards("regenerators", weights, evaluated.unit))
-            assert evaluated.rewards == expected, f"an evaluation from outside has other rewards for {prompt_id}"
-    requests.forget("outside")
-
-
-def _outside(lora: Lora) -> Publication:
-    """What an evaluation from outside is about."""
-    factors = {
-        f"{MODULE}.lora_A": torch.ones(lora.rank, WIDTH),
-        f"{MODULE}.lora_B": torch.full((WIDTH, lora.rank), 0.5),
-    }
-    revision = publisher(lora).build(7, factors, policy="default")
-    return Publication(revision=revision, mode="packed")
 
 
 def _tasks() -> list[str]:

@@ -6,6 +6,7 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +16,18 @@ import pytest
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
-from actors.dispatch.unit_router import UnitRouter
+from actors.dispatch.unit_router import Reply, UnitRouter
 from actors.fleet.fleet import Fleet
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.workers import selector
-from actors.workers.selector import Ack
+from actors.workers.selector import Ack, Opened
 from actors.world import Process
 from solrl_ray.common import files
+from solrl_ray.errors import InputGone
 from solrl_ray.learning import state
-from solrl_ray.records import WorkUnit
+from solrl_ray.records import UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage import journal
@@ -37,7 +39,7 @@ from tests.simulated.plans import Plan
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
 from tests.simulated.runs import undisturbed, violation
-from tests.simulated.test_seeds import SEEDS
+from tests.simulated.test_seeds import SEEDS, SMALL, TWICE
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -65,14 +67,14 @@ def keeps_what_a_lost_worker_had(patch: pytest.MonkeyPatch) -> None:
 def gives_units_to_workers_with_another_revision(patch: pytest.MonkeyPatch) -> None:
     add, rewards = Dispatcher.add, Player._rewards
 
-    def added(self: Dispatcher, units: Any, **named: Any) -> None:
+    def added(self: Dispatcher, unit: WorkUnit, **named: Any) -> None:
         holds = [mine.holds for mine in self._workers.values() if mine.holds and mine.pool == named["pool"]]
-        add(self, units, **(named | ({"holds": holds[0]} if holds else {})))
+        add(self, unit, **(named | ({"holds": holds[0]} if holds else {})))
 
-    def unchecked(self: Player, unit: WorkUnit) -> tuple[float, ...]:
+    def unchecked(self: Player, unit: WorkUnit, *of: object) -> tuple[float, ...]:
         held, self._holds = self._holds, (unit.policy, unit.revision)
         try:
-            return rewards(self, unit)
+            return rewards(self, unit, *of)
         finally:
             self._holds = held
 
@@ -114,7 +116,85 @@ def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None
 
 
 def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(UnitRouter, "_repeat", lambda self, answer, reason: None)
+    accept = SelectorClient.accept_group
+
+    async def accepted(self: SelectorClient, iteration: int, group: Any) -> Ack:
+        try:
+            return await accept(self, iteration, group)
+        except InputGone:
+            return await asyncio.get_running_loop().create_future()
+
+    patch.setattr(SelectorClient, "accept_group", accepted)
+
+
+def makes_groups_again_that_came_with_the_revision(patch: pytest.MonkeyPatch) -> None:
+    revised = OpenIteration.revised
+
+    def started(self: OpenIteration, opened: Opened) -> None:
+        again = [
+            WorkUnit(
+                stage="regenerate",
+                iteration=group.iteration,
+                revision=group.revision,
+                prompt_id=group.prompt_id,
+                indices=group.indices,
+            )
+            for group in opened.groups
+        ]
+        revised(self, replace(opened, groups=(), units=(*opened.units, *again)))
+
+    patch.setattr(OpenIteration, "revised", started)
+
+
+def gives_no_unit_of_a_lost_worker_to_another(patch: pytest.MonkeyPatch) -> None:
+    def lost(self: UnitRouter, worker: str) -> int:
+        self._workers.pop(worker, None)
+        self._dispatcher.not_ready(worker)
+        return len(self._dispatcher.units_of(worker))
+
+    patch.setattr(UnitRouter, "lost", lost)
+
+
+def counts_no_unit_that_goes_to_another_worker(patch: pytest.MonkeyPatch) -> None:
+    def lost(self: UnitRouter, worker: str) -> int:
+        self._workers.pop(worker, None)
+        units = self._dispatcher.lost(worker)
+        self.wake()
+        return len(units)
+
+    patch.setattr(UnitRouter, "lost", lost)
+
+
+def keeps_a_request_that_was_answered(patch: pytest.MonkeyPatch) -> None:
+    request = UnitRouter.request
+
+    async def requested(self: UnitRouter, unit: WorkUnit, call: Any, **named: Any) -> Reply:
+        try:
+            return await request(self, unit, call, **named)
+        finally:
+            self._dispatcher.add(unit, pool="nobody", order=(0,))
+
+    patch.setattr(UnitRouter, "request", requested)
+
+
+def takes_refused_answers(patch: pytest.MonkeyPatch) -> None:
+    accept = SelectorClient.accept
+
+    async def accepted(self: SelectorClient, result: UnitResult) -> Ack:
+        return replace(await accept(self, result), refused="")
+
+    patch.setattr(SelectorClient, "accept", accepted)
+
+
+def gives_groups_to_learners_before_they_are_accepted(patch: pytest.MonkeyPatch) -> None:
+    accept = SelectorClient.accept_group
+
+    async def accepted(self: SelectorClient, iteration: int, group: Any) -> Ack:
+        work = accept(self, iteration, group)
+        self.__dict__.setdefault("accepting", []).append(asyncio.ensure_future(work))
+        return Ack()
+
+    patch.setattr(SelectorClient, "accept_group", accepted)
 
 
 def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch) -> None:
@@ -129,8 +209,8 @@ def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch
 def scores_a_unit_by_who_does_it(patch: pytest.MonkeyPatch) -> None:
     rewards = Player._rewards
 
-    def scored(self: Player, unit: WorkUnit) -> tuple[float, ...]:
-        return tuple(reward + number(self._name) for reward in rewards(self, unit))
+    def scored(self: Player, unit: WorkUnit, *of: object) -> tuple[float, ...]:
+        return tuple(reward + number(self._name) for reward in rewards(self, unit, *of))
 
     patch.setattr(Player, "_rewards", scored)
 
@@ -203,6 +283,12 @@ BROKEN: dict[Break, str] = {
     forgets_what_a_dead_selector_had_not_acknowledged: "has not ended",
     counts_an_iteration_before_its_checkpoint: "",
     does_not_ask_for_a_lost_group_again: "has not ended",
+    makes_groups_again_that_came_with_the_revision: "which came with the revision",
+    gives_no_unit_of_a_lost_worker_to_another: "",
+    counts_no_unit_that_goes_to_another_worker: "went to others",
+    keeps_a_request_that_was_answered: "units left",
+    takes_refused_answers: "",
+    gives_groups_to_learners_before_they_are_accepted: "before the selector accepted it",
     learns_from_groups_in_the_order_in_which_they_came: "digests",
     scores_a_unit_by_who_does_it: "digests",
     does_not_sync_the_journal: "acknowledged before it was written",
@@ -221,12 +307,9 @@ BROKEN: dict[Break, str] = {
     promises.restores_the_optimisers_steps_from_updates: "counters",
     promises.restores_the_average_from_the_trained_policy: "ema of the state",
     promises.restores_the_sampling_policy_from_the_trained_one: "old of the state",
-    promises.evaluates_what_was_forgotten_meanwhile: "owners left",
-    promises.tells_no_window_that_its_evaluation_was_forgotten: "",
     promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: "",
     promises.does_not_tell_a_new_selector_what_the_journal_had: "",
     promises.waits_for_nobody_who_prepares: "are used up",
-    promises.counts_the_units_of_lost_workers_for_ever: "workers have",
     promises.forgets_what_a_process_does_before: "are used up",
     promises.charges_for_workers_that_leave: "are used up",
     promises.charges_for_cards_that_learners_leave_with_their_node: "are used up",
@@ -245,7 +328,15 @@ def _has(role: str, kind: str = "") -> Callable[[Plan], bool]:
 
 
 NEEDS: dict[Break, Callable[[Plan], bool]] = {
-    keeps_what_a_lost_worker_had: _has("explorer", "dies"),
+    **dict.fromkeys(
+        (
+            keeps_what_a_lost_worker_had,
+            gives_no_unit_of_a_lost_worker_to_another,
+            counts_no_unit_that_goes_to_another_worker,
+        ),
+        _has("explorer", "dies"),
+    ),
+    takes_refused_answers: _has("explorer", "answers NaN"),
     replays_pruned_units_as_if_nobody_had_been_dropped: (
         lambda plan: plan.shape.prune != "null" and _has("selector", "dies")(plan)
     ),
@@ -264,12 +355,9 @@ NEEDS: dict[Break, Callable[[Plan], bool]] = {
     promises.forgets_the_best_checkpoint: lambda plan: plan.shape.iterations == 4,
 }
 """Broken version → what a plan needs so that anything of it can be seen: such seeds come first."""
-ONE = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, nodes=2)
-GIVEN_UP = [
-    replace(ONE, seed=seed, evaluations=((call, 1),))
-    for call in (*range(31, 34), *range(40, 76, 3))
-    for seed in range(1, 6)
-]
+ONE = Plan(1, SMALL, explorers=1, regenerators=1, ranks=1, nodes=2)
+AHEAD = replace(SMALL, staleness=1, unit=4, prune="null", prompts=3)
+"""Explores ahead."""
 SHOWN: dict[Break, list[Plan]] = {
     waits_for_a_sign_of_life_without_a_deadline: [replace(ONE, faults=(Fault("regenerator", 3, "hangs"),))],
     does_not_ask_for_a_lost_group_again: [replace(ONE, faults=(Fault("regenerator", 3, "lost its samples"),))],
@@ -277,18 +365,47 @@ SHOWN: dict[Break, list[Plan]] = {
         replace(ONE, seed=2, ends=(Fault("disk", operation, "loses power and a block"),))
         for operation in range(150, 300, 10)
     ],
-    promises.does_not_tell_a_new_selector_what_the_old_one_had_accepted: [Plan.of(1501), Plan.of(1702)],
-    promises.does_not_tell_a_new_selector_what_the_journal_had: [Plan.of(160585)],
-    promises.waits_for_nobody_who_prepares: [Plan.of(210002)],
-    promises.evaluates_what_was_forgotten_meanwhile: GIVEN_UP,
-    promises.tells_no_window_that_its_evaluation_was_forgotten: GIVEN_UP,
+    # The first driver dies after it has explored iteration 1 ahead and made some of its groups.
+    makes_groups_again_that_came_with_the_revision: [
+        replace(ONE, shape=AHEAD, ends=(Fault("controller", call, "dies"),)) for call in range(66, 96, 3)
+    ],
+    # The second one's selector loses a line of iteration 1, whose explorers hold the next revision by then.
+    promises.does_not_tell_a_new_selector_what_the_journal_had: [
+        replace(
+            ONE,
+            seed=seed,
+            nodes=1,
+            shape=replace(AHEAD, iterations=3),
+            ends=(Fault("controller", dies, "dies"), Fault("selector", call, "dies before, and a line is damaged")),
+        )
+        for dies in range(70, 92, 5)
+        for call in range(5, 14, 2)
+        for seed in (1, 2)
+    ],
+    # All roles of a card are slow while one of them prepares, so that a sign of life comes late.
+    promises.waits_for_nobody_who_prepares: [
+        replace(
+            ONE,
+            seed=seed,
+            nodes=1,
+            shape=SMALL,
+            colocated=True,
+            faults=(
+                Fault("learner", 9, "is slow"),
+                Fault("regenerator", 10, "is slow"),
+                Fault("explorer", 7, "is slow"),
+                Fault("explorer", 8, "is slow"),
+            ),
+        )
+        for seed in (1, 4)
+    ],
     promises.charges_for_workers_that_leave: [
         replace(ONE, faults=(Fault("regenerator", call, "hangs"), Fault("node", drains, "drains")))
         for call in range(8, 20)
         for drains in range(40, 70, 5)
     ],
     promises.counts_rollbacks_in_one_process_only: [
-        replace(ONE, shape=Plan.of(24).shape, ends=(Fault("controller", call, "dies beside the disk"),))
+        replace(ONE, shape=TWICE, ends=(Fault("controller", call, "dies beside the disk"),))
         for call in range(60, 200, 10)
     ],
 }

@@ -11,10 +11,11 @@ import pytest
 from tests.simulated.faults import Fault
 from tests.simulated.plans import Plan
 from tests.simulated.runs import run, undisturbed
+from tests.simulated.test_seeds import SMALL
 from tests.simulated.world import SimulatedWorld
 
 SAVE = "the checkpoint after 1 updates"
-PLAN = Plan(1, replace(Plan.of(4).shape, prompts=1), explorers=1, regenerators=1, ranks=1)
+PLAN = Plan(1, replace(SMALL, prompts=1), explorers=1, regenerators=1, ranks=1)
 
 
 def points(monkeypatch: pytest.MonkeyPatch) -> tuple[range, range]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from actors.controller import Controller
-from solrl_ray.scheduling import hedging
 from solrl_ray.storage import run_folder
 from tests.simulated import runs
 from tests.simulated.plans import Plan
@@ -49,11 +48,11 @@ def test_what_is_held_is_the_same_after_twice_as_many_iterations(
 
     def checked(controller: Controller, processes: list[Any]) -> None:
         check(controller, processes)
-        folder: Any = controller._components.folder.path
+        assert controller._run is not None
+        folder: Any = controller._run.folder.path
         held.append(sizes(controller) + Counter({name: len(list((folder / name).iterdir())) for name in FOLDERS}))
 
     monkeypatch.setattr(runs, "check_forgotten", checked)
-    monkeypatch.setattr(hedging, "REMEMBERED", REMEMBERED)
     monkeypatch.setattr(run_folder, "JOURNALS", 1)
     for iterations in (6, 12):
         shape = replace(Plan.of(4).shape, iterations=iterations, staleness=1, every=1)
