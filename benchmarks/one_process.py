@@ -123,6 +123,9 @@ class OneProcessWorld:
 
     dismiss = kill
 
+    def abort(self, rank: Any) -> None:
+        """A rank that is lost leaves no other one waiting: there is one."""
+
     # Calls
 
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
