@@ -84,7 +84,7 @@ class OneProcessWorld:
     node = "this process"
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self._config = self._exploring = config
+        self._config = config
         self._folder = folder
         self._threads: dict[Any, int] = {}
         """By actor: threads that it computes with, on which last bits depend. On Ray they are those of its process."""
@@ -101,16 +101,13 @@ class OneProcessWorld:
         return Selector(self._folder, self._config.fleet.strict)
 
     def explorer(self, name: str) -> Explorer:
-        return Explorer(name, self._exploring)
+        return Explorer(name, self._config)
 
     def regenerator(self, name: str) -> Regenerator:
         return Regenerator(name, self._config)
 
     def learner(self, rank: int, rebuilt: int) -> Rank:
         return Rank(self._config, rank)
-
-    def explore_with(self, config: Config) -> None:
-        self._exploring = config
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
         return True
