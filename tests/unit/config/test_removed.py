@@ -9,7 +9,10 @@ import pytest
 from solrl_ray.config import removed
 from tests.support.command_line import refusal
 
-GIVEN = {"--alone": ("eval", "runs/a", "--alone"), "--explorers-of": ("pool", "scale", "runs/a", "--explorers-of=l40s=2")}
+GIVEN = {
+    "--alone": ("eval", "runs/a", "--alone"),
+    "--explorers-of": ("pool", "scale", "runs/a", "--explorers-of=l40s=2"),
+}
 """Each removed option as it was given."""
 
 
