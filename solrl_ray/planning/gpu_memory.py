@@ -5,8 +5,8 @@
     colocated  load ─► encode ─► explore ─► regenerate ─► learn ─► publish    one process, one BF16 base
     split      one process a role, each at its own fullest stage, and all that share a card at the same time
 
-Everything is estimated from sizes, by the rules below; `tests/unit/planning/test_gpu_memory.py` holds those of processes
-with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
+Everything is estimated from sizes, by the rules below; `tests/unit/planning/test_gpu_memory.py` holds those of
+processes with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
 Not counted: NCCL between cards, rewards of one's own, and what vision-language rewards hold beside their weights.
 """
 

@@ -12,7 +12,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.quantization import capability
 from solrl_ray.report.data import read_run
 from tests.support.small import digests, folder, small_config
-from tests.system.test_other_explorers import brought
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,11 +28,6 @@ EACH_A_CARD = (
     f"fleet={{explorers: {WHOLE}, regenerators: {WHOLE}, learners: {{threads: 1, num_gpus: 1}}}}",
 )
 ONE_CARD = (*EACH_A_CARD, "fleet.placement=colocated")
-GPU_AND_CPU = (
-    "fleet.explorers={{count: {count}, num_gpus: {share}}}",
-    "fleet.regenerators={{count: {count}, num_gpus: {share}}}",
-    "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: 1}}]",
-)
 IN_FP8 = ("model.dtype=bfloat16", "rollout.explore={steps: 2, precision: fp8}")
 
 has_fp8 = pytest.mark.skipif(
