@@ -50,14 +50,3 @@ def test_pruned_previews_rank_the_same_with_one_explorer_and_with_two(tmp_path: 
     }
     assert digests(runs[2]) == digests(runs[1])
     assert sum(record.dropped for record in read_run(folder(runs[1])).iterations) == 3 * 3 * 2
-
-
-def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_path: Path) -> None:
-    runs = {}
-    for count, share in ((1, 0.4), (2, 0.2)):
-        settings = [*UNCOMPILED, *(setting.format(count=count, share=share) for setting in GPU_AND_CPU)]
-        runs[count] = trained(tmp_path, f"kinds-{count}", *settings)
-    classes = {(kind, score_class) for _, kind, score_class in brought(runs[1])}
-    assert len(classes) == len({score_class for _, score_class in classes}) == 2
-    assert sorted(brought(runs[2])) == sorted(brought(runs[1]))
-    assert digests(runs[2]) == digests(runs[1])
