@@ -85,7 +85,7 @@ class OneProcessWorld:
     node = "this process"
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self._config = self._exploring = config
+        self._config = config
         self._folder = folder
         self._threads: dict[Any, int] = {}
         """By actor: threads that it computes with, on which last bits depend. On Ray they are those of its process."""
@@ -102,16 +102,13 @@ class OneProcessWorld:
         return Selector(self._folder, self._config.fleet.strict)
 
     def explorer(self, name: str) -> Explorer:
-        return Explorer(name, self._exploring)
+        return Explorer(name, self._config)
 
     def regenerator(self, name: str) -> Regenerator:
         return Regenerator(name, self._config)
 
     def learner(self, rank: int, rebuilt: int) -> Rank:
         return Rank(self._config, rank)
-
-    def explore_with(self, config: Config) -> None:
-        self._exploring = config
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
         return True
@@ -123,6 +120,9 @@ class OneProcessWorld:
         """It is forgotten by whoever holds it."""
 
     dismiss = kill
+
+    def abort(self, rank: Any) -> None:
+        """A rank that is lost leaves no other one waiting: there is one."""
 
     # Calls
 

@@ -70,9 +70,8 @@ def test_who_computes_a_large_model_on_cpus_is_told(
     assert solrl("plan", config_file) == 0
     lacking = "fleet.explorers, fleet.regenerators, fleet.learners"
     assert f"note: num_gpus of {lacking} is 0, so " in capsys.readouterr().out
-    others = ["--set", "fleet.other_explorers=[{name: l40s, prompts: 1}]"]
-    assert solrl("plan", config_file, *gpus, *others) == 0
-    assert "note: num_gpus of fleet.other_explorers.0, fleet.regenerators is 0, so " in capsys.readouterr().out
+    assert solrl("plan", config_file, *gpus) == 0
+    assert "note: num_gpus of fleet.regenerators is 0, so " in capsys.readouterr().out
     assert "num_gpus" not in printed(capsys, "plan", config_file, *gpus, "--set", "fleet.regenerators.num_gpus=1")
 
 

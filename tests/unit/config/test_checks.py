@@ -54,7 +54,6 @@ model.cfg.interval | [0.8, 0.3] 0 1 | model.cfg={scale: 4, interval: [0.8, 0.3]}
 evaluation.cfg.scale | 1.0 1 | evaluation.cfg.interval=[0, 0.3]
 model.cfg.scale | 1.0 1 | model.cfg.negative_prompt=dull
 run.name | ".." | run.name=..
-fleet.hedge | 0.5 0 1 | fleet.hedge=0.5
 compile.mode | "max-autotune-no-cudagraphs" run.deterministic \
   | run.deterministic=true & compile.mode=max-autotune-no-cudagraphs
 fleet.learners.num_gpus | 0.51 1 fleet.placement | fleet.learners.num_gpus=0.51
@@ -71,12 +70,6 @@ learner.activation_memory | 0.5 0 1 compile.learner \
   | learner.activation_memory=0.5 & fleet.learners.num_gpus=1 & compile.learner=false
 fleet.explorers.num_gpus | 1.5 1 | fleet.explorers.num_gpus=1.5
 fleet.encoders.num_gpus | 1.5 1 | fleet.encoders.num_gpus=1.5
-fleet.other_explorers.0.name | "L40S" | fleet.other_explorers=[{name: L40S, prompts: 1}]
-fleet.other_explorers.1.name | "a" | fleet.other_explorers=[{name: a, prompts: 1}, {name: a, prompts: 1}]
-fleet.other_explorers.0.prompts | 12 | rollout.prompts=12 & fleet.other_explorers=[{name: a, prompts: 12}]
-fleet.other_explorers.1.prompts | 8 \
-  | rollout.prompts=12 & fleet.other_explorers=[{name: a, prompts: 4}, {name: b, prompts: 8}]
-fleet.other_explorers.0.num_gpus | 0.5 | fleet.other_explorers=[{name: a, prompts: 1, num_gpus: 0.5}]
 fleet.regenerators.fallback_labels | [{"zone" | fleet.regenerators.fallback_labels=[{zone: b}]
 rollout.preview.latent_frames | [0] model.frames | rollout.preview.latent_frames=[0]
 rollout.preview.latent_frames | [2, 0] [0, 1, 2] | model.frames=9 & rollout.preview.latent_frames=[2, 0]

@@ -7,7 +7,7 @@ import pytest
 from solrl_ray.config.loading import load
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import hedge, unreproducible_rewards, warnings
+from solrl_ray.config.strategies import unreproducible_rewards, warnings
 from tests.support import made_runs
 from tests.support.small import CONFIGS
 
@@ -31,9 +31,7 @@ def test_a_reward_is_what_its_kind_is_unless_it_is_declared(
 ) -> None:
     config = configured(RewardConfig(kind="clipscore"), RewardConfig(kind=kind, reproducible=declared))
     assert unreproducible_rewards(config) == expected
-    assert hedge(config) == (0.0 if expected else config.fleet.hedge)
     assert any("digests of equal runs are not promised" in words for words in warnings(config)) == bool(expected)
-    assert config.fleet.hedge > 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from solrl_ray.config.loading import load_with_sources, to_yaml
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation.held_out import evaluation_metrics, reward_names
-from solrl_ray.evaluation.request import evaluation_config, free_folder, obstacle, policies_of, state_of
+from solrl_ray.evaluation.request import evaluation_config, free_folder, policies_of, state_of
 from solrl_ray.records import Prompt
 from solrl_ray.report.comparison import Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
@@ -138,21 +138,6 @@ def test_a_file_of_prompts_is_taken_whole(run: Path, tmp_path: Path) -> None:
     assert (config.evaluation.prompts, config.evaluation.pictures) == (2, 2)
     loaded = load_with_sources([run / "config.yaml"], [*overrides, "evaluation.prompts=1"])
     assert evaluation_config(loaded, run / "config.yaml", [], all_prompts=True).config.evaluation.prompts == 1
-
-
-def test_a_live_runs_regenerators_will_do_unless_they_would_compute_otherwise(run: Path) -> None:
-    file = run / "config.yaml"
-    own = load_with_sources([file]).config
-    asked = load_with_sources(
-        [file], ["evaluation={prompts: 2, steps: 3}", "rollout.solver=euler", "rewards=[{kind: 'm:f'}]"]
-    )
-    assert obstacle(asked.config, own) == ""
-    for key, value in (("model.resolution", "64"), ("compile.enabled", "true"), ("run.seed", "8")):
-        other = load_with_sources([file], [f"{key}={value}"]).config
-        assert f"another {key} than requested; evaluating alone" in obstacle(other, own)
-    kept = load_with_sources([file], ["evaluation.share=0"]).config
-    assert "accepts no evaluations (evaluation.share is 0)" in obstacle(own, kept)
-    assert "accepts no evaluations (evaluation.share is 0)" in obstacle(kept, own)  # --set evaluation.share=0
 
 
 def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:

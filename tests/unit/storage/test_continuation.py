@@ -87,12 +87,3 @@ def test_a_change_that_splits_sums_differently_is_noted(
     assert names(found, key, values)
     assert found.endswith("the bytes may differ from an undisturbed run.")
     assert continuation.notes(load(parts, ["fleet.explorers.count=7", "checkpoints.keep=3"]), load(parts)) == []
-
-
-def test_that_other_explorers_rank_other_prompts_is_noted_but_not_how_many_they_are(parts: list[Path]) -> None:
-    was = load(parts, ["fleet.other_explorers=[{name: a, prompts: 1}]"])
-    more = load(parts, ["fleet.other_explorers=[{name: a, prompts: 1, count: 5}]"])
-    assert continuation.notes(more, was) == []
-    for changed in ("[{name: a, prompts: 2}]", "[{name: b, prompts: 1}]", "[{name: a, prompts: 1, threads: 2}]", "[]"):
-        (note,) = continuation.notes(load(parts, [f"fleet.other_explorers={changed}"]), was)
-        assert note.startswith("fleet.other_explorers ")
