@@ -70,7 +70,6 @@ def _values(data: RunData) -> dict[str, Any]:
         "targets": _targets(curve),
         "plots": _drawn(data, curve),
         "spearman": finite_mean([record.spearman for record in iterations]),
-        "fidelity": tables.fidelity(data),
         "workers": tables.worker_times(config, iterations),
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
@@ -150,9 +149,6 @@ def _drawn(data: RunData, curve: Curve) -> dict[str, str]:
         previews = not is_one_stage(data.config)
         drawn["training"] = plots.training_reward(data.iterations, previews=previews)
         drawn["loss"] = plots.loss(data.iterations)
-        drawn["distance"] = plots.reference_distance(data.iterations)
-        drawn["gradient"] = plots.gradient_norm(data.iterations)
         if previews:
             drawn["fidelity"] = plots.rank_fidelity(data.iterations)
-        drawn["stages"] = plots.stage_time(data.iterations)
     return drawn

@@ -1,4 +1,4 @@
-"""The numbers of the report's tables: rank fidelity, use of time (wall seconds without overlap, and the workers' share
+"""The numbers of the report's tables: use of time (wall seconds without overlap, and the workers' share
 of working time) and precision of a run.
 """
 
@@ -14,7 +14,6 @@ from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
-from solrl_ray.report.summary import finite_mean
 
 OVERLAP = "explore + regenerate"
 REST = "rest"
@@ -29,23 +28,6 @@ TIERS = {
     "float32": "float32, unquantised",
 }
 """What each tier is, so that no reader confuses them."""
-
-
-def fidelity(data: RunData) -> list[list[str]]:
-    """Mean, first, last and least value of each measure of rank fidelity; empty before the first iteration."""
-    if not data.iterations:
-        return []
-    measures = {
-        "Spearman": [record.spearman for record in data.iterations],
-        "Kendall": [record.kendall for record in data.iterations],
-        "same half": [record.side_agreement for record in data.iterations],
-    }
-    rows = []
-    for name, values in measures.items():
-        finite = [value for value in values if value is not None and math.isfinite(value)]
-        shown = (finite_mean(values), values[0], values[-1], min(finite, default=math.nan))
-        rows.append([name, *("–" if value is None else f"{value:.3f}" for value in shown)])
-    return rows
 
 
 def wall_segments(record: IterationMetrics) -> dict[str, float]:
