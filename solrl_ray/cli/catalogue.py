@@ -1,6 +1,4 @@
-"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and whether checkpoints are
-here.
-"""
+"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and the checkpoints they need."""
 
 from __future__ import annotations
 
@@ -11,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from solrl_ray.config import named
 from solrl_ray.config.guidance import Cfg
@@ -63,29 +58,9 @@ def read() -> dict[str, tuple[CatalogueEntry, ...]]:
     return found
 
 
-def presence(checkpoint: str) -> str:
-    """Where a checkpoint is: ``shipped``, ``there``, ``in the cache`` or ``not there``. Downloads nothing."""
-    place = paths.resolve(checkpoint)
-    if isinstance(place, Path):
-        if not place.exists():
-            return "not there"
-        return "shipped" if checkpoint.startswith(paths.BUILTIN) else "there"
-    try:
-        snapshot_download(place, local_files_only=True)
-    except (LocalEntryNotFoundError, OSError):
-        return "not there"
-    return "in the cache"
-
-
 def table() -> str:
     """The output of `solrl list`: the parts, what they need, and how they compose."""
     parts = read()
-    fetched_by = {name: part for part in reversed(parts["rewards"]) if part.downloads for name in part.checkpoints}
-
-    def checkpoint(part: CatalogueEntry, name: str) -> str:
-        other = None if part.downloads else fetched_by.get(name)
-        return f"{INDENT}{name}: {presence(name)}" + (f" (fetched as for {other.path.stem})" if other else "")
-
     lines: list[str] = []
     for kind, listed in parts.items():
         lines.append(kind + WORDS.get(kind, ""))
@@ -94,7 +69,7 @@ def table() -> str:
             title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
             lines.append(f"  {part.path.stem}")
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
-            lines += [checkpoint(part, name) for name in part.checkpoints]
+            lines += [f"{INDENT}{name}" for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
             lines += [f"{INDENT}{name}: {words}" for name, words in part.facts.items()]
         lines.append("")

@@ -110,9 +110,9 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
     for part in (part for parts in PARTS.values() for part in parts):
         assert f"  {part.path.stem}" in lines
         assert part.title, part.path
-    assert "      builtin:testbed/pipeline: shipped" in lines
+    assert "      builtin:testbed/pipeline" in lines
     assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
-    assert "      xswu/HPSv2: not there (fetched as for hpsv2)" in lines  # of the mixture
+    assert "      xswu/HPSv2" in lines
     commands = {part.path.stem: part.downloads for part in PARTS["models"]}
     assert commands.pop("testbed") == ()
     assert commands["flux1_dev"] == ("hf download black-forest-labs/FLUX.1-dev",)
