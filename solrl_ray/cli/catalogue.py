@@ -1,22 +1,16 @@
-"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and the checkpoints they need."""
+"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and their checkpoints."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
 
 from solrl_ray.config import named
-from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import INCLUDE, read_file
-from solrl_ray.config.schema import Model
-from solrl_ray.models import DISTILLED, FAMILIES, paths
-from solrl_ray.models.shapes import shipped
-from solrl_ray.policy.tool_names import Tool
+from solrl_ray.models import paths
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
@@ -45,8 +39,6 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
-    facts: Mapping[str, str] = field(hash=False)
-    """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -71,7 +63,6 @@ def table() -> str:
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
             lines += [f"{INDENT}{name}" for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
-            lines += [f"{INDENT}{name}: {words}" for name, words in part.facts.items()]
         lines.append("")
     example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
     lines.append("One of each kind, in any order; files of your own after them:")
@@ -97,30 +88,4 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=any("/" in name for name in ([included] if isinstance(included, str) else included)),
-        facts=_facts(values["model"]) if kind == MODELS else {},
     )
-
-
-def _facts(model: Mapping[str, Any]) -> dict[str, str]:
-    """By name and in words, without what does not apply, or needs shapes that are not shipped."""
-    family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
-    least, most = family.sizes.references
-    formats = ("diffusers", *(get_args(Tool) if family.tool_names else ()), "checkpoint")
-    found = {
-        "guidance": _guidance(model),
-        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several" if known else "",
-        "references": f"{least} to {most}" if least < most else str(most or ""),
-        "export": ", ".join(formats),
-    }
-    return {name: words for name, words in found.items() if words}
-
-
-def _guidance(model: Mapping[str, Any]) -> str:
-    """The keys with which a model's samples are guided, in words; empty: none."""
-    name, path = model["family"], model["path"]
-    family = FAMILIES[name]
-    keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
-    if family.cfg_arguments and path not in DISTILLED:
-        takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
-        keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
-    return "; ".join(keys)

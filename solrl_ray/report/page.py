@@ -13,7 +13,7 @@ from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import StockCall
 from solrl_ray.report import plots, tables
-from solrl_ray.report.curve import SHARES, Curve
+from solrl_ray.report.curve import Curve
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
@@ -67,7 +67,6 @@ def _values(data: RunData) -> dict[str, Any]:
         "gain": gain,
         "closed": closed,
         "gallery": Gallery.of_run(data),
-        "targets": _targets(curve),
         "plots": _drawn(data, curve),
         "spearman": finite_mean([record.spearman for record in iterations]),
         "workers": tables.worker_times(config, iterations),
@@ -125,14 +124,6 @@ def _best(data: RunData) -> str:
         f"lora_best, beside lora, is the policy after {top.iteration} updates, the best evaluated one: "
         f"{digits(top.reward_mean)} ± {digits(top.reward_stderr)}."
     )
-
-
-def _targets(curve: Curve) -> list[tuple[str, str, str]]:
-    """When the policy had which share of its gain: share, updates, time. Empty without a gain."""
-    if curve.gain <= 0:
-        return []
-    found = [(share, curve.reaches(curve.points[0].reward + share * curve.gain)) for share in SHARES]
-    return [(f"{share:.0%}", f"{at.updates:.1f}", curve.time(at.seconds)) for share, at in found if at]
 
 
 def _drawn(data: RunData, curve: Curve) -> dict[str, str]:

@@ -80,8 +80,6 @@ def finished(report: Path) -> Page:
         "real pictures score 0.900",
         "36.5 s",
         "3 iterations, 10.0 s each",
-        # From the base to the policy after 3 updates, in 30 s, on a straight line.
-        "50% 1.5 15.0 s 75% 2.2 22.5 s 90% 2.7 27.0 s 100% 3.0 30.0 s",
         "explorer-0 explorer-1 nvfp4-emulated emulation: NVFP4 numerics, not its speed",
         "known-answer vectors: 17 of 17",
         "30 of 42",

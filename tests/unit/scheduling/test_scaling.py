@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.scheduling.scaling import Targets, forgotten
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.scheduling.scaling import Targets
 from tests.support.small import small_config
 
 
@@ -64,27 +63,9 @@ def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> No
         with pytest.raises(UserError) as caught:
             targets.ask({pool: size})
         assert str(caught.value) == sentence
-    assert forgotten(config, {"explorers_l40s": 1}) == [
-        "explorers_l40s begin with 2, from fleet.other_explorers.0.count, not with the 1 that `solrl pool scale` asked "
-        "for; ask again, or resume with --set fleet.other_explorers.0.count=1"
-    ]
     assert [Targets(config, explores=False).wanted(pool) for pool in ("explorers", "explorers_l40s")] == [0, 0]
 
 
 def test_without_other_explorers_none_can_be_asked_for(targets: Targets) -> None:
     with pytest.raises(UserError, match=r"this run has none \(fleet.other_explorers\)"):
         targets.ask({"explorers_l40s": 1})
-
-
-def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:
-    config, folder = small_config(tmp_path, "resumed"), RunFolder(tmp_path)
-    folder.note_sizes({"explorers": 3})
-    folder.note_sizes({"explorers": 4, "regenerators": 1})  # as many as are configured
-    assert forgotten(config, folder.take_sizes()) == [
-        "explorers begin with 1, from fleet.explorers.count, not with the 4 that `solrl pool scale` asked for; "
-        "ask again, or resume with --set fleet.explorers.count=4"
-    ]
-    assert forgotten(config, folder.take_sizes()) == []
-    (tmp_path / "pools.json").write_text("{")
-    with pytest.raises(UserError, match=r"pools\.json is not JSON: .*; remove it\.$"):
-        folder.take_sizes()
