@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -76,8 +77,9 @@ class LearnerState(Portable, read_only=True):
         contents: dict[str, bytes] = {}
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": tensor for part in parts for key, tensor in getattr(self, part).items()}
-            contents[name] = safetensors.torch.save(
-                {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+            # As NumPy's arrays: of tensors, the package refuses those that share memory.
+            contents[name] = safetensors.numpy.save(
+                {key: each.detach().contiguous().numpy() for key, each in tensors.items()}
             )
         files = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}

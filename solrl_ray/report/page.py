@@ -132,8 +132,6 @@ def _drawn(data: RunData, curve: Curve) -> dict[str, str]:
     if curve.points:
         real = data.shown.get("real")
         drawn["heldout"] = plots.heldout_reward(curve, real.reward_mean if real else None)
-    if len(curve.points) > 1:
-        drawn["hours"] = plots.rewards_over_time({data.config.run.name: curve})
     if gain is not None and len(gain.differences) > 1:
         drawn["gains"] = plots.prompt_gains(gain)
     if data.iterations:
