@@ -12,7 +12,6 @@ and the work of `overlap`. The first error of any task ends the run, and the end
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,6 @@ class Controller:
         self._telemetry = Telemetry(config, RunFolder(folder), world)
         self.note = self._telemetry.note
         self._run: RunComponents | None = None
-        self._scaling = asyncio.Lock()
 
     async def run(self) -> None:
         """Train from the run folder's state to `run.iterations`, then write the results."""
@@ -123,7 +121,4 @@ class Controller:
         run = self._run
         if run is None:
             raise RunError("the run is still looking for its last checkpoint; ask again in a moment")
-        async with self._scaling:  # so that the last request is noted last
-            said = await run.fleet.scale(sizes)
-            await run.on_disk(lambda: run.folder.note_sizes(sizes), "noting the sizes of pools")
-        return said
+        return await run.fleet.scale(sizes)

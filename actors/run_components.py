@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from solrl_ray.prompts.schedule import PromptSchedule
 from solrl_ray.records import Prompt
 from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import plan_iteration, staleness_of
-from solrl_ray.scheduling.scaling import forgotten
 from solrl_ray.scheduling.worker_state import replacement_name
 from solrl_ray.storage.checkpoints import newest_state, state_before
 from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
@@ -85,7 +84,7 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
     point, prompts = found.point, PromptSchedule(config, found.train)
     await telemetry.resume(point.iterations, point.evaluations)
     tasks.start(telemetry.tracking.keep(), "bringing metrics to trackers")
-    for note in (*point.notes, *forgotten(config, found.sizes), *(f"warning: {w}" for w in warnings(config))):
+    for note in (*point.notes, *(f"warning: {w}" for w in warnings(config))):
         telemetry.message(note)
 
     telemetry.state("starting workers", stage="start")
@@ -163,8 +162,6 @@ class FolderContent:
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
     point: ResumePoint
-    sizes: Mapping[str, int]
-    """Sizes of pools that `solrl pool scale` set before."""
 
 
 def read_folder(folder: RunFolder, config: Config) -> FolderContent:
@@ -174,7 +171,7 @@ def read_folder(folder: RunFolder, config: Config) -> FolderContent:
     point = resume_point(
         folder, iterations=config.run.iterations, init=config.run.init, staleness=config.rollout.max_staleness
     )
-    return FolderContent(prompts["train"], prompts["heldout"], point, folder.take_sizes())
+    return FolderContent(prompts["train"], prompts["heldout"], point)
 
 
 def replace_encoder(

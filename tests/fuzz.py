@@ -101,7 +101,7 @@ def formats(folder: Path) -> dict[str, Format]:
         "attestations": Format(
             run.path / "attestations.json", lambda: read_attestations(run.path / "attestations.json"), anything
         ),
-        "json": Format(run.path / "pools.json", lambda: read_json(run.path / "pools.json"), anything),
+        "json": Format(run.path / "trackers.json", lambda: read_json(run.path / "trackers.json"), anything),
         "prompts": Format(prompts, lambda: read_prompts(str(prompts)), anything),
         "configuration": Format(settings, lambda: load([settings]), anything, 1),
     }

@@ -61,7 +61,7 @@ class Telemetry:
         self._notes: dict[str, tuple[str, float]] = {}
         """Actor → its note, and until when that is valid."""
         self._doing: dict[str, tuple[Span, float]] = {}
-        """Actor → its open work, by its note without a progress bar's state, and since when by the monotonic clock."""
+        """Actor → its open work, by its note, and since when by the monotonic clock."""
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
@@ -159,13 +159,12 @@ class Telemetry:
     def note(self, actor: str, words: str) -> None:
         """Take an actor's note about a long call; empty: the call is over. The timeline shows it."""
         self._notes.pop(actor, None)
-        what, before = words.partition(", ")[0], self._doing.pop(actor, None)
-        if before is not None and before[0].name != what:
+        before = self._doing.pop(actor, None)
+        if before is not None and before[0].name != words:
             self._end(before)
             before = None
-        if what:
-            self._doing[actor] = before or self._begin(kind="work", name=what, stage="start", worker=actor)
         if words:
+            self._doing[actor] = before or self._begin(kind="work", name=words, stage="start", worker=actor)
             self._notes[actor] = words, self._world.now() + NOTE_SECONDS
 
     def lost(self, worker: str) -> None:

@@ -11,9 +11,10 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from solrl_ray.cli.options import parser
-from solrl_ray.common import home, output
+from solrl_ray.common import output
 from solrl_ray.config import named
 from solrl_ray.errors import RunError, UserError
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace()
     try:
         output.settle()
-        home.settle()
+        _check_home()
         parser().parse_args(argv, arguments)
         arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
@@ -68,6 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _check_home() -> None:
+    """Raise UserError if this user has no home, where Ray keeps its token and libraries their caches."""
+    try:
+        Path.home()
+    except RuntimeError:
+        raise UserError("HOME is unset, and this machine knows no home of this user; set HOME to a folder.") from None
 
 
 def _unread() -> bool:

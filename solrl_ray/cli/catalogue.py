@@ -1,27 +1,16 @@
-"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and whether checkpoints are
-here.
-"""
+"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and their checkpoints."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from solrl_ray.config import named
-from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.loading import INCLUDE, read_file
-from solrl_ray.config.schema import Model
-from solrl_ray.models import DISTILLED, FAMILIES, paths
-from solrl_ray.models.shapes import shipped
-from solrl_ray.policy.tool_names import Tool
+from solrl_ray.models import paths
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
@@ -50,8 +39,6 @@ class CatalogueEntry:
     """Folders and Hugging Face ids that it names."""
     whole: bool
     """Whether it includes other parts, such as rollout and objective together."""
-    facts: Mapping[str, str] = field(hash=False)
-    """What a model takes, and the formats of its LoRA: one line of `table` each."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -63,29 +50,9 @@ def read() -> dict[str, tuple[CatalogueEntry, ...]]:
     return found
 
 
-def presence(checkpoint: str) -> str:
-    """Where a checkpoint is: ``shipped``, ``there``, ``in the cache`` or ``not there``. Downloads nothing."""
-    place = paths.resolve(checkpoint)
-    if isinstance(place, Path):
-        if not place.exists():
-            return "not there"
-        return "shipped" if checkpoint.startswith(paths.BUILTIN) else "there"
-    try:
-        snapshot_download(place, local_files_only=True)
-    except (LocalEntryNotFoundError, OSError):
-        return "not there"
-    return "in the cache"
-
-
 def table() -> str:
     """The output of `solrl list`: the parts, what they need, and how they compose."""
     parts = read()
-    fetched_by = {name: part for part in reversed(parts["rewards"]) if part.downloads for name in part.checkpoints}
-
-    def checkpoint(part: CatalogueEntry, name: str) -> str:
-        other = None if part.downloads else fetched_by.get(name)
-        return f"{INDENT}{name}: {presence(name)}" + (f" (fetched as for {other.path.stem})" if other else "")
-
     lines: list[str] = []
     for kind, listed in parts.items():
         lines.append(kind + WORDS.get(kind, ""))
@@ -94,9 +61,8 @@ def table() -> str:
             title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
             lines.append(f"  {part.path.stem}")
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
-            lines += [checkpoint(part, name) for name in part.checkpoints]
+            lines += [f"{INDENT}{name}" for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
-            lines += [f"{INDENT}{name}: {words}" for name, words in part.facts.items()]
         lines.append("")
     example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
     lines.append("One of each kind, in any order; files of your own after them:")
@@ -122,30 +88,4 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=any("/" in name for name in ([included] if isinstance(included, str) else included)),
-        facts=_facts(values["model"]) if kind == MODELS else {},
     )
-
-
-def _facts(model: Mapping[str, Any]) -> dict[str, str]:
-    """By name and in words, without what does not apply, or needs shapes that are not shipped."""
-    family, known = FAMILIES[model["family"]], shipped(Model.model_construct(**model))
-    least, most = family.sizes.references
-    formats = ("diffusers", *(get_args(Tool) if family.tool_names else ()), "checkpoint")
-    found = {
-        "guidance": _guidance(model),
-        "sides": f"multiples of {family.sizes.step(known.factor)} pixels, on one shape or several" if known else "",
-        "references": f"{least} to {most}" if least < most else str(most or ""),
-        "export": ", ".join(formats),
-    }
-    return {name: words for name, words in found.items() if words}
-
-
-def _guidance(model: Mapping[str, Any]) -> str:
-    """The keys with which a model's samples are guided, in words; empty: none."""
-    name, path = model["family"], model["path"]
-    family = FAMILIES[name]
-    keys = ["model.guidance (embedded)"] if family.embeds_guidance else []
-    if family.cfg_arguments and path not in DISTILLED:
-        takes_text = "negative_prompt" in family.cfg_arguments(Cfg())
-        keys = ["model.cfg" if takes_text else "model.cfg without a negative prompt", *keys]
-    return "; ".join(keys)

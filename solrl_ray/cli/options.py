@@ -110,7 +110,7 @@ def _plan(commands: Any) -> None:
 
 
 def _list(commands: Any) -> None:
-    words = "list the parts of a run, and whether their checkpoints are here"
+    words = "list the parts of a run, and the checkpoints they need"
     _add(commands, "list", verbs.list_parts, words)
     words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)

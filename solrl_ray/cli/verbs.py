@@ -81,7 +81,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def list_parts(arguments: argparse.Namespace) -> int:
-    """Print the parts of a run, and which checkpoints are there."""
+    """Print the parts of a run, and the checkpoints they need."""
     from solrl_ray.cli import catalogue
 
     print(catalogue.table())

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, singledispatch
 from pathlib import Path
@@ -83,11 +83,8 @@ def read_json(path: Path, mend: str = "") -> Any:
         raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
 
 
-def replace_folder(folder: Path, contents: Mapping[str, bytes | Sequence[bytes | memoryview]]) -> None:
-    """Write a folder of files and subfolders; it appears (or is replaced) when all is on the disk.
-
-    `contents`: of each file, whole or as consecutive pieces.
-    """
+def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a folder of files and subfolders; it appears (or is replaced) when all is on the disk."""
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
     make_folder(partial)
@@ -172,10 +169,9 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
+def write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
-        for piece in [content] if isinstance(content, bytes) else content:
-            file.write(piece)
+        file.write(content)
         file.flush()
         sync(path, file)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # records without tensors, as `solrl status` gets, need neither
@@ -25,14 +24,6 @@ class _Bytes:
     """uint8 [n]."""
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Tensors that are consecutive pieces of one buffer, as `to_host` makes them: hundreds are sent as one."""
-
-    whole: _Bytes
-    shapes: dict[str, tuple[int, ...]]
 
 
 class Portable:
@@ -62,27 +53,8 @@ def _encode(value: Any) -> Any:
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _Bytes(content, value.dtype, tuple(value.shape))
     if isinstance(value, dict):
-        whole = _whole(list(value.values()))
-        if whole is not None:
-            return _Pieces(_encode(whole), {key: tuple(entry.shape) for key, entry in value.items()})
         return {key: _encode(entry) for key, entry in value.items()}
     return value
-
-
-def _whole(values: list[Any]) -> torch.Tensor | None:
-    """The buffer of which these are the consecutive pieces; None if they are anything else."""
-    import torch
-
-    if len(values) < 2 or not all(isinstance(value, torch.Tensor) and value.is_contiguous() for value in values):
-        return None
-    first, end = values[0], values[0].storage_offset()
-    for value in values:
-        same = value.dtype == first.dtype and value.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if value.is_cuda or not same or value.storage_offset() != end:
-            return None
-        end += value.numel()
-    whole: torch.Tensor = first.detach().as_strided((end - first.storage_offset(),), (1,), first.storage_offset())
-    return whole
 
 
 def _decode(value: Any, *, read_only: bool) -> Any:
@@ -98,9 +70,6 @@ def _decode(value: Any, *, read_only: bool) -> Any:
         # A copy, because the object store is shared and must not be written to.
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = value.content
         return tensor
-    if isinstance(value, _Pieces):
-        pieces = _decode(value.whole, read_only=read_only).split([prod(shape) for shape in value.shapes.values()])
-        return {key: piece.view(shape) for piece, (key, shape) in zip(pieces, value.shapes.items(), strict=True)}
     if isinstance(value, dict):
         return {key: _decode(entry, read_only=read_only) for key, entry in value.items()}
     return value

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 import safetensors.torch
 import torch
 
-from solrl_ray.common import safetensors_file
 from solrl_ray.common.files import replace_folder
 from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
@@ -75,15 +74,18 @@ class LearnerState(Portable, read_only=True):
         Raises RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
         """
         self.check_finite()
-        contents: dict[str, Sequence[bytes | memoryview]] = {}
+        contents: dict[str, bytes] = {}
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": tensor for part in parts for key, tensor in getattr(self, part).items()}
-            contents[name] = safetensors_file.pieces(tensors, {})
-        files = {name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
+            # As NumPy's arrays: of tensors, the package refuses those that share memory.
+            contents[name] = safetensors.numpy.save(
+                {key: each.detach().contiguous().numpy() for key, each in tensors.items()}
+            )
+        files = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
         manifest |= {"rollbacks": self.rollbacks} if self.rollbacks else {}
         manifest["sha256"] = _manifest_digest(manifest)
-        contents["state.json"] = [json.dumps(manifest, indent=2).encode() + b"\n"]
+        contents["state.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
         replace_folder(folder, contents)
 
     def check_finite(self) -> None:
@@ -133,11 +135,8 @@ def zeros_like(factors: Tensors) -> Tensors:
     return {name: torch.zeros_like(factor) for name, factor in factors.items()}
 
 
-def _sha256(pieces: Sequence[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -157,12 +156,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _manifest_digest(manifest: dict[str, Any]) -> str:
-    return _sha256([json.dumps(manifest, sort_keys=True).encode()])
+    return _sha256(json.dumps(manifest, sort_keys=True).encode())
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
     data = _read(path, f"the learner state is incomplete: {path} is missing")
-    if _sha256([data]) != expected["sha256"]:
+    if _sha256(data) != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data
 

@@ -138,7 +138,7 @@ class Progress:
     workers: dict[str, str] = field(default_factory=dict)
     """Worker name → state or present unit."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Actor → what it does in a long call: ``loading transformer, 3 of 12 shards``. Has some that `workers` lacks."""
+    """Actor → what it does in a long call: ``loading transformer``. Has some that `workers` lacks."""
     messages: tuple[str, ...] = ()
     """Last events, newest last: a lost worker, a replaced one, a requeued unit."""
     alarm: str = ""

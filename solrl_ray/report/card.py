@@ -6,7 +6,6 @@ It tells nothing about the machine: local paths are reduced to their last name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,6 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 """`FILE` of `solrl_ray.policy.saving`, whose import takes seconds."""
 LONGEST = 512
 """Limit of a picture's sides, pixels."""
-LICENCE = ("license", "license_name", "license_link")
-"""Fields of a model card that state the licence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +38,6 @@ class Target:
     """``owner/name`` on the hub."""
     revision: str | None
     """A branch; None: the main one."""
-    licence: Mapping[str, str]
-    """`LICENCE` fields of the base model, where known."""
 
 
 def hub_id(model: str) -> str | None:
@@ -72,7 +67,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
     base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(model)
     card = rendered(
         "card.md",
-        metadata=_metadata(named, target.licence, task),
+        metadata=_metadata(named, task),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
@@ -94,8 +89,6 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         lora_digest=data.summary.lora_digest,
         versions=data.summary.versions,
         settings=json.dumps(redacted(config), indent=1),
-        licence=target.licence.get("license_name") or target.licence.get("license"),
-        licence_link=target.licence.get("license_link"),
     )
     return {CARD: card.encode(), LORA_FILE: _lora(data.folder, data.summary, lora), **images}
 
@@ -132,14 +125,14 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     return file.read_bytes()
 
 
-def _metadata(base: str | None, licence: Mapping[str, str], task: str) -> str:
+def _metadata(base: str | None, task: str) -> str:
     """The card's header, YAML, which the hub shows and searches."""
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",
         pipeline_tag=task,
         tags=[task, "diffusers", "lora", "reinforcement-learning", "sol-rl"],
-        **(more | dict(licence)),
+        **more,
     ).to_yaml()
 
 

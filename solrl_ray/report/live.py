@@ -196,7 +196,7 @@ def _between(progress: Progress) -> str:
 
 
 def _notes(notes: Mapping[str, str]) -> str:
-    """``learner-0: loading transformer, 3 of 12 shards; explorer-0 and 7 more: loading the reward clipscore``."""
+    """``learner-0: loading transformer; explorer-0 and 7 more: loading the reward clipscore``."""
     alike: dict[str, list[str]] = {}
     for name, words in sorted(notes.items()):
         alike.setdefault(words, []).append(name)

@@ -13,7 +13,7 @@ from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import StockCall
 from solrl_ray.report import plots, tables
-from solrl_ray.report.curve import SHARES, Curve
+from solrl_ray.report.curve import Curve
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import digits, write_page
@@ -68,10 +68,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "gain": gain,
         "closed": closed,
         "gallery": Gallery.of_run(data),
-        "targets": _targets(curve),
         "plots": _drawn(data, curve),
         "spearman": finite_mean([record.spearman for record in iterations]),
-        "fidelity": tables.fidelity(data),
         "workers": tables.worker_times(config, iterations),
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
@@ -129,31 +127,18 @@ def _best(data: RunData) -> str:
     )
 
 
-def _targets(curve: Curve) -> list[tuple[str, str, str]]:
-    """When the policy had which share of its gain: share, updates, time. Empty without a gain."""
-    if curve.gain <= 0:
-        return []
-    found = [(share, curve.reaches(curve.points[0].reward + share * curve.gain)) for share in SHARES]
-    return [(f"{share:.0%}", f"{at.updates:.1f}", curve.time(at.seconds)) for share, at in found if at]
-
-
 def _drawn(data: RunData, curve: Curve) -> dict[str, str]:
     """Name → SVG of all plots."""
     drawn, gain = {}, data.gain
     if curve.points:
         real = data.shown.get("real")
         drawn["heldout"] = plots.heldout_reward(curve, real.reward_mean if real else None)
-    if len(curve.points) > 1:
-        drawn["hours"] = plots.rewards_over_time({data.config.run.name: curve})
     if gain is not None and len(gain.differences) > 1:
         drawn["gains"] = plots.prompt_gains(gain)
     if data.iterations:
         previews = not is_one_stage(data.config)
         drawn["training"] = plots.training_reward(data.iterations, previews=previews)
         drawn["loss"] = plots.loss(data.iterations)
-        drawn["distance"] = plots.reference_distance(data.iterations)
-        drawn["gradient"] = plots.gradient_norm(data.iterations)
         if previews:
             drawn["fidelity"] = plots.rank_fidelity(data.iterations)
-        drawn["stages"] = plots.stage_time(data.iterations)
     return drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def link(address: str) -> Markup:
 
 
 _FILTERS = {
+    "base64": lambda text: b64encode(text.encode()).decode(),
     "clock": clock,
     "digits": digits,
     "link": link,

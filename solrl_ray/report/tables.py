@@ -1,4 +1,4 @@
-"""The numbers of the report's tables: rank fidelity, use of time (wall seconds without overlap, and the workers' share
+"""The numbers of the report's tables: use of time (wall seconds without overlap, and the workers' share
 of working time) and precision of a run.
 """
 
@@ -7,14 +7,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
-from solrl_ray.report.summary import finite_mean
 
 OVERLAP = "explore + regenerate"
 REST = "rest"
@@ -29,23 +27,6 @@ TIERS = {
     "float32": "float32, unquantised",
 }
 """What each tier is, so that no reader confuses them."""
-
-
-def fidelity(data: RunData) -> list[list[str]]:
-    """Mean, first, last and least value of each measure of rank fidelity; empty before the first iteration."""
-    if not data.iterations:
-        return []
-    measures = {
-        "Spearman": [record.spearman for record in data.iterations],
-        "Kendall": [record.kendall for record in data.iterations],
-        "same half": [record.side_agreement for record in data.iterations],
-    }
-    rows = []
-    for name, values in measures.items():
-        finite = [value for value in values if value is not None and math.isfinite(value)]
-        shown = (finite_mean(values), values[0], values[-1], min(finite, default=math.nan))
-        rows.append([name, *("–" if value is None else f"{value:.3f}" for value in shown)])
-    return rows
 
 
 def wall_segments(record: IterationMetrics) -> dict[str, float]:
@@ -68,46 +49,23 @@ def wall_segments(record: IterationMetrics) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTime:
-    """Use of the wall time of one kind of worker over the whole run."""
-
-    role: str
-    workers: int
-    busy: float
-    """Summed seconds of computing."""
-    available: float
-    """Workers × wall seconds of the iterations."""
-    weights: float = 0.0
-    """Seconds of it spent waiting for weights; known for explorers."""
-
-    @property
-    def busy_share(self) -> float:
-        return self.busy / self.available if self.available > 0 else 0.0
-
-    @property
-    def weights_share(self) -> float:
-        return self.weights / self.available if self.available > 0 else 0.0
-
-
-def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list[WorkerTime]:
-    """Busy and available seconds of explorers, regenerators and learner ranks over `iterations`."""
+def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list[list[str]]:
+    """Rows of explorers, regenerators and learner ranks: role, number, seconds of computing, workers × wall seconds of
+    the iterations, and shares of those: busy, idle, and for explorers waiting for weights.
+    """
     wall = math.fsum(record.seconds["total"] for record in iterations)
-    roles = (
+    waited = math.fsum(record.weights_wait * record.seconds["total"] for record in iterations)
+    rows = []
+    for role, stage, count in (
         ("explorers", "explore", config.fleet.explorers.count),
         ("regenerators", "regenerate", config.fleet.regenerators.count),
         ("learner", "learn", config.learner.world_size),
-    )
-    return [
-        WorkerTime(
-            role=role,
-            workers=count,
-            busy=math.fsum(record.busy_seconds.get(stage, 0.0) for record in iterations),
-            available=count * wall,
-            weights=math.fsum(count * r.weights_wait * r.seconds["total"] for r in iterations if role == "explorers"),
-        )
-        for role, stage, count in roles
-    ]
+    ):
+        busy = math.fsum(record.busy_seconds.get(stage, 0.0) for record in iterations)
+        share, available = busy / (count * wall) if count and wall else 0.0, count * wall
+        weights = f"{waited / wall if wall else 0:.1%}" if role == "explorers" else "–"
+        rows.append([role, f"{count}", f"{busy:.1f}", f"{available:.1f}", f"{share:.1%}", f"{1 - share:.1%}", weights])
+    return rows
 
 
 def stages(data: RunData) -> dict[str, float]:

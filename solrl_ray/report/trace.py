@@ -1,8 +1,7 @@
 """``solrl trace``: the spans of a run, and their timeline for Perfetto and chrome://tracing.
 
 ``spans.jsonl`` in the run folder has one object a line. A worker measures a unit's span, the controller a stage's;
-clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it. When
-it has `LARGEST` bytes, it becomes ``spans-older.jsonl`` and replaces that: a long run keeps its newest spans.
+clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it.
 
 Timeline: the Trace Event Format of Chrome, JSON object form, complete events (``ph: X``), times in microseconds.
 """
@@ -21,8 +20,7 @@ from pydantic import TypeAdapter
 
 from solrl_ray.errors import UserError
 
-FILE, OLDER = "spans.jsonl", "spans-older.jsonl"
-LARGEST = 100_000_000
+FILE = "spans.jsonl"
 UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "evaluate")} | {"sample": "explore"}
 """Stage of a unit → stage of an iteration."""
 
@@ -55,23 +53,12 @@ class SpanWriter:
     """Appends spans; each is given to the operating system on return, which is enough for a timeline."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open()
+        self._file: IO[str] = (folder / FILE).open("a")
+        self._file.write("\n")  # ends a line that a killed process left
 
     def write(self, span: Span) -> None:
-        line = json.dumps(asdict(span)) + "\n"
-        if self._bytes + len(line) > LARGEST:
-            self.close()
-            (self._folder / FILE).replace(self._folder / OLDER)
-            self._open()
-        self._bytes += len(line)
-        self._file.write(line)
+        self._file.write(json.dumps(asdict(span)) + "\n")
         self._file.flush()
-
-    def _open(self) -> None:
-        self._file: IO[str] = (self._folder / FILE).open("a")
-        self._file.write("\n")  # ends a line that a killed process left
-        self._bytes = (self._folder / FILE).stat().st_size + 1
 
     def close(self) -> None:
         self._file.close()
@@ -89,8 +76,7 @@ def read_spans(folder: Path) -> list[Span]:
             "an upload, which leaves it out."
         )
     spans = []
-    older = path.with_name(OLDER)
-    for line in [*(older.read_bytes().splitlines() if older.is_file() else ()), *path.read_bytes().splitlines()]:
+    for line in path.read_bytes().splitlines():
         with suppress(ValueError, RecursionError):  # incomplete or damaged
             spans.append(_SPAN.validate_json(line))
     return sorted(spans, key=lambda span: (span.started, span.name))

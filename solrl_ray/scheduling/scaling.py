@@ -10,17 +10,6 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 
 
-def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
-    """A sentence for each pool that a resumed run begins with in another size than was requested before."""
-    configured = pools(config.fleet)
-    return [
-        f"{pool} begin with {configured[pool].count}, from fleet.{pool}.count, not with the {size} that "
-        f"`solrl pool scale` asked for; ask again, or resume with --set fleet.{pool}.count={size}"
-        for pool, size in asked.items()
-        if pool in configured and size != configured[pool].count
-    ]
-
-
 class Targets:
     """The wanted size of each pool."""
 

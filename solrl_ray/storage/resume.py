@@ -72,7 +72,6 @@ def check_readable(folder: RunFolder, config: Config) -> None:
     folder.check_length(config.run.iterations, max((updates for updates, _ in folder.checkpoints()), default=0))
     folder.read_metrics()
     folder.starts()
-    folder.sizes()
     if folder.prompts.is_file():
         check_prompts(folder, config)
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +48,6 @@ _BEFORE_TRAINING = (
     "tensorboard",
     "spans.jsonl",
     "attestations.json",
-    "pools.json",
     "prompts.json",
     "trackers.json",
     "wandb",
@@ -182,21 +181,6 @@ class RunFolder:
         """Oldest first. Raises UserError if the file is damaged."""
         path = self.path / STARTS
         return read_record(path, tuple[Start, ...], "remove it") if path.is_file() else ()
-
-    def note_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Record pool sizes that were requested during the run."""
-        replace_file(self.path / "pools.json", json.dumps(self.sizes() | dict(sizes)).encode())
-
-    def take_sizes(self) -> dict[str, int]:
-        """The recorded pool sizes, which are then forgotten."""
-        sizes = self.sizes()
-        (self.path / "pools.json").unlink(missing_ok=True)
-        return sizes
-
-    def sizes(self) -> dict[str, int]:
-        """By `note_sizes`. Raises UserError if the file is damaged."""
-        path = self.path / "pools.json"
-        return read_record(path, dict[str, int], "remove it") if path.is_file() else {}
 
     @property
     def begun(self) -> bool:

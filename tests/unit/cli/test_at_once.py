@@ -75,7 +75,6 @@ PROMPTS = {"prompts": 1, "digest": "0"}
         ("metrics.jsonl", '{"event": "iteration", "iteration": 0, "crc32c": 1}\n', "metrics.jsonl, line 1"),
         ("metrics.jsonl", '{"event": "iter\n', "metrics.jsonl, line 1"),
         ("starts.json", '[{"when": ', "starts.json"),
-        ("pools.json", "\xff", "pools.json"),
         ("prompts.json", "[]", "prompts.json"),
         ("prompts.json", json.dumps({"train": PROMPTS, "heldout": PROMPTS}), "prompts.train is "),
         ("checkpoints/iteration-000004/state.json", "{}", "run.iterations is 3"),

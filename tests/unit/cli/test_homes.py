@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,12 @@ def test_a_home_in_an_option_is_expanded(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "p.txt").write_text("a cat\n")
     assert main(["prompts", "import", "~/p.txt", "--out=~/made"]) == 0
     assert (tmp_path / "made" / "train.jsonl").is_file()
+
+
+def test_a_user_without_a_home_is_told_to_name_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4242)  # a user that no list of users has
+    assert main(["list"]) == 2
+    assert "set HOME to a folder" in capsys.readouterr().err

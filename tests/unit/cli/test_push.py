@@ -167,40 +167,12 @@ def test_what_is_to_be_private_is_not_put_where_everybody_reads(
     assert hub.repositories["me/small"].branches == {"main": {}}
 
 
-def test_the_licence_is_what_the_base_models_card_says(tmp_path: Path, hub: Hub) -> None:
-    card = {"license": "other", "license_name": "their-licence", "license_link": "LICENSE.md"}
-    hub.repositories["them/base"] = Repository(card=card)
-    run = finished(tmp_path / "run", "them/base")
-    assert solrl("push", run, "me/small") == 0
-    written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
+def test_the_licence_is_that_of_the_base_model_which_the_card_links(tmp_path: Path) -> None:
+    assert solrl("push", finished(tmp_path / "run", "them/base"), "me/small", "--dry-run") == 0
+    written = (tmp_path / "run" / "hub" / "README.md").read_text()
     data = card_data(written)
-    assert (data.license, data.license_name) == ("other", "their-licence")
-    assert data.license_link == f"{hub.url}/them/base/blob/main/LICENSE.md"
     assert (data.base_model, data["base_model_relation"]) == ("them/base", "adapter")
-    assert f"That of the base model: their-licence (<{hub.url}/them/base/blob/main/LICENSE.md>)." in written
-
-    folder = tmp_path / "models" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    run = finished(tmp_path / "another", str(folder))
-    assert solrl("push", run, "me/other", "--dry-run") == 0
-    written = (run / "hub" / "README.md").read_text()
-    assert card_data(written).license == "mit"
-    assert 'from_pretrained("path/to/mine"' in written
-    assert str(tmp_path) not in written
-
-
-@pytest.mark.parametrize(("base", "status"), [(Repository(locked=True), 403), (None, 404)])
-def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
-    base: Repository | None, status: int, tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if base:
-        hub.repositories["them/base"] = base
-    assert solrl("push", finished(tmp_path / "run", "them/base"), "me/small") == 0
-    said = f"note: the licence of them/base is unknown: the hub answered {status} when asked for it\n"
-    assert capsys.readouterr().err.startswith(said)  # progress of the upload comes after it
-    written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
-    assert card_data(written).license is None
+    assert "That of the base model, [them/base](https://huggingface.co/them/base)." in written
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ def hostile(tmp_path: Path, visits: tuple[str, list[object]]) -> Iterator[tuple[
         "samples/iteration-000003/aa.safetensors",
         "journal/iteration-000003.jsonl",
         "embeddings/a.safetensors",
-        "pools.json",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bomb)

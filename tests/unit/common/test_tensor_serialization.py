@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from solrl_ray.common.tensor_serialization import Portable, to_host
-from solrl_ray.learning.state import LearnerState, PolicyFactors
+from solrl_ray.learning.state import LearnerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +77,3 @@ def test_tensors_are_the_same_on_the_host() -> None:
     assert {name: tensor.tolist() for name, tensor in to_host(tensors).items()} == {
         name: tensor.tolist() for name, tensor in tensors.items()
     }
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_consecutive_pieces_of_a_buffer_travel_as_one_and_others_as_they_are(read_only: bool) -> None:
-    flat = torch.randn(100)
-    consecutive = {"a": flat[:12].view(3, 4), "b": flat[12:12].view(0, 5), "c": flat[12:60]}
-    gap = {"a": flat[:12], "b": flat[20:60]}
-    turned = {"b": flat[12:24], "a": flat[:12]}
-    twice = {"a": flat[:12], "b": flat[:12]}
-    mixed = {"a": flat[:12], "b": flat[:12].clone()}
-    for parts, count in ((consecutive, 1), (gap, 2), (turned, 2), (twice, 2), (mixed, 2)):
-        writable = Record(name="", whole=torch.empty(0), parts=parts, counts={})
-        kept: list[pickle.PickleBuffer] = []
-        message = pickle.dumps(PolicyFactors(parts) if read_only else writable, protocol=5, buffer_callback=kept.append)
-        assert len([buffer for buffer in kept if buffer.raw().nbytes]) == count
-        arrived = pickle.loads(message, buffers=[bytearray(buffer.raw()) for buffer in kept])
-        found = arrived.factors if read_only else arrived.parts
-        assert list(found) == list(parts)
-        assert all(torch.equal(found[name], each) and found[name].shape == each.shape for name, each in parts.items())

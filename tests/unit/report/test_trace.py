@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.report import trace
 from solrl_ray.report.trace import FILE, Span, SpanWriter, read_spans, timeline
 
 NOON = 1_700_000_000.0
@@ -87,22 +85,6 @@ def test_spans_of_a_killed_and_a_resumed_process_are_read_without_the_line_that_
     second.write(SPANS[5])
     second.close()
     assert read_spans(tmp_path) == [SPANS[1], SPANS[0], SPANS[5]]
-
-
-def test_spans_of_a_long_run_take_at_most_two_files_and_the_newest_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace, "LARGEST", 2_000)
-    spans = [replace(SPANS[0], name=f"{number}", started=float(number)) for number in range(100)]
-    for part in (spans[:60], spans[60:]):  # of a run that was resumed
-        writer = SpanWriter(tmp_path)
-        for span in part:
-            writer.write(span)
-        writer.close()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 2_000
-    kept = read_spans(tmp_path)
-    assert kept == spans[-len(kept) :]
-    assert len(kept) > 10
 
 
 def test_a_folder_without_spans_is_refused(tmp_path: Path) -> None:

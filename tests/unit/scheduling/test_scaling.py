@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.scheduling.scaling import Targets, forgotten
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.scheduling.scaling import Targets
 from tests.support.small import small_config
 
 
@@ -44,17 +43,3 @@ def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, i
         targets.ask(sizes)
     assert str(caught.value) == sentence
     assert targets.wanted("explorers") == 1
-
-
-def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:
-    config, folder = small_config(tmp_path, "resumed"), RunFolder(tmp_path)
-    folder.note_sizes({"explorers": 3})
-    folder.note_sizes({"explorers": 4, "regenerators": 1})  # as many as are configured
-    assert forgotten(config, folder.take_sizes()) == [
-        "explorers begin with 1, from fleet.explorers.count, not with the 4 that `solrl pool scale` asked for; "
-        "ask again, or resume with --set fleet.explorers.count=4"
-    ]
-    assert forgotten(config, folder.take_sizes()) == []
-    (tmp_path / "pools.json").write_text("{")
-    with pytest.raises(UserError, match=r"pools\.json is not JSON: .*; remove it\.$"):
-        folder.take_sizes()
