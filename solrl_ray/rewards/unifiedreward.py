@@ -56,14 +56,14 @@ class UnifiedReward(qwen_vl.QwenVLReward):
             )
         return folder, found
 
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> UnifiedReward:
-        folder, model_type = cls.folders(config, keys)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, model_type = self.folders(config, keys)
         model_class, processor_class = CLASSES[model_type]
-        model = paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE)
-        processor = qwen_vl.load_processor(processor_class, folder, keys("path"))
-        size = processor.image_processor.size
-        return cls(name, model, processor, (size["shortest_edge"], size["longest_edge"]), device)
+        self._model = self._frozen(paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE))
+        self._processor = qwen_vl.load_processor(processor_class, folder, keys("path"))
+        size = self._processor.image_processor.size
+        self._pixels = size["shortest_edge"], size["longest_edge"]
 
     def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None}
