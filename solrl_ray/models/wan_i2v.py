@@ -47,12 +47,11 @@ class WanI2V(SeesReferences, Wan):
         picture = embedding[REFERENCE_TOKENS]
         times = (sigmas * TIMESTEPS)[:, None].expand(-1, self.image_tokens).clone()
         times[:, : math.prod(self._grid)] = 0
-        velocity: Tensor = self.transformer(
+        velocity = self._call(
             torch.cat([picture, latents[:, :, 1:]], dim=2),
             timestep=times,
             encoder_hidden_states=embedding["prompt_embeds"],
-            return_dict=False,
-        )[0]
+        )
         given = (latents[:, :, :1].float() - picture.float()) / sigmas[:, None, None, None, None]
         return torch.cat([given, velocity[:, :, 1:].float()], dim=2)
 
@@ -91,14 +90,12 @@ class Wan21I2V(SeesReferences, Wan):
         return super().text_identity(micro_batch) | {"processor": hashlib.sha256(settings.encode()).hexdigest()}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        velocity: Tensor = self.transformer(
+        return self._call(
             torch.cat([latents, embedding[REFERENCE_TOKENS]], dim=1),
             timestep=sigmas * TIMESTEPS,
             encoder_hidden_states=embedding["prompt_embeds"],
             encoder_hidden_states_image=embedding[PICTURE],
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
     def _encode_texts(
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int
