@@ -179,7 +179,5 @@ def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str
     """
     config = checkpoints.find(paths.checkpoint(path, key), "config.json")
     if config is not None:
-        found = paths.read_json(config.parent, "config.json", key).get("model_type")
-        if found != "clip":
-            raise UserError(f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} needs a 'clip' one.")
+        checkpoints.check_type(config.parent, ["clip"], path, key, kind, "openai/clip-vit-large-patch14")
     return checkpoints.folder(path, files, key)

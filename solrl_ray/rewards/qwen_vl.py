@@ -99,12 +99,7 @@ def load_processor(processor_class: Any, folder: Path, key: str) -> Any:
 def base_folder(config: RewardConfig, keys: Keys, right: str) -> Path:
     """The folder of `base`, whose sizes and processor are Qwen2-VL's; `right` is the id of one that would be."""
     base = checkpoints.folder(config.base, PROCESSOR, keys("base"))
-    found = paths.read_json(base, "config.json", keys("base")).get("model_type")
-    if found != "qwen2_vl":
-        raise UserError(
-            f"{keys('base')} is {config.base!r}, a checkpoint of type {found!r}, but {config.kind} needs a 'qwen2_vl' "
-            f"one: {right}."
-        )
+    checkpoints.check_type(base, ["qwen2_vl"], config.base, keys("base"), config.kind, right)
     return base
 
 

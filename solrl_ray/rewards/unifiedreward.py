@@ -21,7 +21,7 @@ from transformers import (
 
 from solrl_ray.config.problems import listed
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import RewardError, UserError
+from solrl_ray.errors import RewardError
 from solrl_ray.models import paths
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
@@ -48,13 +48,8 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         """The checkpoint's folder and ``model_type``."""
         files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
         folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
-        found = paths.read_json(folder, "config.json", keys("path")).get("model_type")
-        if found not in CLASSES:
-            raise UserError(
-                f"{keys('path')} is {config.path!r}, a checkpoint of type {found!r}, but {config.kind} takes "
-                f"{listed(list(CLASSES))} ones, such as CodeGoat24/UnifiedReward-2.0-qwen-7b."
-            )
-        return folder, found
+        right = "CodeGoat24/UnifiedReward-2.0-qwen-7b"
+        return folder, checkpoints.check_type(folder, list(CLASSES), config.path, keys("path"), config.kind, right)
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
         super().__init__(config, device, keys=keys, name=name)
