@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint
 from solrl_ray.models.family import Family, scale, scale_1
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
@@ -86,8 +84,8 @@ class Wan21I2V(SeesReferences, Wan):
     SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
-        settings = json.dumps(self._text.pipeline.image_processor.to_dict(), sort_keys=True, default=str)
-        return super().text_identity(micro_batch) | {"processor": hashlib.sha256(settings.encode()).hexdigest()}
+        processor = fingerprint(self._text.pipeline.image_processor)
+        return super().text_identity(micro_batch) | {"processor": processor}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         return self._call(
