@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ class Reward(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         """The name in errors, e.g. ``rewards[0] (clipscore)``."""
+        self._computes_with = wanted_by(self.compute)
 
     @abstractmethod
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -47,10 +47,6 @@ class Reward(ABC):
     def take_costs(self) -> dict[str, int]:
         """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
-
-    @cached_property
-    def _computes_with(self) -> dict[str, bool]:
-        return wanted_by(self.compute)
 
     def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         """`score`, followed by each reward's own value in a sum of several: [B, 1 + rewards]. See `score`."""
