@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solrl_ray.config.rewards import Judge as JudgeConfig
-from solrl_ray.config.rewards import Question, RewardConfig, evenly_spaced
+from solrl_ray.config.rewards import JudgeConfig, Question, RewardConfig, evenly_spaced
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
     Endpoint,
-    Refusal,
+    RefusedRequest,
     TryAgain,
     check_reachable,
     check_url,
@@ -82,7 +81,7 @@ class Judge(CheckpointReward):
             grey = torch.full((1, 3, largest.height, largest.width), 0.5)
             once = cls(config.model_copy(update={"judge": quick}), "cpu", keys=keys, name="judge")
             once.score(grey, ["a grey picture"], grey[:, None])
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(
                 f"{keys('judge.url')} is {judge.url!r}, which refuses a question to judge.model {judge.model!r}: "
@@ -113,7 +112,7 @@ class Judge(CheckpointReward):
         if form := self._format:
             try:
                 return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
-            except Refusal as refusal:
+            except RefusedRequest as refusal:
                 if refusal.status not in (400, 422):
                     raise
                 self._format = {}  # not every endpoint can

@@ -17,7 +17,7 @@ import torch
 from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
 
 from actors.client import evaluate_live, launch
-from actors.client.evaluate import Request
+from actors.client.evaluate import EvalRequest
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
@@ -136,16 +136,16 @@ class Run:
         return self._asked.name, {policy: each.name for policy, each in publications.items()}, self._forgotten
 
 
-def asked(tmp_path: Path) -> tuple[Config, LearnerState, Request]:
+def asked(tmp_path: Path) -> tuple[Config, LearnerState, EvalRequest]:
     """Configuration, state and request of an evaluation of a run that has done three updates."""
     config = small_config(tmp_path, "asked")
-    request = Request(run=RunFolder.of(config).path, out=tmp_path / "out", policies=("base", "ema"))
+    request = EvalRequest(run=RunFolder.of(config).path, out=tmp_path / "out", policies=("base", "ema"))
     factors = {name: torch.zeros(shape) for name, shape in factor_shapes(config).items()}
     named = {"default": factors, "old": factors, "ema": factors}
     return config, LearnerState(updates=3, steps=3, **named, exp_avg={}, exp_avg_sq={}), request
 
 
-def evaluated(controller: Any, config: Config, state: LearnerState, request: Request) -> tuple[Any, list[str]]:
+def evaluated(controller: Any, config: Config, state: LearnerState, request: EvalRequest) -> tuple[Any, list[str]]:
     """What an evaluation by this controller comes to, and what is said of it."""
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
