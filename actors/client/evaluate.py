@@ -47,7 +47,7 @@ from solrl_ray.weight_sync.publication import REGENERATOR, Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EvalRequest:
     """What is evaluated. The configuration says how: prompts, samples, steps, solver, rewards."""
 
     run: Path
@@ -69,7 +69,7 @@ class Merger(LearnerRank):
 CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)
 
 
-def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
+def evaluate(config: Config, state: LearnerState, request: EvalRequest, *, address: str | None, live: bool) -> Path:
     """Evaluate on a cluster (`address`) or on a local Ray; returns the page. Raises as `launch.train` does."""
     with ExitStack() as stack:
         stack.enter_context(joined(address, job=f"evaluation of {config.run.name}", tell=True))
@@ -92,7 +92,7 @@ def with_regenerators_alone(config: Config) -> Config:
 class FinishedRunEvaluation:
     """The controller of one evaluation, as an actor."""
 
-    def __init__(self, config: Config, state: LearnerState, request: Request) -> None:
+    def __init__(self, config: Config, state: LearnerState, request: EvalRequest) -> None:
         self._config, self._state, self._request = config, state, request
         factory = ActorFactory(config, request.run, CLASSES, scope=namespace(request.out), controller=EVALUATION)
         self._world = RayWorld(factory)
@@ -159,7 +159,9 @@ async def merged(
         world.kill(merger)  # regenerators take its place
 
 
-def write(config: Config, request: Request, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]) -> Path:
+def write(
+    config: Config, request: EvalRequest, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]
+) -> Path:
     """Write the pictures, numbers and page of `found` (policy → prompt id → scores); returns the page."""
     request.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]

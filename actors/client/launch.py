@@ -23,7 +23,7 @@ from solrl_ray.common import files
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
@@ -204,7 +204,7 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
     return config
 
 
-def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
+def _tier_on(config: Config, explorer: WorkerResources) -> tuple[str, str]:
     """`settle_tier`, run where such an explorer would be."""
     if not explorer.num_gpus:
         return settle_tier(config, explorer)
@@ -212,7 +212,9 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     return cast(tuple[str, str], found)
 
 
-def _on_place_of(worker: Worker, config: Config, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _on_place_of(
+    worker: WorkerResources, config: Config, what: str, function: Callable[..., Any], *arguments: Any
+) -> Any:
     """The result of a function, run where such a worker would be; `what`: the wait's name."""
     options: dict[str, Any] = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus, **where(worker)}
     return wait.get(ray.remote(**options)(function).remote(*arguments), what=what, seconds=config.fleet.deadlines.start)

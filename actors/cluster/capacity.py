@@ -11,7 +11,7 @@ from ray.autoscaler.sdk import request_resources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.placement import Fit, Node, Request
+from solrl_ray.scheduling.placement import Fit, Node, ResourceRequest
 
 POLL_SECONDS = 1.0
 PROGRESS_SECONDS = 10.0
@@ -80,7 +80,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
     return f"{'; '.join(lacking)}; change their count, resources or labels, or use a larger cluster"
 
 
-def _ask_autoscaler(wanted: Sequence[Request]) -> None:
+def _ask_autoscaler(wanted: Sequence[ResourceRequest]) -> None:
     """Without an autoscaler, this does nothing."""
     actors = [request for request in wanted for _ in range(request.count) if any(request.each.values())]
     request_resources(

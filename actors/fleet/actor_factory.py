@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.cluster.names import CONTROLLER, namespace
-from actors.workers.card import Card
+from actors.workers.card import GpuProcess
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
@@ -23,7 +23,7 @@ from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
 from actors.world import Process
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.pools import encodes_on_cards, is_colocated, is_on_a_card, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -130,7 +130,7 @@ class ActorFactory:
         number = slot_of(name)
         if number not in self._cards or self._cards[number][1].lost:
             process = Process(f"card-{number}" + (f".{self._made_cards}" if number in self._cards else ""))
-            handle = self._seated(Card, process.name, number).remote(process.name, self._config)
+            handle = self._seated(GpuProcess, process.name, number).remote(process.name, self._config)
             self._cards[number] = self._actor(process.name, handle, "card").handle, process
             self._made_cards += 1
         handle, process = self._cards[number]
@@ -178,7 +178,7 @@ class ActorFactory:
     def _here(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)
 
-    def _anywhere(self, role: type, name: str, worker: Worker, **options: Any) -> Any:
+    def _anywhere(self, role: type, name: str, worker: WorkerResources, **options: Any) -> Any:
         needs = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus}
         return _made(role, name, self._namespace, **(needs | where(worker) | options))
 
@@ -200,7 +200,7 @@ def _release_placement_groups(namespace: str) -> None:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
 
 
-def where(worker: Worker) -> dict[str, Any]:
+def where(worker: WorkerResources) -> dict[str, Any]:
     """Ray's options that say on which nodes."""
     labels, *others = map(dict, worker.selectors)
     return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}

@@ -16,7 +16,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.gpu.shared_model import SharedModel
 
 
-class Card(Callee):
+class GpuProcess(Callee):
     CONCURRENCY_GROUPS: ClassVar[dict[str, int]] = {"abort": 1}
     """Ray's, with their numbers of threads. Python has signals handled in the main thread, where only the constructor
     runs.

@@ -9,7 +9,7 @@ import os
 import torch
 import torch.utils.deterministic
 
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
@@ -27,7 +27,7 @@ def device_of(num_gpus: float) -> torch.device:
     return torch.device("cuda", 0) if num_gpus > 0 else torch.device("cpu")
 
 
-def prepare(worker: Worker, *, deterministic: bool) -> torch.device:
+def prepare(worker: WorkerResources, *, deterministic: bool) -> torch.device:
     """Fix this process's threads and kernels, which are part of the score class, and return its device."""
     torch.set_num_threads(worker.threads)
     device = device_of(worker.num_gpus)
@@ -78,7 +78,7 @@ def card() -> Gpu:
     return Gpu(name=capability.device_name(device), memory=memory)
 
 
-def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
+def settle_tier(config: Config, explorer: WorkerResources) -> tuple[str, str]:
     """The actual tier of the pools on such an explorer's device, which must be this process's.
 
     Returns:

@@ -186,7 +186,7 @@ def sample(
         said, unsaid = found.chunk(2)
         return unsaid + guidance * (said - unsaid)
 
-    return solvers.advance(field, solvers.State(noise), grid, "euler").latents
+    return solvers.advance(field, solvers.SolverState(noise), grid, "euler").latents
 
 
 @torch.no_grad()

@@ -105,7 +105,7 @@ def compare(folder: Path, pictures: list[Tensor], originals: dict) -> bool:
     for kind, made in rewards.items():
         base = str(folder / "bert") if kind == "imagereward" else ""
         config = RewardConfig(kind=kind, path=str(folder), base=base)
-        loaded[kind] = made.load(config, "cpu", keys=str, name=kind)
+        loaded[kind] = made(config, "cpu", keys=str, name=kind)
     failed = False
     print(f"{'reward':<12} {'pictures':>8} {'scores from … to':>22} {'pixels differ by':>17} {'scores differ by':>17}")
     for kind, reward in loaded.items():

@@ -197,7 +197,7 @@ def _sample(pipeline: FluxPipeline, scenes: Tensor, noise: Tensor, device: torch
             with bfloat16(device):
                 return _velocity(pipeline, x, x.new_full((len(x),), sigma), sequence, pooled)
 
-        latents.append(solvers.advance(velocity, solvers.State(start), grid, "euler").latents)
+        latents.append(solvers.advance(velocity, solvers.SolverState(start), grid, "euler").latents)
     return torch.cat(latents)
 
 

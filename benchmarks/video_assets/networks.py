@@ -213,7 +213,7 @@ def sample(pipe: WanPipeline, ids: Tensor, noise: Tensor, steps: int) -> Tensor:
         with mixed(x.device):
             return velocity(pipe, x, x.new_full((len(x),), sigma), states)
 
-    return solvers.advance(field, solvers.State(noise), grid, "euler").latents
+    return solvers.advance(field, solvers.SolverState(noise), grid, "euler").latents
 
 
 def _statistics(pipe: WanPipeline, latents: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ STYLES = (STYLE, "noto", "fluent", "flat", "twemoji", "emojione", "firefox")
 @functools.cache
 def clip(folder: str, device: torch.device) -> CLIPScore:
     path = f"{os.environ.get('EMOJI_WORLD') or 'emoji/world'}/{folder}"
-    return CLIPScore.load(RewardConfig(kind="clipscore", path=path), device, keys=lambda _: path, name=path)
+    return CLIPScore(RewardConfig(kind="clipscore", path=path), device, keys=lambda _: path, name=path)
 
 
 def subject(prompt: str) -> str:

@@ -21,7 +21,7 @@ from solrl_ray.cli import guidance, preflight
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Fails at once for a missing checkpoint or sizes that do not fit it.
     models.family(config.model).settings(config.model, loaded.sources.named)
     guidance.check_checkpoint(config, loaded.sources)
-    worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
+    worker = WorkerResources(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     session = Session(config, prepare(worker, deterministic=config.run.deterministic), arguments.steps)
     results = []
     for result in steps(session, arguments.deadline):

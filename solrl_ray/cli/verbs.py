@@ -159,7 +159,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
-    request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    request = evaluation.EvalRequest(run=run.absolute(), out=out.absolute(), policies=policies)
     page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text(encoding='utf-8')}\npage: {page}")
     return 0

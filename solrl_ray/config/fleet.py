@@ -9,7 +9,7 @@ from typing import Literal
 from solrl_ray.config.section import AtLeastZero, Natural, Positive, Seconds, Section, Workers
 
 
-class Worker(Section):
+class WorkerResources(Section):
     """Resources of one actor; always explicit, because Ray holds its implied CPU for the actor's life."""
 
     num_cpus: AtLeastZero = 0.0
@@ -29,7 +29,7 @@ class Worker(Section):
         return [self.labels]
 
 
-class WorkerPool(Worker):
+class WorkerPool(WorkerResources):
     """Actors of one kind, each with these resources."""
 
     count: Workers = 1
@@ -53,7 +53,7 @@ class Encoders(WorkerPool):
     """
 
 
-class Learners(Worker):
+class Learners(WorkerResources):
     """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
 
     placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"

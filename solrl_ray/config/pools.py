@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from solrl_ray.config.fleet import FleetConfig, Worker, WorkerPool
+from solrl_ray.config.fleet import FleetConfig, WorkerPool, WorkerResources
 from solrl_ray.config.schema import Config
 
 EXPLORERS, REGENERATORS = "explorers", "regenerators"
@@ -20,7 +20,7 @@ def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
     return fleet.changed({f"{pool}.count": size for pool, size in sizes.items()})
 
 
-def shares(worker: Worker) -> bool:
+def shares(worker: WorkerResources) -> bool:
     """Whether a worker has only part of a GPU."""
     return 0 < worker.num_gpus < 1
 
@@ -64,7 +64,7 @@ def encoders(config: Config) -> int:
     return config.learner.world_size if encodes_on_cards(config.fleet) else config.fleet.encoders.count
 
 
-def encoder_of(fleet: FleetConfig) -> Worker:
+def encoder_of(fleet: FleetConfig) -> WorkerResources:
     """Resources of the process that an encoder lives in."""
     return fleet.learners if encodes_on_cards(fleet) else fleet.encoders
 

@@ -57,7 +57,7 @@ class Question(Section):
     """Limit of an answer; reasoning takes hundreds. An answer that was cut has no score."""
 
 
-class Judge(Section):
+class JudgeConfig(Section):
     """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
 
     url: str
@@ -117,7 +117,7 @@ class RewardConfig(Section):
     """For ``motion``: the change from frame to frame, of a range of 1, that scores 1; more scores no more."""
     remote: Remote | None = None
     """The server, for kind ``remote``."""
-    judge: Judge | None = None
+    judge: JudgeConfig | None = None
     """The model and what it is asked, for kind ``judge``."""
     reproducible: bool | None = None
     """Whether the same picture always gets the same score; null: yes, except for ``judge``. If one reward does not, the

@@ -28,7 +28,7 @@ SelectionKind = Literal["best_worst", "best", "random"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 
-class Run(Section):
+class RunConfig(Section):
     name: str = "run"
     """Name of the run; its folder is ``<root>/<name>``."""
     root: Location = "runs"
@@ -344,7 +344,7 @@ class Checkpoints(Section):
     """Free space that the run folder's disk must have at the start, GB."""
 
 
-class Tracking(Section):
+class TrackingConfig(Section):
     """TensorBoard's events are always written. If a tracker fails, the run says so and goes on."""
 
     trackers: list[Literal["trackio", "wandb"]] = []
@@ -360,7 +360,7 @@ class Tracking(Section):
 
 
 class Config(Section):
-    run: Run = Run()
+    run: RunConfig = RunConfig()
     model: Model
     prompts: Prompts
     rewards: Annotated[list[RewardConfig], Field(min_length=1)]
@@ -373,7 +373,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()
-    tracking: Tracking = Tracking()
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def evaluated_model(self) -> Model:

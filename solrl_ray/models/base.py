@@ -284,6 +284,16 @@ class DiffusionModel(FamilyCheckpoint, ABC):
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
 
+    def _encode_prompt(self, pipeline: Any, texts: list[str], *arguments: Any, **named: Any) -> Any:
+        """The stock pipeline's `encode_prompt` on this device, for texts of at most `model.max_sequence_length`."""
+        longest = self.config.max_sequence_length
+        return pipeline.encode_prompt(texts, *arguments, device=self.device, max_sequence_length=longest, **named)
+
+    def _call(self, *arguments: Any, **named: Any) -> Tensor:
+        """The transformer's answer to these arguments."""
+        answer: Tensor = self.transformer(*arguments, **named, return_dict=False)[0]
+        return answer
+
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Classifier-free guidance as the stock pipeline combines two velocities, float32 [B, *latent_shape]."""
         return negative + scale * (positive - negative)

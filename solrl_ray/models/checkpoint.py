@@ -108,12 +108,14 @@ def freeze(module: nn.Module) -> nn.Module:
 
 
 def fingerprint(part: Any) -> str:
-    """SHA-256 over what an encoder (configuration, all weights) or a tokenizer computes with.
+    """SHA-256 over what an encoder (configuration, all weights), a tokenizer or an image processor computes with.
 
     Reads every weight once.
     """
     digest = hashlib.sha256()
     if not hasattr(part, "state_dict"):
+        if not hasattr(part, "backend_tokenizer"):
+            return hashlib.sha256(json.dumps(part.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
         digest.update(part.backend_tokenizer.to_str().encode())
         digest.update(str(part.model_max_length).encode())
         digest.update((getattr(part, "chat_template", None) or "").encode())

@@ -33,28 +33,21 @@ class Chroma(Flux):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_attention_mask`` [B, max_sequence_length]."""
-        sequence, _, mask, *_ = pipeline.encode_prompt(
-            texts,
-            device=self.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.config.max_sequence_length,
-        )
+        sequence, _, mask, *_ = self._encode_prompt(pipeline, texts, do_classifier_free_guidance=False)
         return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence = embedding["prompt_embeds"]
         mask = torch.nn.functional.pad(embedding["prompt_attention_mask"], (0, latents.shape[1]), value=1.0)
         with _masking_single_blocks(self.transformer, mask):
-            velocity: Tensor = self.transformer(
+            return self._call(
                 hidden_states=latents,
                 timestep=sigmas.to(self.dtype),
                 encoder_hidden_states=sequence,
                 txt_ids=torch.zeros(sequence.shape[1], 3, device=self.device),
                 img_ids=self._image_ids,
                 attention_mask=mask,
-                return_dict=False,
-            )[0]
-        return velocity
+            )
 
 
 @contextmanager

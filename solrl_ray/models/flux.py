@@ -42,9 +42,7 @@ class Flux(DiffusionModel):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``pooled_prompt_embeds`` [B, width]."""
-        sequence, pooled, _ = pipeline.encode_prompt(
-            texts, device=self.device, max_sequence_length=self.config.max_sequence_length
-        )
+        sequence, pooled, _ = self._encode_prompt(pipeline, texts)
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
@@ -52,7 +50,7 @@ class Flux(DiffusionModel):
         if self._embeds_guidance:
             guidance = torch.full((len(latents),), self.config.guidance, dtype=torch.float32, device=self.device)
         sequence = embedding["prompt_embeds"]
-        velocity: Tensor = self.transformer(
+        return self._call(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
             guidance=guidance,
@@ -60,9 +58,7 @@ class Flux(DiffusionModel):
             encoder_hidden_states=sequence,
             txt_ids=torch.zeros(sequence.shape[1], 3, device=self.device),
             img_ids=self._image_ids[: latents.shape[1]],
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return unpack(latents, *self._grid)

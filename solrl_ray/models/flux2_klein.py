@@ -42,24 +42,20 @@ class Flux2Klein(DiffusionModel):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, 3 · width]."""
-        sequence, _ = pipeline.encode_prompt(
-            texts, device=self.device, max_sequence_length=self.config.max_sequence_length
-        )
+        sequence, _ = self._encode_prompt(pipeline, texts)
         return {"prompt_embeds": sequence}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence = embedding["prompt_embeds"]
         text_ids = torch.nn.functional.pad(torch.arange(sequence.shape[1], device=self.device)[:, None], (3, 0))
-        velocity: Tensor = self.transformer(
+        return self._call(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
             guidance=None,
             encoder_hidden_states=sequence,
             txt_ids=text_ids,
             img_ids=self._image_ids[: latents.shape[1]],
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return latents.transpose(1, 2).unflatten(2, self._grid)

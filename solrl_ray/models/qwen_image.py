@@ -54,15 +54,13 @@ class QwenImage(DiffusionModel):
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
         if latents.is_cuda and attention.is_memory_efficient():
             sequence, mask = attention.padded_text(sequence, mask, beside=latents.shape[1])
-        velocity: Tensor = self.transformer(
+        return self._call(
             hidden_states=latents,
             timestep=sigmas.to(self.dtype),
             encoder_hidden_states=sequence,
             encoder_hidden_states_mask=mask,
             img_shapes=self._shapes(latents.shape[1] // self.image_tokens),
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
     def _shapes(self, pictures: int) -> Any:
         """Frames, rows and columns, as the transformer takes them for a sample alone."""

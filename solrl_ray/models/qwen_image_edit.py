@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
-from solrl_ray.models.checkpoint import Checkpoint
+from solrl_ray.models.checkpoint import Checkpoint, fingerprint
 from solrl_ray.models.family import MEGAPIXEL, Family, true_scale, true_scale_1
 from solrl_ray.models.family_checkpoint import Truncation
 from solrl_ray.models.libraries import Stock, torch
@@ -56,9 +54,8 @@ class QwenImageEdit(SeesReferences, QwenImage):
             stock.VAE_IMAGE_SIZE = usual
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
-        settings = json.dumps(self._text.pipeline.processor.image_processor.to_dict(), sort_keys=True, default=str)
-        digest = hashlib.sha256(settings.encode()).hexdigest()
-        return super().text_identity(micro_batch) | {"processor": digest}
+        processor = fingerprint(self._text.pipeline.processor.image_processor)
+        return super().text_identity(micro_batch) | {"processor": processor}
 
     def _encode_texts(
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int

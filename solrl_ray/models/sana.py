@@ -53,25 +53,19 @@ class Sana(DiffusionModel):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_attention_mask`` [B, max_sequence_length]."""
-        sequence, mask, _, _ = pipeline.encode_prompt(
-            texts,
-            do_classifier_free_guidance=False,
-            device=self.device,
-            max_sequence_length=self.config.max_sequence_length,
-        )
+        sequence, mask, _, _ = self._encode_prompt(pipeline, texts, do_classifier_free_guidance=False)
         return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_attention_mask"]
         if latents.is_cuda and attention.is_memory_efficient():
             sequence, mask = attention.padded_text(sequence, mask)
-        velocity: Tensor = self.transformer(
+        velocity = self._call(
             latents,
             encoder_hidden_states=sequence,
             encoder_attention_mask=mask,
             timestep=sigmas * self._timesteps,
-            return_dict=False,
-        )[0]
+        )
         # If a checkpoint also predicts a variance, it is in the second half of the channels.
         return velocity[:, : self.latent_shape[0]]
 

@@ -50,14 +50,7 @@ class StableDiffusion3(DiffusionModel):
         """``prompt_embeds`` [B, 77 + max_sequence_length, width], ``pooled_prompt_embeds`` [B, width]."""
         if pipeline.text_encoder_3 is None:
             return self._encode_without_t5(pipeline, texts)
-        sequence, _, pooled, _ = pipeline.encode_prompt(
-            texts,
-            None,
-            None,
-            device=self.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.config.max_sequence_length,
-        )
+        sequence, _, pooled, _ = self._encode_prompt(pipeline, texts, None, None, do_classifier_free_guidance=False)
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
     def _encode_without_t5(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
@@ -70,14 +63,12 @@ class StableDiffusion3(DiffusionModel):
         return {"prompt_embeds": torch.cat([sequence, t5], dim=1), "pooled_prompt_embeds": pooled}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        velocity: Tensor = self.transformer(
+        return self._call(
             hidden_states=latents,
             timestep=sigmas * TIMESTEPS,
             encoder_hidden_states=embedding["prompt_embeds"],
             pooled_projections=embedding["pooled_prompt_embeds"],
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
 
 # Without the modulation of the text, whose halves are swapped in the last block.

@@ -57,19 +57,11 @@ class Wan(DiffusionModel):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width]."""
-        sequence, _ = pipeline.encode_prompt(
-            texts,
-            do_classifier_free_guidance=False,
-            device=self.device,
-            max_sequence_length=self.config.max_sequence_length,
-        )
+        sequence, _ = self._encode_prompt(pipeline, texts, do_classifier_free_guidance=False)
         return {"prompt_embeds": sequence}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        velocity: Tensor = self.transformer(
-            latents, timestep=sigmas * TIMESTEPS, encoder_hidden_states=embedding["prompt_embeds"], return_dict=False
-        )[0]
-        return velocity
+        return self._call(latents, timestep=sigmas * TIMESTEPS, encoder_hidden_states=embedding["prompt_embeds"])
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         return denormalised(decoder, latents)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.checkpoint import KEY, Checkpoint
+from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint
 from solrl_ray.models.family import Family, scale, scale_1
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
@@ -47,12 +45,11 @@ class WanI2V(SeesReferences, Wan):
         picture = embedding[REFERENCE_TOKENS]
         times = (sigmas * TIMESTEPS)[:, None].expand(-1, self.image_tokens).clone()
         times[:, : math.prod(self._grid)] = 0
-        velocity: Tensor = self.transformer(
+        velocity = self._call(
             torch.cat([picture, latents[:, :, 1:]], dim=2),
             timestep=times,
             encoder_hidden_states=embedding["prompt_embeds"],
-            return_dict=False,
-        )[0]
+        )
         given = (latents[:, :, :1].float() - picture.float()) / sigmas[:, None, None, None, None]
         return torch.cat([given, velocity[:, :, 1:].float()], dim=2)
 
@@ -87,18 +84,16 @@ class Wan21I2V(SeesReferences, Wan):
     SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, marks=4, fixed_text=True)
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
-        settings = json.dumps(self._text.pipeline.image_processor.to_dict(), sort_keys=True, default=str)
-        return super().text_identity(micro_batch) | {"processor": hashlib.sha256(settings.encode()).hexdigest()}
+        processor = fingerprint(self._text.pipeline.image_processor)
+        return super().text_identity(micro_batch) | {"processor": processor}
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        velocity: Tensor = self.transformer(
+        return self._call(
             torch.cat([latents, embedding[REFERENCE_TOKENS]], dim=1),
             timestep=sigmas * TIMESTEPS,
             encoder_hidden_states=embedding["prompt_embeds"],
             encoder_hidden_states_image=embedding[PICTURE],
-            return_dict=False,
-        )[0]
-        return velocity
+        )
 
     def _encode_texts(
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int

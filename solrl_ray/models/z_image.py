@@ -44,23 +44,17 @@ class ZImage(DiffusionModel):
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, tokens, width], ``prompt_embeds_mask`` [B, tokens]: `FamilySizes.text_tokens`."""
-        sequences, _ = pipeline.encode_prompt(
-            list(texts),  # which the pipeline changes
-            device=self.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.config.max_sequence_length,
-        )
+        own = list(texts)  # the pipeline changes the list
+        sequences, _ = self._encode_prompt(pipeline, own, do_classifier_free_guidance=False)
         return fixed_length(sequences, self.SIZES.text_tokens(self.config))
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        answer: Tensor = self.transformer(
+        return -self._call(
             hidden_states=latents,
             timestep=1 - sigmas,
             encoder_hidden_states=embedding["prompt_embeds"],
             encoder_hidden_states_mask=embedding["prompt_embeds_mask"],
-            return_dict=False,
-        )[0]
-        return -answer
+        )
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:

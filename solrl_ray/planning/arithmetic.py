@@ -17,7 +17,7 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.pools import (
     REGENERATORS,
     apart,
@@ -222,7 +222,7 @@ def paragraphs(rows: list[tuple[str, str]]) -> str:
     )
 
 
-def _processes(config: Config) -> tuple[tuple[str, int, Worker], ...]:
+def _processes(config: Config) -> tuple[tuple[str, int, WorkerResources], ...]:
     """The workers' processes: name, number, resources of each; roles on learners' cards have none of their own."""
     names = {"explorers": "explorer", REGENERATORS: "regenerator"}
     others = ((names[name], pool.count, pool) for name, pool in apart(config).items())

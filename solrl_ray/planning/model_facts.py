@@ -20,7 +20,7 @@ TOKENIZED = 20_000
 
 
 def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
-    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as in `Run`.
+    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as of a run.
 
     Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches nothing, or the preview
     tier is unknown or would quantise nothing.

@@ -33,7 +33,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PromptPictures:
     caption: str
     means: list[str]
     """Mean score of each policy."""
@@ -43,7 +43,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    cards: list[Card]
+    cards: list[PromptPictures]
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ class Gallery:
                     rows[policy] = row
             if rows:
                 means = [f"{policy} {digits(math.fsum(each) / len(each))}" for policy, each in known.items()]
-                cards.append(Card(caption, means, rows))
+                cards.append(PromptPictures(caption, means, rows))
         return cls(cards)
 
     @classmethod

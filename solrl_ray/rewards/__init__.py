@@ -77,7 +77,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
 
 def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
     """Load one reward; of pictures, if it has `frames`, as one of videos."""
-    reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    reward = registered(config, keys)(config, device, keys=keys, name=name)
     if config.frames is None or config.frames.combine == "together":
         return reward
     if reward.ndims == (VIDEOS,):

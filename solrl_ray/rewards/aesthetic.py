@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +12,10 @@ from transformers import CLIPVisionModelWithProjection
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.clip import check_sizes, clip_folder, read_preprocessing
-from solrl_ray.rewards.preprocessing import Preprocessing
 
 FILE = "sac+logos+ava1-l14-linearMSE.pth"
 SOURCE = (
@@ -54,14 +51,14 @@ class Aesthetic(CheckpointReward):
     `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as in Pillow.
     """
 
-    def __init__(
-        self, name: str, clip: Any, head: ScoreHead, preprocessing: Preprocessing, device: torch.device | str
-    ) -> None:
-        super().__init__(name)
-        self._device = torch.device(device)
-        self._clip: Any = freeze(clip).to(self._device)
-        self._head = freeze(head).to(self._device)
-        self._preprocessing = preprocessing
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, clip = self.folders(config, keys)
+        self._preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
+        model = paths.load_weights(CLIPVisionModelWithProjection, clip, keys("base"), dtype=torch.float32)
+        head = ScoreHead(model.config.projection_dim)
+        checkpoints.fill(head, checkpoints.read_torch(folder, FILE, keys("path")), folder, FILE, keys("path"))
+        self._clip, self._head = self._frozen(model), self._frozen(head)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
@@ -75,15 +72,6 @@ class Aesthetic(CheckpointReward):
         needed = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS, checkpoints.IMAGE_PROCESSOR]
         clip = clip_folder(config.base, needed, keys("base"), config.kind)
         return checkpoints.folder(config.path, [(FILE,)], keys("path"), source=SOURCE), clip
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:
-        folder, clip = cls.folders(config, keys)
-        preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
-        model = paths.load_weights(CLIPVisionModelWithProjection, clip, keys("base"), dtype=torch.float32)
-        head = ScoreHead(model.config.projection_dim)
-        checkpoints.fill(head, checkpoints.read_torch(folder, FILE, keys("path")), folder, FILE, keys("path"))
-        return cls(name, model, head, preprocessing, device)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         pixels = self._preprocessing(images.to(self._device, torch.float32))

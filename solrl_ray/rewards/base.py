@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, RewardNonsense
+from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
 
 Keys = Callable[[str], str]
@@ -35,6 +35,7 @@ class Reward(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         """The name in errors, e.g. ``rewards[0] (clipscore)``."""
+        self._computes_with = wanted_by(self.compute)
 
     @abstractmethod
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -46,10 +47,6 @@ class Reward(ABC):
     def take_costs(self) -> dict[str, int]:
         """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
-
-    @cached_property
-    def _computes_with(self) -> dict[str, bool]:
-        return wanted_by(self.compute)
 
     def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         """`score`, followed by each reward's own value in a sum of several: [B, 1 + rewards]. See `score`."""
@@ -124,6 +121,15 @@ def seen(wanted: Mapping[str, bool], references: Tensor | None) -> dict[str, Ten
 class CheckpointReward(Reward):
     """A reward that a configuration names."""
 
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        """Load it onto `device`. Raises `UserError` naming the field whose checkpoint is missing or damaged."""
+        super().__init__(name)
+        self._device = torch.device(device)
+
+    def _frozen(self, network: nn.Module) -> Any:
+        """A network on the device, in eval mode and without gradients."""
+        return freeze(network).to(self._device)
+
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         """Raise `UserError` if it cannot be loaded or cannot take images of these shapes. Loads no weights."""
@@ -132,11 +138,6 @@ class CheckpointReward(Reward):
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> Any:
         """Where its checkpoints are; None if it needs none. Raises `UserError` naming the field of a missing one."""
-
-    @classmethod
-    @abstractmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
-        """Load it onto `device`. Raises `UserError` naming the field whose checkpoint is missing or damaged."""
 
 
 def _check_range(name: str, images: Tensor) -> None:

@@ -106,15 +106,12 @@ class CallableReward(CheckpointReward):
     parameter named as in `base.SEEN` it gets copies of the references.
     """
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], device: torch.device | str, code: OwnCode | None = None
-    ) -> None:
-        super().__init__(name)
-        self._function = function
-        self._wanted = wanted_by(function)
-        self._device = device
-        self._code = code
-        if next(iter(parameters(function)), "") in VIDEO_PARAMETERS:
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        self._code = config._own or own_code.find(config.kind, keys("kind"))
+        self._function = import_callable(config.kind, keys("kind"), self._code)
+        self._wanted = wanted_by(self._function)
+        if next(iter(parameters(self._function)), "") in VIDEO_PARAMETERS:
             self.ndims = (VIDEOS,)
 
     @classmethod
@@ -122,11 +119,6 @@ class CallableReward(CheckpointReward):
         """Executes nothing: `rewards.trial` does that in a child process."""
         if config._own is None:
             own_code.find(config.kind, keys("kind"))
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> CallableReward:
-        code = config._own or own_code.find(config.kind, keys("kind"))
-        return cls(name, import_callable(config.kind, keys("kind"), code), device, code)
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         own = images.to(self._device, torch.float32, copy=True)

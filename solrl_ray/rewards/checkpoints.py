@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 
+from solrl_ray.config.problems import listed
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
 
@@ -55,6 +56,19 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         f"{key} is {path!r}, which is not a local folder, and {listed} cannot be read from the Hugging Face cache; "
         f"run `hf download {path}{'' if whole else f' {listed}'}` on every machine that scores."
     )
+
+
+def check_type(folder: Path, types: Sequence[str], path: str, key: str, kind: str, right: str) -> str:
+    """The ``model_type`` of the checkpoint in a folder, configured as `path`.
+
+    Raises `UserError` naming `key` unless it is one of those that the reward takes; `right` is the id of such a one.
+    """
+    found = paths.read_json(folder, "config.json", key).get("model_type")
+    if found not in types:
+        raise UserError(
+            f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} takes {listed(types)}, such as {right}."
+        )
+    return str(found)
 
 
 def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:

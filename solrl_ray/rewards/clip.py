@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,6 @@ from transformers import CLIPModel, CLIPTokenizer, ImageProcessingMixin
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
@@ -37,15 +35,13 @@ class CLIPReward(CheckpointReward):
     than the text encoder takes are truncated, with a warning and a count.
     """
 
-    def __init__(
-        self, name: str, model: Any, tokenizer: CLIPTokenizer, preprocessing: Preprocessing, device: torch.device | str
-    ) -> None:
-        super().__init__(name)
-        self._device = torch.device(device)
-        self._model: Any = freeze(model).to(self._device)
-        self._tokenizer = tokenizer
-        self._preprocessing = preprocessing
-        self._max_tokens: int = model.config.text_config.max_position_embeddings
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, processor = self.folders(config, keys)
+        self._preprocessing = self._read_preprocessing(config, folder, processor, keys)
+        self._model = self._frozen(paths.load_weights(CLIPModel, folder, keys("path"), dtype=torch.float32))
+        self._tokenizer = paths.load_tokenizer(CLIPTokenizer, processor, keys("base" if config.base else "path"))
+        self._max_tokens: int = self._model.config.text_config.max_position_embeddings
         self._texts = Texts(name, self._text_features, self._count_tokens, self._max_tokens)
 
     @classmethod
@@ -63,14 +59,6 @@ class CLIPReward(CheckpointReward):
             return both, both
         folder = clip_folder(config.path, model, keys("path"), config.kind)
         return folder, checkpoints.folder(config.base, processor, keys("base"))
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
-        folder, processor = cls.folders(config, keys)
-        preprocessing = cls._read_preprocessing(config, folder, processor, keys)
-        model = paths.load_weights(CLIPModel, folder, keys("path"), dtype=torch.float32)
-        tokenizer = paths.load_tokenizer(CLIPTokenizer, processor, keys("base" if config.base else "path"))
-        return cls(name, model, tokenizer, preprocessing, device)
 
     @classmethod
     @abstractmethod
@@ -122,13 +110,9 @@ class CLIPEdit(CLIPScore):
     The two cosines are those by which InstructPix2Pix (arXiv 2211.09800, section 4.2) compares edits.
     """
 
-    _weight: float
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
-        made = super().load(config, device, keys=keys, name=name)
-        made._weight = config.reference_weight
-        return made
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        self._weight = config.reference_weight
 
     def compute(self, images: Tensor, prompts: Sequence[str], reference: Tensor | None = None) -> Tensor:
         """Raises `RewardError` if the prompts have no reference."""
@@ -195,7 +179,5 @@ def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str
     """
     config = checkpoints.find(paths.checkpoint(path, key), "config.json")
     if config is not None:
-        found = paths.read_json(config.parent, "config.json", key).get("model_type")
-        if found != "clip":
-            raise UserError(f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} needs a 'clip' one.")
+        checkpoints.check_type(config.parent, ["clip"], path, key, kind, "openai/clip-vit-large-patch14")
     return checkpoints.folder(path, files, key)

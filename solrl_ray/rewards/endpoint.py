@@ -47,7 +47,7 @@ class TryAgain(Exception):
         """The pause that the server asks for."""
 
 
-class Refusal(RewardError):
+class RefusedRequest(RewardError):
     """An answer that is no success and will be no other one."""
 
     def __init__(self, message: str, status: int = 0, words: str = "") -> None:
@@ -132,7 +132,7 @@ class Endpoint:
         if response.status == 429 or response.status >= 500:
             raise TryAgain(words, _seconds(response.headers.get("Retry-After", "")))
         message = f"Reward {self._name} was refused by {self._url}: {words}."
-        raise Refusal(message, response.status, words)
+        raise RefusedRequest(message, response.status, words)
 
 
 @cache

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import longest_side
@@ -31,23 +30,18 @@ class HPSv2(CheckpointReward):
     file: ClassVar[str] = "HPS_v2.1_compressed.pt"
     architecture: ClassVar[str] = "ViT-H-14"
 
-    def __init__(self, name: str, model: Any, device: torch.device | str) -> None:
-        super().__init__(name)
-        self._device = torch.device(device)
-        self._model: Any = freeze(model).to(self._device)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder = self.folders(config, keys)
+        weights = checkpoints.read_torch(folder, self.file, keys("path")).get("state_dict")
+        if not isinstance(weights, dict):
+            raise UserError(f"{keys('path')} is {config.path!r}, but {self.file} there has no 'state_dict'.")
+        model: Any = open_clip.CLIP(**open_clip.get_model_config(self.architecture))
+        checkpoints.fill(model, weights, folder, self.file, keys("path"))
+        self._model = self._frozen(model)
         self._tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
         self._size: int = model.visual.image_size[0]
         self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv2:
-        folder = cls.folders(config, keys)
-        weights = checkpoints.read_torch(folder, cls.file, keys("path")).get("state_dict")
-        if not isinstance(weights, dict):
-            raise UserError(f"{keys('path')} is {config.path!r}, but {cls.file} there has no 'state_dict'.")
-        model = open_clip.CLIP(**open_clip.get_model_config(cls.architecture))
-        checkpoints.fill(model, weights, folder, cls.file, keys("path"))
-        return cls(name, model, device)
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> Path:

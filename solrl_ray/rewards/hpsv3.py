@@ -16,12 +16,11 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
+from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
 
@@ -40,22 +39,9 @@ class HPSv3(qwen_vl.QwenVLReward):
 
     QUESTION = Path(__file__).with_name("hpsv3_question.txt")
 
-    def __init__(
-        self, name: str, model: Qwen2VLModel, head: nn.Module, processor: Qwen2VLProcessor, device: torch.device | str
-    ) -> None:
-        super().__init__(name, model, processor, (AREA, AREA), device)
-        self._head = freeze(head).to(self._device)
-        self._token = processor.tokenizer.convert_tokens_to_ids(TOKEN)
-
-    @classmethod
-    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-        """Of the checkpoint and of Qwen2-VL."""
-        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
-        return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv3:
-        folder, base = cls.folders(config, keys)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, base = self.folders(config, keys)
         processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
         processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
         sizes = Qwen2VLConfig.from_pretrained(str(base))
@@ -64,8 +50,15 @@ class HPSv3(qwen_vl.QwenVLReward):
         checkpoints.fill(head, checkpoints.under(weights, "rm_head."), folder, FILE, keys("path"))
         sizes.text_config.vocab_size = len(processor.tokenizer)
         named = {key: tensor for key, tensor in weights.items() if not key.startswith("rm_head.")}
-        model = qwen_vl.network(sizes, named, folder, FILE, keys("path"))
-        return cls(name, model, head, processor, device)
+        self._model = self._frozen(qwen_vl.network(sizes, named, folder, FILE, keys("path")))
+        self._head, self._processor, self._pixels = self._frozen(head), processor, (AREA, AREA)
+        self._token = processor.tokenizer.convert_tokens_to_ids(TOKEN)
+
+    @classmethod
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Of the checkpoint and of Qwen2-VL."""
+        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
+        return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")
 
     def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         hidden = qwen_vl.hidden_states(self._model, given)

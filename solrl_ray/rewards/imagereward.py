@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, BlipVisio
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.aesthetic import ScoreHead
 from solrl_ray.rewards.base import CheckpointReward, Keys
@@ -53,34 +51,9 @@ class ImageReward(CheckpointReward):
     Pillow. The text tower sees the image, so only a prompt's tokens can be kept.
     """
 
-    def __init__(
-        self,
-        name: str,
-        vision: BlipVisionModel,
-        text: BlipTextModel,
-        head: ScoreHead,
-        tokenizer: BertTokenizer,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(name)
-        self._device = torch.device(device)
-        self._vision: Any = freeze(vision).to(self._device)
-        self._text: Any = freeze(text).to(self._device)
-        self._head = freeze(head).to(self._device)
-        self._tokenizer = tokenizer
-        size: int = vision.config.image_size
-        self._preprocessing = Preprocessing.torchvision(size, interpolation="bicubic", eight_bit=True)
-        self._tokens = Texts(name, self._tokenize, self._count_tokens, MAX_TOKENS)
-
-    @classmethod
-    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-        """Of the checkpoint and of the tokenizer."""
-        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
-        return folder, checkpoints.folder(config.base, [checkpoints.BERT_TOKENIZER], keys("base"))
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> ImageReward:
-        folder, base = cls.folders(config, keys)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, base = self.folders(config, keys)
         weights = checkpoints.read_torch(folder, FILE, keys("path"))
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(_UNUSED)}
         try:
@@ -91,7 +64,17 @@ class ImageReward(CheckpointReward):
         checkpoints.fill(vision, vision_weights(weights), folder, FILE, keys("path"))
         checkpoints.fill(text, checkpoints.under(weights, "blip.text_encoder."), folder, FILE, keys("path"))
         checkpoints.fill(head, checkpoints.under(weights, "mlp."), folder, FILE, keys("path"))
-        return cls(name, vision, text, head, load_tokenizer(base, keys("base")), device)
+        self._vision, self._text, self._head = (self._frozen(part) for part in (vision, text, head))
+        self._tokenizer = load_tokenizer(base, keys("base"))
+        size: int = vision.config.image_size
+        self._preprocessing = Preprocessing.torchvision(size, interpolation="bicubic", eight_bit=True)
+        self._tokens = Texts(name, self._tokenize, self._count_tokens, MAX_TOKENS)
+
+    @classmethod
+    def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+        """Of the checkpoint and of the tokenizer."""
+        folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
+        return folder, checkpoints.folder(config.base, [checkpoints.BERT_TOKENIZER], keys("base"))
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         tokens, mask = self._tokens(prompts).unbind(dim=1)

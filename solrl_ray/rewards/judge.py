@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solrl_ray.config.rewards import Judge as JudgeConfig
-from solrl_ray.config.rewards import Question, RewardConfig, evenly_spaced
+from solrl_ray.config.rewards import JudgeConfig, Question, RewardConfig, evenly_spaced
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
     Endpoint,
-    Refusal,
+    RefusedRequest,
     TryAgain,
     check_reachable,
     check_url,
@@ -64,24 +63,25 @@ class Judge(CheckpointReward):
 
     ndims = (IMAGES, VIDEOS)
 
-    def __init__(self, name: str, config: JudgeConfig, token: str, frames: int = 0) -> None:
-        """`frames`: of a video, shown in one request."""
-        super().__init__(name)
-        self._config, self._frames = config, frames
-        url = config.url.rstrip("/") + "/chat/completions"
-        self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
-        self._format = _format(config.question)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        judge, token = _settings(config, keys)
+        self._config, self._frames = judge, config.frames.count if config.frames else 0
+        url = judge.url.rstrip("/") + "/chat/completions"
+        self._endpoint = Endpoint(name, url, token=token, timeout=judge.timeout, retries=judge.retries)
+        self._format = _format(judge.question)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
-        judge, token = _settings(config, keys)
+        judge, _ = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
         largest = max(shapes, key=lambda shape: shape.pixels)  # one question: a server may count or charge each
         try:
             grey = torch.full((1, 3, largest.height, largest.width), 0.5)
-            cls("judge", quick, token).score(grey, ["a grey picture"], grey[:, None])
-        except Refusal as refusal:
+            once = cls(config.model_copy(update={"judge": quick}), "cpu", keys=keys, name="judge")
+            once.score(grey, ["a grey picture"], grey[:, None])
+        except RefusedRequest as refusal:
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(
                 f"{keys('judge.url')} is {judge.url!r}, which refuses a question to judge.model {judge.model!r}: "
@@ -89,10 +89,6 @@ class Judge(CheckpointReward):
             ) from None
         except RunError:
             pass  # it may be slow or busy now, or have no opinion of this picture: the run's own attempts count
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Judge:
-        return cls(name, *_settings(config, keys), config.frames.count if config.frames else 0)
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         if images.ndim == IMAGES:
@@ -116,7 +112,7 @@ class Judge(CheckpointReward):
         if form := self._format:
             try:
                 return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
-            except Refusal as refusal:
+            except RefusedRequest as refusal:
                 if refusal.status not in (400, 422):
                     raise
                 self._format = {}  # not every endpoint can

@@ -26,14 +26,10 @@ class Motion(CheckpointReward):
 
     ndims = (VIDEOS,)
 
-    def __init__(self, name: str, enough: float) -> None:
-        super().__init__(name)
-        self._enough = enough
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Motion:
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
         assert config.enough is not None
-        return cls(name, config.enough)
+        self._enough = config.enough
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         height, width = images.shape[3:]

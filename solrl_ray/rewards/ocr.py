@@ -28,18 +28,14 @@ class Ocr(CheckpointReward):
     threads.
     """
 
-    def __init__(self, name: str, engine: RapidOCR) -> None:
-        super().__init__(name)
-        self._engine = engine
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Ocr:
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
         settings = {
             "EngineConfig.onnxruntime.intra_op_num_threads": torch.get_num_threads(),
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             "Global.log_level": "critical",
         }
-        return cls(name, RapidOCR(params=settings))
+        self._engine = RapidOCR(params=settings)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         wanted = [self._wanted(prompt) for prompt in prompts]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
@@ -17,7 +17,6 @@ from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
-from solrl_ray.models.checkpoint import freeze
 from solrl_ray.rewards import checkpoints, pillow
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
@@ -48,19 +47,14 @@ class QwenVLReward(CheckpointReward):
     QUESTION: ClassVar[Path]
     """File of what the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
 
-    def __init__(
-        self, name: str, model: nn.Module, processor: Any, pixels: tuple[int, int], device: torch.device | str
-    ) -> None:
-        """
-        Args:
-            processor: Qwen's, of the checkpoint.
-            pixels: smallest and largest area of a resized image or frame.
-        """
-        super().__init__(name)
-        self._device = torch.device(device)
-        self._model: Any = freeze(model).to(self._device)
-        self._processor = processor
-        self._pixels = pixels
+    _model: Any
+    _processor: Any
+    """Qwen's, of the checkpoint."""
+    _pixels: tuple[int, int]
+    """Smallest and largest area of a resized image or frame."""
+
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
         self._question = self.QUESTION.read_text(encoding="utf-8")
 
     @abstractmethod
@@ -105,12 +99,7 @@ def load_processor(processor_class: Any, folder: Path, key: str) -> Any:
 def base_folder(config: RewardConfig, keys: Keys, right: str) -> Path:
     """The folder of `base`, whose sizes and processor are Qwen2-VL's; `right` is the id of one that would be."""
     base = checkpoints.folder(config.base, PROCESSOR, keys("base"))
-    found = paths.read_json(base, "config.json", keys("base")).get("model_type")
-    if found != "qwen2_vl":
-        raise UserError(
-            f"{keys('base')} is {config.base!r}, a checkpoint of type {found!r}, but {config.kind} needs a 'qwen2_vl' "
-            f"one: {right}."
-        )
+    checkpoints.check_type(base, ["qwen2_vl"], config.base, keys("base"), config.kind, right)
     return base
 
 

@@ -22,19 +22,16 @@ from solrl_ray.rewards.preprocessing import eight_bits
 class RemoteReward(CheckpointReward):
     """Posts images as PNG with their prompts, reads one score an image; a repeated request has its id (`Endpoint`)."""
 
-    def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
-        super().__init__(name)
-        self._url, self._references = config.url, config.references
-        self._endpoint = Endpoint(name, config.url, token=token, timeout=config.timeout, retries=config.retries)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        remote, token = _settings(config, keys)
+        self._url, self._references = remote.url, remote.references
+        self._endpoint = Endpoint(name, remote.url, token=token, timeout=remote.timeout, retries=remote.retries)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         remote, _ = _settings(config, keys)
         check_reachable(remote.url, keys("remote.url"), remote.timeout, "start the reward server first")
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> RemoteReward:
-        return cls(name, *_settings(config, keys))
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         content: dict[str, Any] = {

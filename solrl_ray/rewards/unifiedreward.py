@@ -21,7 +21,7 @@ from transformers import (
 
 from solrl_ray.config.problems import listed
 from solrl_ray.config.rewards import RewardConfig
-from solrl_ray.errors import RewardError, UserError
+from solrl_ray.errors import RewardError
 from solrl_ray.models import paths
 from solrl_ray.rewards import checkpoints, qwen_vl
 from solrl_ray.rewards.base import Keys
@@ -48,22 +48,17 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         """The checkpoint's folder and ``model_type``."""
         files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
         folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
-        found = paths.read_json(folder, "config.json", keys("path")).get("model_type")
-        if found not in CLASSES:
-            raise UserError(
-                f"{keys('path')} is {config.path!r}, a checkpoint of type {found!r}, but {config.kind} takes "
-                f"{listed(list(CLASSES))} ones, such as CodeGoat24/UnifiedReward-2.0-qwen-7b."
-            )
-        return folder, found
+        right = "CodeGoat24/UnifiedReward-2.0-qwen-7b"
+        return folder, checkpoints.check_type(folder, list(CLASSES), config.path, keys("path"), config.kind, right)
 
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> UnifiedReward:
-        folder, model_type = cls.folders(config, keys)
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, model_type = self.folders(config, keys)
         model_class, processor_class = CLASSES[model_type]
-        model = paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE)
-        processor = qwen_vl.load_processor(processor_class, folder, keys("path"))
-        size = processor.image_processor.size
-        return cls(name, model, processor, (size["shortest_edge"], size["longest_edge"]), device)
+        self._model = self._frozen(paths.load_weights(model_class, folder, keys("path"), dtype=qwen_vl.DTYPE))
+        self._processor = qwen_vl.load_processor(processor_class, folder, keys("path"))
+        size = self._processor.image_processor.size
+        self._pixels = size["shortest_edge"], size["longest_edge"]
 
     def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2VLConfig, Qwen2VLModel, Qwen2VLProcessor
+from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
 from solrl_ray.config.rewards import RewardConfig, evenly_spaced
 from solrl_ray.errors import MissingCheckpoint, UserError
@@ -43,25 +43,30 @@ class VideoReward(qwen_vl.QwenVLReward):
     ndims = (VIDEOS,)
     QUESTION = Path(__file__).with_name("videoreward_question.txt")
 
-    def __init__(
-        self,
-        name: str,
-        model: Qwen2VLModel,
-        head: Tensor,
-        processor: Qwen2VLProcessor,
-        settings: Mapping[str, Any],
-        frames: int,
-        device: torch.device | str,
-    ) -> None:
-        """
-        Args:
-            head: float32 [1 or 3, width]; with three rows each quality has its own.
-            settings: of the published file.
-            frames: of a video that are shown.
-        """
-        super().__init__(name, model, processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"])), device)
-        self._head = head.expand(len(QUALITIES), -1).to(self._device)
-        self._frames = frames
+    def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
+        super().__init__(config, device, keys=keys, name=name)
+        folder, weights_file, base = self.folders(config, keys)
+        settings = _settings(folder, keys("path"))
+        processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
+        processor.tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
+        sizes = Qwen2VLConfig.from_pretrained(str(base))
+        sizes.text_config.vocab_size = len(processor.tokenizer)
+        state = checkpoints.read_torch(weights_file.parent, WEIGHTS, keys("path"))
+        try:
+            weights = merged(state, settings.get("peft_lora_config") or {})
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise UserError(paths.unreadable(folder, WEIGHTS, keys("path"), error)[:600]) from error
+        head = weights.pop("rm_head.weight", torch.empty(0, 0)).float()
+        if head.shape not in ((1, sizes.text_config.hidden_size), (len(QUALITIES), sizes.text_config.hidden_size)):
+            raise UserError(
+                f"{keys('path')} is {config.path!r}, but the head of {WEIGHTS} has the shape {list(head.shape)}; right "
+                f"would be [1 or 3, {sizes.text_config.hidden_size}]."
+            )
+        self._model = self._frozen(qwen_vl.network(sizes, weights, folder, WEIGHTS, keys("path")))
+        self._processor, self._pixels = processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"]))
+        assert config.frames is not None  # `reward_kinds.check_frames`
+        self._frames = config.frames.count
+        self._head = head.expand(len(QUALITIES), -1).to(self._device)  # with three rows each quality has its own
         self._tokens = processor.tokenizer.convert_tokens_to_ids(list(TOKENS))
         scale = settings["inference_config"]
         self._mean = torch.tensor([float(scale[f"{quality}_mean"]) for quality in QUALITIES], device=self._device)
@@ -79,29 +84,6 @@ class VideoReward(qwen_vl.QwenVLReward):
             raise MissingCheckpoint(f"{lacking} run `hf download {config.path}` on every machine that scores.")
         newest = found[max(found, key=int)]
         return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
-
-    @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> VideoReward:
-        folder, weights_file, base = cls.folders(config, keys)
-        settings = _settings(folder, keys("path"))
-        processor = qwen_vl.load_processor(Qwen2VLProcessor, base, keys("base"))
-        processor.tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
-        sizes = Qwen2VLConfig.from_pretrained(str(base))
-        sizes.text_config.vocab_size = len(processor.tokenizer)
-        state = checkpoints.read_torch(weights_file.parent, WEIGHTS, keys("path"))
-        try:
-            weights = merged(state, settings.get("peft_lora_config") or {})
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise UserError(paths.unreadable(folder, WEIGHTS, keys("path"), error)[:600]) from error
-        head = weights.pop("rm_head.weight", torch.empty(0, 0)).float()
-        if head.shape not in ((1, sizes.text_config.hidden_size), (len(QUALITIES), sizes.text_config.hidden_size)):
-            raise UserError(
-                f"{keys('path')} is {config.path!r}, but the head of {WEIGHTS} has the shape {list(head.shape)}; right "
-                f"would be [1 or 3, {sizes.text_config.hidden_size}]."
-            )
-        model = qwen_vl.network(sizes, weights, folder, WEIGHTS, keys("path"))
-        assert config.frames is not None  # `reward_kinds.check_frames`
-        return cls(name, model, head, processor, settings, config.frames.count, device)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return super().compute(images[:, :, evenly_spaced(images.shape[2], self._frames)], prompts)

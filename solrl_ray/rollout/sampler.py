@@ -40,7 +40,7 @@ from solrl_ray.sampling import sde, solvers
 from solrl_ray.sampling.drawing import Drawing
 from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import State
+from solrl_ray.sampling.solvers import SolverState
 
 Scorer = Callable[[Tensor], Tensor]
 ODE = Ode()
@@ -189,7 +189,7 @@ class Sampler:
         batch = self._model.batch_embeddings([e for e in embeddings for _ in unit.indices] + [embeddings[-1]] * spare)
         where = [a for name in asked for a in addresses(replace(unit, prompt_id=name), self._run_seed, self._sampler)]
         noise = initial_noise(where + where[-1:] * spare, self._model.latent_shape).to(self._model.device)
-        state, _ = self._advance(unit, State(noise), batch)
+        state, _ = self._advance(unit, SolverState(noise), batch)
         count = len(where)
         images = self._model.decode(state.latents)[:count]
         scores = self._scorer(*zip(prompts, embeddings, strict=True))(images)
@@ -229,7 +229,7 @@ class Sampler:
         )
 
     def _finish(
-        self, unit: WorkUnit, state: State, kept: Sequence[int], scored: Scorer, batch: dict[str, Tensor]
+        self, unit: WorkUnit, state: SolverState, kept: Sequence[int], scored: Scorer, batch: dict[str, Tensor]
     ) -> Tensor:
         """Scores of the members at the positions `kept`, which continue from `state` in new micro-batches."""
         assert unit.prune is not None
@@ -263,9 +263,9 @@ class Sampler:
         kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(scores), 0)
         return state.latents.float(), images.float(), scores, kept
 
-    def _noise(self, part: WorkUnit) -> State:
+    def _noise(self, part: WorkUnit) -> SolverState:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
-        return State(noise.to(self._model.device))
+        return SolverState(noise.to(self._model.device))
 
     def _decode_preview(self, latents: Tensor) -> Tensor:
         """Images of previews; of videos, some of their latent frames."""
@@ -291,8 +291,8 @@ class Sampler:
         return scores
 
     def _advance(
-        self, part: WorkUnit, state: State, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
-    ) -> tuple[State, Sequence[Tensor]]:
+        self, part: WorkUnit, state: SolverState, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
+    ) -> tuple[SolverState, Sequence[Tensor]]:
         """Make the steps ``first … end - 1`` of a micro-batch, by default all; also returns the states before and after
         each recorded transition.
         """

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from solrl_ray.config.samplers import Cps, DanceSde, FlowSde, Stochastic
-from solrl_ray.sampling.solvers import State, Velocity
+from solrl_ray.sampling.solvers import SolverState, Velocity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: flo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SolverStep:
     """One step of a trajectory, and the source of its noise."""
 
     sigma: float
@@ -120,7 +120,7 @@ def nested(full: int, steps: int) -> list[int]:
     return [(2 * j * full + steps) // (2 * steps) for j in range(steps + 1)]
 
 
-def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0) -> list[Step]:
+def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0) -> list[SolverStep]:
     """The steps of a trajectory that takes `steps` of the full schedule's, and its noise from the same Brownian path.
 
     The increment of a longer step is the sum of those inside it, sqrt(dt_i) z_i, which is again a standard normal times
@@ -140,23 +140,25 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
         lengths = {i: grid[i] - grid[i + 1] for i in range(first, end) if i in noisy}
         # DanceGRPO decodes its last step's estimate of x0, which is Euler's step to 0.
         if not lengths or (isinstance(sampler, DanceSde) and k == steps - 1):
-            planned.append(Step(sigma=coarse[k], transition=euler(coarse[k], coarse[k + 1]), increments=()))
+            planned.append(SolverStep(sigma=coarse[k], transition=euler(coarse[k], coarse[k + 1]), increments=()))
             continue
         total = coarse[k] - coarse[k + 1] if len(lengths) == end - first else math.fsum(lengths.values())
         single = len(lengths) == 1
         weights = tuple((i, 1.0 if single else math.sqrt(length / total)) for i, length in lengths.items())
-        planned.append(Step(sigma=coarse[k], transition=transition(sampler, coarse, k, total), increments=weights))
+        planned.append(
+            SolverStep(sigma=coarse[k], transition=transition(sampler, coarse, k, total), increments=weights)
+        )
     return planned
 
 
 def integrate(
     velocity: Velocity,
-    state: State,
-    steps: Sequence[Step],
+    state: SolverState,
+    steps: Sequence[SolverStep],
     increments: Mapping[int, Tensor],
     *,
     keep: Container[int] = (),
-) -> tuple[State, list[Tensor]]:
+) -> tuple[SolverState, list[Tensor]]:
     """Carries `state`, initially noise, along the steps.
 
     Args:
@@ -174,7 +176,7 @@ def integrate(
         after = move.x_weight * x + move.v_weight * v
         for index, weight in step.increments:
             after = after + move.std * weight * increments[index]
-        state = State(after, x - step.sigma * v)
+        state = SolverState(after, x - step.sigma * v)
         if count in keep:
             kept.append(after)
     return state, kept

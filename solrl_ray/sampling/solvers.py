@@ -20,7 +20,7 @@ Solver: TypeAlias = Literal["euler", "dpm2"]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SolverState:
     """The state of an integration. Rows, the first dimension, are independent: some of them can continue alone, in
     other batches.
     """
@@ -30,19 +30,25 @@ class State:
     x0: torch.Tensor | None = None
     """The last step's estimate of the clean latents, x - sigma v; None before the first step."""
 
-    def rows(self, indices: torch.Tensor) -> State:
+    def rows(self, indices: torch.Tensor) -> SolverState:
         """These rows, in this order."""
-        return State(self.latents[indices], None if self.x0 is None else self.x0[indices])
+        return SolverState(self.latents[indices], None if self.x0 is None else self.x0[indices])
 
 
-def together(states: Sequence[State]) -> State:
+def together(states: Sequence[SolverState]) -> SolverState:
     """The rows of several states that have taken at least one step."""
-    return State(torch.cat([s.latents for s in states]), torch.cat([s.x0 for s in states if s.x0 is not None]))
+    return SolverState(torch.cat([s.latents for s in states]), torch.cat([s.x0 for s in states if s.x0 is not None]))
 
 
 def advance(
-    velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solver, *, first: int = 0, end: int | None = None
-) -> State:
+    velocity: Velocity,
+    state: SolverState,
+    sigmas: torch.Tensor,
+    solver: Solver,
+    *,
+    first: int = 0,
+    end: int | None = None,
+) -> SolverState:
     """Carries `state` along the velocity field from sigma 1, noise, to 0, with one evaluation a step; or only by the
     steps ``first … end - 1``.
 
@@ -76,12 +82,12 @@ def advance(
     return state
 
 
-def _euler(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> State:
+def _euler(state: SolverState, v: torch.Tensor, sigmas: list[float], step: int) -> SolverState:
     sigma, sigma_next = sigmas[step : step + 2]
-    return State(state.latents + (sigma_next - sigma) * v, state.latents - sigma * v)
+    return SolverState(state.latents + (sigma_next - sigma) * v, state.latents - sigma * v)
 
 
-def _dpm2(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> State:
+def _dpm2(state: SolverState, v: torch.Tensor, sigmas: list[float], step: int) -> SolverState:
     """DPM-Solver++(2M) (arXiv 2211.01095, algorithm 2) for alpha = 1 - sigma.
 
     The paper's step z <- (sigma_next / sigma) z - alpha_next (e^-h - 1) D simplifies, because here
@@ -92,7 +98,7 @@ def _dpm2(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> Stat
     weight = _second_order_weight(sigmas, step)
     denoised = x0 if state.x0 is None or weight == 0.0 else x0 + weight * (x0 - state.x0)
     ratio = sigma_next / sigma
-    return State(ratio * state.latents + (1.0 - ratio) * denoised, x0)
+    return SolverState(ratio * state.latents + (1.0 - ratio) * denoised, x0)
 
 
 def _second_order_weight(sigmas: list[float], step: int) -> float:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from solrl_ray.common.output import plain_table
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, shares
 from solrl_ray.config.schema import Config
 
@@ -31,7 +31,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ResourceRequest:
     key: str
     """Its key in the configuration: ``fleet.explorers``."""
     count: int
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    request: Request
+    request: ResourceRequest
     placed: int
     present: Mapping[str, float]
     """Total of all nodes that it may use."""
@@ -93,12 +93,12 @@ def ranks_first(config: Config) -> bool:
     return is_colocated(config.fleet)
 
 
-def requests(config: Config) -> list[Request]:
+def requests(config: Config) -> list[ResourceRequest]:
     """A run's requests, one a process; the controller and its helpers ask for nothing."""
     fleet, learners, others = config.fleet, config.fleet.learners, apart(config)
 
-    def request(key: str, worker: Worker, count: int) -> Request:
-        return Request(
+    def request(key: str, worker: WorkerResources, count: int) -> ResourceRequest:
+        return ResourceRequest(
             key=key,
             count=count,
             each={"GPU": worker.num_gpus, "CPU": worker.num_cpus},
@@ -119,7 +119,7 @@ def requests(config: Config) -> list[Request]:
     return [*asked.values(), replace(ranks, placement=learners.placement, turn=turn)]
 
 
-def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
+def fit(wanted: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[Fit]:
     """Place the requests; the result is in the order of `wanted`."""
     free = [_FreeResources.of(node) for node in nodes]
     placed: dict[str, int] = {}
@@ -158,7 +158,7 @@ class _FreeResources:
         return True
 
 
-def _place_all(request: Request, rooms: Sequence[_FreeResources]) -> int:
+def _place_all(request: ResourceRequest, rooms: Sequence[_FreeResources]) -> int:
     """How many of them have room, which they take."""
     if request.placement == "STRICT_SPREAD":
         fitting = [room for room in rooms if deepcopy(room).acquire(request.each)]

@@ -21,7 +21,7 @@ from solrl_ray.models import paths
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.components import DTYPES
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.stock_call import Drawing
+from solrl_ray.models.stock_call import StockCall
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import negative_prompt, prompt_id
 from solrl_ray.records import Address, Prompt, PromptEmbedding
@@ -105,9 +105,9 @@ class Session:
     """Row of the report → pictures [3, H, W] or videos [3, T, H, W] of the first prompt, on the CPU."""
 
     @property
-    def drawing(self) -> Drawing:
+    def drawing(self) -> StockCall:
         """As of evaluations, but without an interval of guidance that the stock pipeline does not have."""
-        found = Drawing.of(self.config, self.steps)
+        found = StockCall.of(self.config, self.steps)
         if not found.differs:
             return found
         return replace(found, model=found.model.changed({"cfg.interval": (0.0, 1.0)}))

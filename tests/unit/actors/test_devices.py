@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.workers.devices import prepare, settle_tier
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.errors import UserError
 from tests.support import made_runs
 
@@ -23,19 +23,19 @@ def test_a_tier_that_the_device_lacks_is_refused_before_the_run_begins() -> None
 
 def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:
     threads = torch.get_num_threads()
-    assert prepare(Worker(threads=threads), deterministic=True) == torch.device("cpu")
+    assert prepare(WorkerResources(threads=threads), deterministic=True) == torch.device("cpu")
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 NEW_PAGES = """
 import ctypes, resource
 from actors.workers.devices import prepare
-from solrl_ray.config.fleet import Worker
+from solrl_ray.config.fleet import WorkerResources
 
 c = ctypes.CDLL(None)
 c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 c.memset.argtypes, c.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
-prepare(Worker(), deterministic=False)
+prepare(WorkerResources(), deterministic=False)
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     activations = [c.malloc(16 * 2**20) for _ in range(12)]

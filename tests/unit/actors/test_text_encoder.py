@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.workers.card import Card
+from actors.workers.card import GpuProcess
 from actors.workers.text_encoder import TextEncoder
 from solrl_ray import models
 from solrl_ray.config.loading import load
@@ -113,7 +113,7 @@ def test_on_a_card_it_makes_room_before_it_loads_and_whenever_it_encodes(tiny_pi
 
 def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
     config = config_of(tiny_pipeline)
-    card = Card("card-0", config)
+    card = GpuProcess("card-0", config)
     card.host("encoder-0", Noting, config)
     card.call_as("encoder-0", "start")
     answered = card.call_as("encoder-0", "embed", PROMPTS)

@@ -278,3 +278,18 @@ def test_a_changed_run_keeps_its_numbers_of_prompts() -> None:
     counted = describe(arithmetic.config, arithmetic.facts, train_prompts=480, heldout_prompts=64)
     made = fitting.check(counted, card(6.6))
     assert (made.train_prompts, made.heldout_prompts) == (480, 64)
+
+
+def test_of_a_model_whose_memory_nobody_measured_no_size_is_said_and_no_activations_are_kept() -> None:
+    parts = ("flux1_dev", "two_stage", "diffusion_nft", "clipscore", "one_gpu", "rollout.explore.precision=fp8")
+    is_open = ("model.family=chroma", "learner={micro_batch: 6, activation_memory: null}")
+    assert planned(*parts).facts.memory_is_known
+    unknown, small = planned(*parts, *is_open), Gpu(name="a card", memory=1e9)
+    assert not unknown.facts.memory_is_known
+    assert gpu_memories(unknown) == ()
+    settled = fitting.resolve_auto(unknown.config, unknown.facts, small).learner
+    assert (settled.activation_memory, settled.micro_batch) == (0, 6)
+    said = [("memory", "unknown: nobody has measured models of family 'chroma'")]
+    assert fitting.rows(unknown, small) == fitting.rows(unknown) == said
+    on_cpus = "fleet={explorers: {num_gpus: 0}, regenerators: {num_gpus: 0}, learners: {num_gpus: 0}}"
+    assert fitting.rows(planned(*parts, *is_open, on_cpus)) == []

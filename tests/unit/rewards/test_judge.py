@@ -12,7 +12,7 @@ import torch
 
 from solrl_ray import rewards
 from solrl_ray.config.loading import read_file
-from solrl_ray.config.rewards import Judge, Question, RewardConfig
+from solrl_ray.config.rewards import JudgeConfig, Question, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import endpoint
@@ -41,7 +41,7 @@ def images() -> torch.Tensor:
 
 def config(url: str, *, question: dict[str, Any] | None = None, **settings: Any) -> RewardConfig:
     asked = Question(**({"text": 'How red is "{prompt}", from 0 to 10?'} | (question or {})))
-    return RewardConfig(kind="judge", judge=Judge(url=url, model="eyes", question=asked, **settings))
+    return RewardConfig(kind="judge", judge=JudgeConfig(url=url, model="eyes", question=asked, **settings))
 
 
 def judge(url: str, **settings: Any) -> rewards.RewardMixture:

@@ -19,7 +19,7 @@ from transformers import CLIPModel
 
 from solrl_ray import rewards
 from solrl_ray.config import own_functions
-from solrl_ray.config.rewards import Judge, Question, Remote, RewardConfig
+from solrl_ray.config.rewards import JudgeConfig, Question, Remote, RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError
 from solrl_ray.records import REFERENCES, Address, PromptEmbedding, SampleShape
@@ -180,7 +180,7 @@ def test_a_judge_sees_each_prompts_references_before_the_picture() -> None:
     question = Question(text='From 0 to 10: "{prompt}"?', references=True)
     made, seen = images(), pictures(2)
     with serving(lambda asked: "5") as server:
-        entry = RewardConfig(kind="judge", judge=Judge(url=server.url, model="eyes", question=question))
+        entry = RewardConfig(kind="judge", judge=JudgeConfig(url=server.url, model="eyes", question=question))
         rewards.load([entry], "cpu").score(made, PROMPTS, seen)
         by_text = {asked.text: asked for asked in server.asked}
     for row, prompt in enumerate(PROMPTS):

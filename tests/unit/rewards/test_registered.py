@@ -114,8 +114,14 @@ def test_hpsv2_is_the_cosine_without_a_scale(
     close(score(images, kind=kind, path=str(tmp_path)), expected)
 
 
-def test_the_text_of_a_prompt_is_encoded_once_and_cut_to_what_the_network_takes(tmp_path: Path, images: Tensor) -> None:
-    reward = hpsv2.HPSv2("hps", tiny_rewards.build_hpsv2(tmp_path, "x.pt"), "cpu")
+def test_the_text_of_a_prompt_is_encoded_once_and_cut_to_what_the_network_takes(
+    tmp_path: Path, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import open_clip
+
+    tiny_rewards.build_hpsv2(tmp_path, hpsv2.HPSv2.file)
+    monkeypatch.setattr(open_clip, "get_model_config", lambda name: tiny_rewards.HPS_ARCHITECTURE)
+    reward = hpsv2.HPSv2(RewardConfig(kind="hpsv2", path=str(tmp_path)), "cpu", keys=str, name="hps")
     calls = []
     reward._model.token_embedding.register_forward_hook(lambda *_: calls.append(1))
     reward.score(images, PROMPTS)

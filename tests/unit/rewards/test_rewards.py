@@ -38,7 +38,7 @@ def pictures(count: int, height: int = 16, width: int = 16, seed: int = 0) -> Te
 
 def load_clip(path: Path) -> CLIPScore:
     config = RewardConfig(kind="clipscore", path=str(path))
-    reward = CLIPScore.load(config, "cpu", keys=lambda field: f"rewards[0].{field}", name="rewards[0] (clipscore)")
+    reward = CLIPScore(config, "cpu", keys=lambda field: f"rewards[0].{field}", name="rewards[0] (clipscore)")
     assert isinstance(reward, CLIPScore)
     return reward
 

@@ -77,7 +77,7 @@ def test_hpsv3_is_the_published_network_one_image_at_a_time(
 
 def test_hpsv3_resizes_square_pictures_to_its_area(hpsv3_parts: tuple[Path, Path, Any]) -> None:
     folder, base, _ = hpsv3_parts
-    reward = hpsv3.HPSv3.load(
+    reward = hpsv3.HPSv3(
         RewardConfig(kind="hpsv3", path=str(folder), base=str(base)), "cpu", keys=str, name="rewards[0]"
     )
     for side in (512, 1024):
@@ -132,7 +132,7 @@ def test_unifiedreward_is_the_mean_of_the_marks_that_it_writes(unified: Path, im
 
 def test_unifiedreward_asks_with_the_inputs_of_its_processor(unified: Path, images: Tensor) -> None:
     processor = AutoProcessor.from_pretrained(unified)
-    reward: Any = unifiedreward.UnifiedReward.load(
+    reward: Any = unifiedreward.UnifiedReward(
         RewardConfig(kind="unifiedreward", path=str(unified)), "cpu", keys=str, name="rewards[0]"
     )
     size = (84, 56) if processor.image_processor.patch_size == 14 else (64, 64)  # whole patches, two a side
@@ -149,7 +149,7 @@ def test_unifiedreward_asks_with_the_inputs_of_its_processor(unified: Path, imag
     ["", "Alignment Score (1-5): 3\nStyle Score (1-5): 2", "Alignment Score: 3, Coherence Score: 7, Style Score: 2"],
 )
 def test_an_answer_without_all_marks_is_an_error(unified: Path, text: str) -> None:
-    reward: Any = unifiedreward.UnifiedReward.load(
+    reward: Any = unifiedreward.UnifiedReward(
         RewardConfig(kind="unifiedreward", path=str(unified)), "cpu", keys=str, name="rewards[0] (unifiedreward)"
     )
     with pytest.raises(RewardError, match=r"rewards\[0\] \(unifiedreward\).*a cat"):

@@ -12,7 +12,7 @@ from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.sde import Coefficients, Transition
-from solrl_ray.sampling.solvers import State
+from solrl_ray.sampling.solvers import SolverState
 
 X, V, X_NEXT = torch.tensor([[[0.5, -1.0]], [[0.2, 0.4]], [[0.45, -1.1]]], dtype=torch.float64)
 FLUX = sigmas(SigmaSchedule(kind="flux"), 10, 1024).tolist()
@@ -120,7 +120,7 @@ def test_a_preview_comes_to_the_end_of_the_full_path_as_steps_become_small(sampl
         return towards * x + 0.3 * (1 - sigma) * torch.sin(3 * x)
 
     def end(steps: int) -> torch.Tensor:
-        return sde.integrate(velocity, State(noise), sde.plan(sampler, grid, steps), increments)[0].latents
+        return sde.integrate(velocity, SolverState(noise), sde.plan(sampler, grid, steps), increments)[0].latents
 
     exact = end(full)
     errors = [float((end(steps) - exact).abs().mean()) for steps in (8, 32, 128)]
@@ -152,7 +152,9 @@ def test_integration_is_the_recurrence() -> None:
     generator = torch.Generator().manual_seed(1)
     increments = {i: torch.randn(2, 3, generator=generator) for i in range(10)}
     noise = torch.randn(2, 3, generator=generator)
-    end, states = sde.integrate(lambda x, sigma: 0.4 * x, State(noise), steps, increments, keep=range(len(steps) + 1))
+    end, states = sde.integrate(
+        lambda x, sigma: 0.4 * x, SolverState(noise), steps, increments, keep=range(len(steps) + 1)
+    )
     assert len(states) == 11
     assert states[0] is noise
     assert states[-1] is end.latents
@@ -160,11 +162,11 @@ def test_integration_is_the_recurrence() -> None:
         move = step.transition
         mean = move.x_weight * states[i] + move.v_weight * 0.4 * states[i]
         torch.testing.assert_close(states[i + 1], mean + move.std * increments[i], rtol=1e-5, atol=1e-6)
-    again, kept = sde.integrate(lambda x, sigma: 0.4 * x, State(noise), steps, increments, keep=range(3, 6))
+    again, kept = sde.integrate(lambda x, sigma: 0.4 * x, SolverState(noise), steps, increments, keep=range(3, 6))
     assert torch.equal(again.latents, end.latents)
     assert all(torch.equal(state, states[3 + i]) for i, state in enumerate(kept))
     assert len(kept) == 3
-    assert sde.integrate(lambda x, sigma: 0.4 * x, State(noise), steps, increments)[1] == []
+    assert sde.integrate(lambda x, sigma: 0.4 * x, SolverState(noise), steps, increments)[1] == []
 
 
 def test_a_trajectory_that_is_stopped_goes_on_as_if_it_had_not_been() -> None:
@@ -172,8 +174,8 @@ def test_a_trajectory_that_is_stopped_goes_on_as_if_it_had_not_been() -> None:
     generator = torch.Generator().manual_seed(2)
     increments = {i: torch.randn(2, 3, generator=generator) for i in range(10)}
     noise = torch.randn(2, 3, generator=generator)
-    end, _ = sde.integrate(lambda x, sigma: 0.4 * x, State(noise), steps, increments)
-    begun, (before,) = sde.integrate(lambda x, sigma: 0.4 * x, State(noise), steps[:3], increments, keep=[2])
+    end, _ = sde.integrate(lambda x, sigma: 0.4 * x, SolverState(noise), steps, increments)
+    begun, (before,) = sde.integrate(lambda x, sigma: 0.4 * x, SolverState(noise), steps[:3], increments, keep=[2])
     assert begun.x0 is not None
     assert torch.equal(begun.x0, before - steps[2].sigma * (0.4 * before))
     assert torch.equal(sde.integrate(lambda x, sigma: 0.4 * x, begun, steps[3:], increments)[0].latents, end.latents)

@@ -7,7 +7,7 @@ import torch
 
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import Solver, State, Velocity, advance, together
+from solrl_ray.sampling.solvers import Solver, SolverState, Velocity, advance, together
 
 FLUX = SigmaSchedule(kind="flux")
 SD3 = SigmaSchedule(kind="shift")
@@ -19,7 +19,7 @@ def field(latents: torch.Tensor, sigma: float) -> torch.Tensor:
 
 
 def integrate(velocity: Velocity, noise: torch.Tensor, grid: torch.Tensor, solver: Solver) -> torch.Tensor:
-    return advance(velocity, State(noise), grid, solver).latents
+    return advance(velocity, SolverState(noise), grid, solver).latents
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_rows_that_go_on_after_a_stop_end_where_they_would_have(solver: str, sto
     noise = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
     grid = sigmas(FLUX, 6, 64)
     whole = integrate(field, noise, grid, solver)
-    begun = [advance(field, State(part), grid, solver, first=0, end=stop) for part in noise.split(3)]
+    begun = [advance(field, SolverState(part), grid, solver, first=0, end=stop) for part in noise.split(3)]
     rest = together(begun).rows(torch.tensor([4, 0, 5]))
     assert torch.equal(advance(field, rest, grid, solver, first=stop, end=6).latents, whole[[4, 0, 5]])
 
@@ -93,7 +93,7 @@ def test_rows_that_go_on_after_a_stop_end_where_they_would_have(solver: str, sto
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 def test_the_estimate_of_a_step_is_where_a_straight_line_from_its_start_ends(solver: str) -> None:
     grid = sigmas(FLUX, 6, 64)
-    before = advance(field, State(torch.ones(2, 3)), grid, solver, first=0, end=2)
+    before = advance(field, SolverState(torch.ones(2, 3)), grid, solver, first=0, end=2)
     after = advance(field, before, grid, solver, first=2, end=3)
     sigma = float(grid[2])
     assert after.x0 is not None

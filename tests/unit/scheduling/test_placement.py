@@ -10,7 +10,7 @@ import pytest
 
 from actors.client.evaluate import with_regenerators_alone
 from solrl_ray.config.schema import Config
-from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
+from solrl_ray.scheduling.placement import Node, ResourceRequest, fit, matches, requests, table
 from tests.support.learning import config
 from tests.support.made_configs import changed
 
@@ -18,13 +18,13 @@ LEARNERS = Node(resources={"CPU": 16.0, "GPU": 4.0}, labels={"role": "learner"})
 EXPLORER = Node(resources={"CPU": 4.0, "GPU": 1.0}, labels={"role": "explorer", "accelerator": "B200"})
 
 
-def missing(wanted: list[Request], nodes: list[Node]) -> dict[str, int]:
+def missing(wanted: list[ResourceRequest], nodes: list[Node]) -> dict[str, int]:
     return {entry.request.key: entry.missing for entry in fit(wanted, nodes)}
 
 
 def test_actors_have_room_only_on_nodes_with_their_labels() -> None:
-    explorers = Request(key="explorers", count=3, each={"GPU": 1.0}, labels={"role": "explorer"})
-    ranks = Request(key="learners", count=2, each={"GPU": 1.0}, labels={"role": "learner"})
+    explorers = ResourceRequest(key="explorers", count=3, each={"GPU": 1.0}, labels={"role": "explorer"})
+    ranks = ResourceRequest(key="learners", count=2, each={"GPU": 1.0}, labels={"role": "learner"})
     assert missing([explorers, ranks], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 1, "learners": 0}
     assert missing([explorers, ranks], [EXPLORER] * 3) == {"explorers": 0, "learners": 2}
 
@@ -48,13 +48,13 @@ def test_who_has_a_second_choice_takes_it_where_the_first_has_no_room_and_leaves
 
 
 def test_one_actor_does_not_spread_over_nodes() -> None:
-    large = Request(key="learners", count=1, each={"GPU": 2.0})
+    large = ResourceRequest(key="learners", count=1, each={"GPU": 2.0})
     assert missing([large], [EXPLORER] * 8) == {"learners": 1}
 
 
 def test_the_largest_actors_are_placed_first_whatever_the_order() -> None:
-    small = Request(key="explorers", count=2, each={"GPU": 1.0})
-    large = Request(key="learners", count=1, each={"GPU": 4.0})
+    small = ResourceRequest(key="explorers", count=2, each={"GPU": 1.0})
+    large = ResourceRequest(key="learners", count=1, each={"GPU": 4.0})
     assert missing([small, large], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 0, "learners": 0}
 
 
@@ -106,7 +106,7 @@ def test_who_is_beyond_the_ranks_has_a_place_of_its_own_after_them() -> None:
     ],
 )
 def test_ranks_have_room_only_together_or_apart_if_they_must(placement: str, nodes: list[Node], lacking: int) -> None:
-    ranks = Request(key="learners", count=3, each={"GPU": 1.0}, placement=placement)
+    ranks = ResourceRequest(key="learners", count=3, each={"GPU": 1.0}, placement=placement)
     assert missing([ranks], nodes) == {"learners": lacking}
 
 
@@ -131,7 +131,7 @@ def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:
 
 
 def test_ten_tenths_of_a_gpu_are_one() -> None:
-    tenths = Request(key="explorers", count=10, each={"GPU": 0.1})
+    tenths = ResourceRequest(key="explorers", count=10, each={"GPU": 0.1})
     assert missing([tenths], [EXPLORER]) == {"explorers": 0}
 
 
@@ -143,12 +143,15 @@ TWO = Node(resources={"CPU": 8.0, "GPU": 2.0})
     [(0.6, 2, 0), (0.6, 3, 1), (0.5, 4, 0), (0.4, 5, 1), (0.34, 5, 1), (1.0, 2, 0), (2.0, 1, 0), (3.0, 1, 1)],
 )
 def test_a_share_of_a_gpu_is_of_one_card(share: float, count: int, lacking: int) -> None:
-    workers = Request(key="explorers", count=count, each={"GPU": share})
+    workers = ResourceRequest(key="explorers", count=count, each={"GPU": share})
     assert missing([workers], [TWO]) == {"explorers": lacking}
 
 
 def test_whole_cards_are_those_of_which_nobody_has_a_share() -> None:
-    share, whole = Request(key="share", count=1, each={"GPU": 0.1}), Request(key="whole", count=2, each={"GPU": 1.0})
+    share, whole = (
+        ResourceRequest(key="share", count=1, each={"GPU": 0.1}),
+        ResourceRequest(key="whole", count=2, each={"GPU": 1.0}),
+    )
     assert missing([share, whole], [TWO]) == {"share": 1, "whole": 0}  # the largest first
     assert missing([share, replace(whole, turn=1)], [TWO]) == {"share": 0, "whole": 1}
 
@@ -183,7 +186,9 @@ def test_a_node_without_the_label_meets_only_a_negation() -> None:
 
 
 def test_the_table_names_wanted_present_and_missing() -> None:
-    explorers = Request(key="fleet.explorers", count=3, each={"GPU": 1.0, "CPU": 2.0}, labels={"role": "explorer"})
+    explorers = ResourceRequest(
+        key="fleet.explorers", count=3, each={"GPU": 1.0, "CPU": 2.0}, labels={"role": "explorer"}
+    )
     header, row = table(fit([explorers], [LEARNERS, EXPLORER])).splitlines()
     assert header.split() == ["actors", "each", "labels", "nodes", "present", "missing"]
     assert row == "fleet.explorers  3       1 GPU, 2 CPU  role=explorer  1      1 GPU, 4 CPU  2"
