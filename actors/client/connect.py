@@ -18,6 +18,8 @@ from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 
 ACCESS_CHECK_SECONDS = 10.0
+BUSY = "timed out during startup"
+"""In Ray's error if its node was not there after 30 s, which no setting changes."""
 UNLISTED = "_ray_internal_solrl"
 """The dashboard and ``ray list jobs`` omit drivers in such a namespace, as they omit Ray's own."""
 
@@ -64,7 +66,7 @@ def join(address: str | None, *, job: str = "") -> Any:
             # Workers read this when they load OpenMP. By default, waiting threads spin: the learner's would take up to
             # five times their own computing time from samplers on the same cores.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        context = ray.init(
+        context = init(
             address=address or "local",
             namespace=None if job else UNLISTED,
             job_config=JobConfig(metadata={"job_name": job} if job else {}),
@@ -81,3 +83,22 @@ def join(address: str | None, *, job: str = "") -> Any:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     return context
+
+
+def init(**options: Any) -> Any:
+    """`ray.init`, a second time if the machine was too busy for the first. Raises as it, RunError if both times."""
+    try:
+        return ray.init(**options)
+    except Exception as error:  # it has no type of its own
+        if BUSY not in str(error):
+            raise
+    print("note: Ray did not start within 30 s: this machine is busy; it is tried once more", flush=True)
+    ray.shutdown()
+    try:
+        return ray.init(**options)
+    except Exception as error:
+        if BUSY not in str(error):
+            raise
+        raise RunError(
+            "Ray did not start within 30 s, twice: this machine is too busy; end what else runs here"
+        ) from error

@@ -150,6 +150,8 @@ class OpenIteration:
         explored = await self._all_accepted([unit for unit in wanted if unit.stage in _EXPLORING])
         chosen = [unit for unit in wanted if unit.stage == "regenerate"]
         chosen += [ack.chosen for _, ack in explored.values() if ack.chosen is not None]
+        if not chosen:
+            raise RunError(f"the selector chose no seeds of prompt {prompt_id} in iteration {self.plan.iteration + 1}")
         if self.plan.one_stage:
             samples = {unit: reply.large for unit, (reply, _) in explored.items()}
             await self._assemble(chosen[0], samples)

@@ -199,7 +199,11 @@ class UnitRouter:
             request = self._requests[each.unit.id]
             if request.began is None:
                 request.began = self._world.now()
-            self._workers[each.worker].give(each.unit, request.call)
+            try:
+                self._workers[each.worker].give(each.unit, request.call)
+            except Exception as error:  # nobody awaits this callback: the request must raise it
+                if not request.reply.done():
+                    request.reply.set_exception(error)
 
     def _queue(self, request: _Request) -> None:
         self._dispatcher.add(request.unit, pool=request.pool, order=request.order, holds=request.holds)

@@ -306,11 +306,14 @@ class Worker:
         except NonsenseError as error:
             self._router.nonsense(self, unit, str(error))
         except BaseException as error:
-            own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
-            if not own or self.state is State.DRAINING:
+            if isinstance(error, Gone | Leaving) or self.state is State.DRAINING:
+                own = None
+            else:
+                own = error if isinstance(error, RunError | UserError) else None
+            if own is None:
                 self._router.not_ready(self)  # its life ends, so it must not get more units
                 raise
-            self._router.failed(self, unit, error)
+            self._router.failed(self, unit, own)
         else:
             self._router.answered(self, unit, value, sent.large)
         if self.state is State.STALE:

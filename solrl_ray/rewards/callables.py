@@ -149,14 +149,28 @@ class CallableReward(CheckpointReward):
         return values
 
 
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
+"""Settings of the process that decide the bits of later units: how each is read and set."""
+
+
 @contextmanager
 def state_kept() -> Iterator[None]:
-    """Put back the default dtype and the random states if the user's code changes them: others depend on them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.get_default_dtype()  # noqa: NPY002
+    """Restore the random states and `_SETTINGS` if the user's code changes them: a score must not depend on which unit
+    the process did before.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    settings = [get() for get, _ in _SETTINGS]
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
-        torch.set_default_dtype(states[3])
+        for (get, put), before in zip(_SETTINGS, settings, strict=True):
+            if get() != before:
+                put(before)

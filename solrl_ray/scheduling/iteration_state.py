@@ -188,7 +188,7 @@ class IterationState:
         """Take an explorer's answer; returns the prompt's Selection once, with the last unit of its pool.
 
         Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
-        that contradict its early scores), or for another kind of explorer than planned.
+        that contradict its early scores).
         """
         unit = result.unit
         self._refuse_nonsense(result)

@@ -93,7 +93,7 @@ def test_the_testbeds_edits_are_trained_and_shown_with_their_references(tmp_path
     assert run.pictures[REFERENCE].keys() == {(first.id, 0)}
     (shown,) = Gallery.of_run(run).cards
     assert list(shown.rows) == [REFERENCE, "base", "final", "real"]
-    published = card.contents(run, card.Target(repository="me/edits", revision=None, licence={}))
+    published = card.contents(run, card.Target(repository="me/edits", revision=None))
     assert "<th>reference</th><th>base</th><th>trained</th>" in published["README.md"].decode()
     assert published[f"images/references-{first.id}-0.png"].startswith(b"\x89PNG")
 

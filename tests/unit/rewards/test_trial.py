@@ -86,6 +86,8 @@ def reuses(images, prompts):
 def meddles(images, prompts):
     import random, numpy
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1), torch.set_float32_matmul_precision("medium")
+    torch.set_grad_enabled(not torch.is_grad_enabled())
     torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
     return images.mean(dim=(1, 2, 3))
 
@@ -246,10 +248,11 @@ def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(of: Trials
 
 def process_state() -> tuple[Any, ...]:
     generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    return torch.get_default_dtype(), generators
+    settings = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+    return settings, torch.get_float32_matmul_precision(), generators
 
 
-def test_default_dtype_and_random_states_are_put_back_after_a_call(of: Trials, tmp_path: Path) -> None:
+def test_settings_and_random_states_of_the_process_are_restored_after_a_call(of: Trials, tmp_path: Path) -> None:
     of("meddles")
     before = process_state()
     assert mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"]).tolist() == [1.0, 1.0]
