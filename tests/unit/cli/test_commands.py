@@ -217,12 +217,9 @@ def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
     assert solrl("status", path) == 0
     run.lock.acquire(seconds=0)
     capsys.readouterr()
-    for command in (["status", path], ["eval", path]):
-        assert solrl(*command) == 1
-        said = capsys.readouterr().err
-        assert said.startswith(
-            f"error: a process works in {path}, but the Ray cluster at 127.0.0.1:1 could not be join"
-        )
+    assert solrl("status", path) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: a process works in {path}, but the Ray cluster at 127.0.0.1:1 could not be join")
     run.lock.release()
 
 
@@ -231,8 +228,6 @@ def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.C
     ended = made_runs.write_run(tmp_path / "ended")
     for run, said in (([], "No run is live"), ([ended], str(ended)), ([tmp_path], "config.yaml")):
         assert said in refusal(capsys, "pool", "scale", *run, "--explorers", "2")
-    for given in ("l40s", "l40s=", "=2", "l40s=-1"):
-        assert names(refusal(capsys, "pool", "scale", "--explorers-of", given), "--explorers-of", given)
 
 
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,9 @@ from tests.support.command_line import refusal
 from tests.support.processes import python
 from tests.support.small import CONFIGS
 
-MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml"))]
+WITHOUT_SHAPES = {"chroma1_hd"}
+"""Models whose plan reads the sizes from the checkpoint."""
+MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml")) if path.stem not in WITHOUT_SHAPES]
 PLAN = """
 import sys
 from solrl_ray.cli import main

@@ -192,19 +192,19 @@ def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "found"), [(None, "1"), ("4\n", "4"), ("7\n", "7")])
+@pytest.mark.parametrize(("content", "found"), [(None, "1"), ("4\n", "4"), ("8\n", "8")])
 def test_a_folder_of_another_format_is_refused_by_whoever_reads_it(
     tmp_path: Path, content: str | None, found: str
 ) -> None:
     path = begun(tmp_path, "a checkpoint")
-    assert (path / "format").read_text() == "6\n"
+    assert (path / "format").read_text() == f"{continuation.FORMAT}\n"
     (path / "metrics.jsonl").touch()
     (path / "format").unlink()
     if content is not None:
         (path / "format").write_text(content)
     before = sorted(path.rglob("*"))
     said = (
-        rf"small is a run folder of format {found}, and this version reads format 6; use the version that wrote it\.$"
+        rf"small is a run folder of format {found}, and this version reads format 7; use the version that wrote it\.$"
     )
     for read in (
         lambda: RunFolder(path).create(small(tmp_path), resume=True),
