@@ -18,7 +18,7 @@ from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
-from solrl_ray.models.shapes import shipped
+from solrl_ray.models.shapes import FOLDER, shipped
 from solrl_ray.planning import fitting
 from solrl_ray.planning.arithmetic import Arithmetic, describe
 from solrl_ray.planning.fitting import Gpu
@@ -53,12 +53,16 @@ class Verdict:
 
 
 def published() -> list[str]:
-    """The names of the shipped models of pictures, without the testbed. Videos are trained with smaller pools."""
+    """The names of the shipped image models whose sizes are shipped too, without the testbed. Videos are trained with
+    smaller pools.
+    """
     sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
     return [
         name
         for name, model in sections.items()
-        if not model["path"].startswith(BUILTIN) and not FAMILIES[model["family"]].sizes.frame_stride
+        if not model["path"].startswith(BUILTIN)
+        and not FAMILIES[model["family"]].sizes.frame_stride
+        and (FOLDER / f"{name}.json").exists()
     ]
 
 
@@ -71,8 +75,7 @@ def verdicts(gpu: Gpu, fastest: str) -> Iterator[Verdict]:
         config = on_card(load(parts, settings), fastest)
         checks.check(config)
         shapes = shipped(config.model)
-        if shapes is None:  # its sizes are in its checkpoint alone
-            continue
+        assert shapes is not None
         facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
         arithmetic = describe(fitting.with_activation_memory(config, facts, gpu), facts)
         made = fitting.fitted(arithmetic, gpu)
