@@ -45,7 +45,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> tuple[range, range]:
 
 def test_a_run_goes_on_wherever_its_machine_fails_in_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     operations, works = points(monkeypatch)
-    assert len(operations) > 20
+    assert len(operations) > 15  # else it is not the save that was noted
     ends = [Fault("disk", number, "loses power") for number in operations]
     ends += [Fault("disk", number, "is full") for number in operations[::4]]
     ends += [Fault("controller", number, "dies beside the disk") for number in works]
