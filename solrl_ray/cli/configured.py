@@ -26,7 +26,11 @@ def fresh(arguments: argparse.Namespace) -> LoadedConfig:
     loaded = _given(arguments)
     if loaded is None:
         raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
-    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources))
+    config = own_functions.attached(loaded.config, loaded.sources)
+    init: str = getattr(arguments, "init", "")
+    if init and (run := continuation.origin(Path(init))):
+        own_functions.check_owner(config, run, loaded.sources)
+    return replace(loaded, config=config)
 
 
 def _given(arguments: argparse.Namespace) -> LoadedConfig | None:

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import importlib
 import importlib.util
+import json
 import linecache
 import re
 import shutil
@@ -151,6 +152,7 @@ def execute(module: dict[str, Any], path: str, text: str) -> None:
 def write(code: OwnCode, folder: Path) -> None:
     """Store the files in a folder below `folder`, unless they are there undamaged."""
     target, contents = folder / code.entry, {name: text.encode() for name, text in code.texts.items()}
+    contents[DIGESTS] = json.dumps(_digests(code), indent=1).encode()
     try:
         whole = all((target / name).read_bytes() == content for name, content in contents.items())
     except OSError:
@@ -160,16 +162,33 @@ def write(code: OwnCode, folder: Path) -> None:
 
 
 def read(spec: str, folder: Path) -> OwnCode | None:
-    """What `write` stored of a function; None if it is missing or not Python. Executes nothing."""
+    """What `write` stored of a function; None if nothing was stored. Executes nothing.
+
+    Raises UserError if a stored file was altered, or is missing.
+    """
     place = spec.rpartition(":")[0]
     target = folder / _entry(place)
     file = target / PurePosixPath(place).name if names_file(place) else _file_of(target, place)
-    try:
-        return _with_imports(target, place, file, "") if file else None
-    except UserError:
+    if not target.is_dir():
         return None
+    with suppress(UserError, OSError, ValueError):
+        code = _with_imports(target, place, file, "") if file else None
+        stated = target / DIGESTS
+        if code is not None and stated.is_file() and json.loads(stated.read_bytes()) == _digests(code):
+            return code
+    raise UserError(
+        f"The files of {spec} in {target} are not those that the run stored: one was altered or is missing. Restore "
+        "them, or remove that folder to continue with your present files."
+    )
 
 
+def _digests(code: OwnCode) -> dict[str, str]:
+    """File name → SHA-256 of its text."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(code.texts.items())}
+
+
+DIGESTS = "digests.json"
+"""Name of the file beside stored ones with their digests."""
 _LOADED = dict[str, SourceFile]()
 """Module → its file."""
 _FOLDERS = dict[Path, IO[bytes]]()

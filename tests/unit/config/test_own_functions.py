@@ -13,7 +13,7 @@ from solrl_ray.config.loading import Sources, load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.command_line import solrl
+from tests.support.command_line import refusal, solrl
 
 BRIGHT = "def f(images, prompts):\n    return images.mean(dim=(1, 2, 3))\n"
 DARK = BRIGHT.replace("return ", "return -")
@@ -62,6 +62,20 @@ def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
         assert solrl("train", "--dry-run", *arguments) == 0
         said = capsys.readouterr().err
         assert "mine/liked.py:f has changed since the run began (liked.py); the run continues with its copy." in said
+
+
+@pytest.mark.parametrize("name", ["helper.py", "liked.py", "digests.json"])
+def test_a_run_is_not_resumed_with_files_that_were_altered_in_its_folder(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "mine" / "liked.py").write_text("import helper\n" + DARK)
+    (tmp_path / "mine" / "helper.py").touch()
+    folder = begun(own)
+    (stored,) = (folder.path / "code").glob(f"*/{name}")
+    stored.write_text("x = 1\n")
+    assert f"{stored.parent} are not those that the run stored" in refusal(
+        capsys, "train", "--dry-run", "--resume", folder.path
+    )
 
 
 def test_a_helper_that_changed_is_named_and_an_unchanged_function_is_not(
