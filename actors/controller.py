@@ -106,7 +106,7 @@ class Controller:
             raise RunError(run.checkpoints.low_fidelity)
 
     def _rolls_out(self, run: RunComponents, iteration: int) -> str:
-        """What the user sees of a rollout that begins."""
+        """Status line shown when a rollout begins."""
         if run.rollouts[iteration].explored.is_set():
             return "regenerating"
         return "sampling" if is_one_stage(self._config) else "exploring"

@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # loads Ray, which handing out units does without
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a worker is asked for a unit."""
+    """The call that a worker answers for a unit."""
 
     method: str
     arguments: tuple[Any, ...]
     parts: int = 1
-    """Of the answer; the second of 2 stays on the worker's node."""
+    """Number of parts in the answer, 1 or 2. The second part stays on the worker's node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class UnitRouter:
         self._workers: dict[str, Recipient] = {}
         """Workers that may get units, by name."""
         self._requests: dict[str, _Request] = {}
-        """By unit id: those without a reply."""
+        """Requests without a reply, by unit id."""
         self._waking = False
 
     # For those who need units done
