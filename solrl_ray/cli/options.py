@@ -126,8 +126,6 @@ def _live(commands: Any) -> None:
 
 
 def _stored(commands: Any) -> None:
-    trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
-    trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
     report.add_argument("--out", type=_path, metavar="FILE", help="for several runs; default: runs.html")
     words = "write a run's policy as other tools read it, or merged into its checkpoint"

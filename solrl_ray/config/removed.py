@@ -23,6 +23,7 @@ KEYS = {
 
 COMMANDS = {
     "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",
+    "trace": "a run writes trace.json in its folder; open that at ui.perfetto.dev",
     "verify": "`solrl train --resume RUN` checks the same checksums before it goes on",
 }
 """Command → what to use now."""

@@ -25,7 +25,7 @@ from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 COVERED = (
     "metrics.jsonl",
-    "spans.jsonl",
+    "trace.json",
     "attestations.json",
     "prompts.json",
     "lora/pytorch_lora_weights.safetensors",
