@@ -63,8 +63,8 @@ def ended(span: Span) -> float:
 def phases(spans: Sequence[Span], began: float, end: float) -> dict[str, float]:
     """Seconds of the command by phase, in `ORDER`; they add up to `end` - `began` (both since 1970)."""
     seconds = defaultdict[str, float](float)
-    for phase, start, end in owned(spans, began, end):
-        seconds[phase] += end - start
+    for phase, start, stop in owned(spans, began, end):
+        seconds[phase] += stop - start
     return {phase: round(seconds[phase], 3) for phase in (*ORDER, REST) if phase in seconds}
 
 
@@ -77,9 +77,9 @@ def owned(spans: Sequence[Span], began: float, end: float) -> list[tuple[str, fl
     clipped = [(phase, max(start, began), min(stop, end)) for phase, start, stop in claims]
     edges = sorted({began, end, *(edge for _, *both in clipped for edge in both if began < edge < end)})
     pieces: list[tuple[str, float, float]] = []
-    for start, end in pairwise(edges):
-        active = {phase for phase, from_, to in clipped if from_ <= start and end <= to}
-        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, end))
+    for start, stop in pairwise(edges):
+        active = {phase for phase, from_, to in clipped if from_ <= start and stop <= to}
+        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, stop))
     return pieces
 
 

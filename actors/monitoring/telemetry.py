@@ -326,10 +326,11 @@ class Telemetry:
     def _export_sums(self) -> None:
         """Export sums over this process's iterations and evaluations: repeated results, use of judges."""
         first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
-        here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
+        here = self.iterations[first:]
         self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
         self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
-        costs = added([m.reward_costs for m in here])
+        measured: list[IterationMetrics | EvaluationMetrics] = [*here, *self.evaluations[evaluated:]]
+        costs = added(m.reward_costs for m in measured)
         self._exporter.set("solrl_reward_requests", costs.get("requests", 0))
         self._exporter.set("solrl_reward_retries", costs.get("retries", 0))
         self._exporter.set("solrl_reward_tokens", sum(costs.get(name, 0) for name in TOKENS))

@@ -111,8 +111,6 @@ def report(arguments: argparse.Namespace) -> int:
     for folder in folders:
         continuation.stored(folder)
     if len(folders) == 1:
-        if arguments.out:
-            raise UserError("--out is for several runs; the report of one is written into its folder.")
         from solrl_ray.report.page import build
 
         print(build(folders[0]))
@@ -123,7 +121,6 @@ def report(arguments: argparse.Namespace) -> int:
     print(compare_runs.table(compared))
     for note in compare_runs.notes(compared):
         print(f"note: {note}", flush=True)
-    print(compare_runs.write(arguments.out or Path(compare_runs.PAGE_FILE), compared))
     return 0
 
 

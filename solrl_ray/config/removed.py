@@ -30,6 +30,7 @@ COMMANDS = {
 
 OPTIONS = {
     "--alone": "`solrl eval` always samples on GPUs of its own; leave it out",
+    "--resolution": "use --set model.resolution=512, or --set 'model.resolution=[512, 768]'",
     "--explorers-of": "a run has one kind of explorer; use --explorers",
 }
 """Option → what to use now."""

@@ -136,7 +136,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         plain_touched_parameters=sum(touched[path] for path in adapted - quantized),
         quantized_parameters=sum(_weights(linears[path]) for path in quantized),
         explorer_bytes=_explorer_bytes(config, shapes, tier, packed),
-        text_parameters=sum(text.parameters for text in shapes.texts),
+        text_parameters=sum(shapes.texts),
         embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
     )
 

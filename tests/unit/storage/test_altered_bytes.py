@@ -26,7 +26,7 @@ TENSORS = {"a.lora_A": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype
 def test_every_format_stands_a_short_search() -> None:
     found = fuzz.search(600, seed=7)
     assert sum(found.values()) == 600
-    assert len({name.split()[0] for name in found}) >= 11
+    assert len({name.split()[0] for name in found}) >= 10
 
 
 @pytest.fixture
