@@ -61,7 +61,7 @@ def published() -> list[str]:
         name
         for name, model in sections.items()
         if not model["path"].startswith(BUILTIN)
-        and not FAMILIES[model["family"]].sizes.frame_stride
+        and not FAMILIES[model["family"]].SIZES.frame_stride
         and (FOLDER / f"{name}.json").exists()
     ]
 

@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 from common import CONFIGS, MODELS, PRUNED, SOL_RL, checkpoints, gpus, make, options, parsed, run_until, write
+from phases import read_spans
 from watches import Watch
 
 from solrl_ray.config import compiled_learner
@@ -52,7 +53,6 @@ from solrl_ray.planning.gpu_memory import gpu_memories
 from solrl_ray.planning.model_facts import model_facts
 from solrl_ray.planning.outline import facts_of
 from solrl_ray.planning.prices import Cluster, orchestration, price_list
-from solrl_ray.report.trace import read_spans
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
 SHARES: dict[str, dict[str, float]] = {

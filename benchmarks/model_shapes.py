@@ -33,7 +33,7 @@ from solrl_ray.models import decoders, shapes
 from solrl_ray.models.components import blocks
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
-from solrl_ray.planning.model_facts import text_encoder_size
+from solrl_ray.planning.model_facts import parameters
 
 T5, QWEN_3 = (T5EncoderModel, published.T5_XXL), (Qwen3ForCausalLM, published.QWEN_3_4B)
 SD3 = [(CLIPTextModelWithProjection, settings) for settings in (published.CLIP_L, published.CLIP_BIG_G)]
@@ -90,7 +90,7 @@ def made(name: str) -> ModelShapes:
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: shapes.LinearShape(linear.in_features, linear.out_features) for path, linear in linears.items()},
-        texts=[text_encoder_size(text) for text in texts],
+        texts=[parameters(text) for text in texts],
     )
 
 
@@ -115,7 +115,7 @@ def written(made: ModelShapes, path: str) -> str:
         "blocks": made.blocks,
         "parameters": made.parameters,
         "buffers": made.buffers,
-        "texts": [[text.parameters, text.multiplied] for text in made.texts],
+        "texts": list(made.texts),
     }
     fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'

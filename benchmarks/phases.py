@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
-from solrl_ray.report.trace import Span
+from solrl_ray.report.trace import FILE, Span
 
 NOTES = {
     "compiling": "compiling",
@@ -36,26 +38,48 @@ ORDER = tuple(dict.fromkeys((BEFORE, AFTER, *NOTES.values(), *UNITS.values(), *S
 """Of several phases at a moment the first one counts."""
 
 
-def phases(spans: Sequence[Span], began: float, ended: float) -> dict[str, float]:
-    """Seconds of the command by phase, in `ORDER`; they add up to `ended` - `began` (both since 1970)."""
+def read_spans(run: Path) -> list[Span]:
+    """A run's spans, by start; none if it has not started its workers."""
+    file = run / FILE
+    events = json.loads(file.read_text().rstrip(",\n") + "]") if file.exists() else []
+    spans = [
+        Span(
+            name=event["name"],
+            stage=event["cat"],
+            started=event["ts"] / 1e6,
+            seconds=event["dur"] / 1e6,
+            **event["args"],
+        )
+        for event in events
+        if event["ph"] == "X"
+    ]
+    return sorted(spans, key=lambda span: (span.started, span.name))
+
+
+def ended(span: Span) -> float:
+    return span.started + span.seconds
+
+
+def phases(spans: Sequence[Span], began: float, end: float) -> dict[str, float]:
+    """Seconds of the command by phase, in `ORDER`; they add up to `end` - `began` (both since 1970)."""
     seconds = defaultdict[str, float](float)
-    for phase, start, end in owned(spans, began, ended):
-        seconds[phase] += end - start
+    for phase, start, stop in owned(spans, began, end):
+        seconds[phase] += stop - start
     return {phase: round(seconds[phase], 3) for phase in (*ORDER, REST) if phase in seconds}
 
 
-def owned(spans: Sequence[Span], began: float, ended: float) -> list[tuple[str, float, float]]:
+def owned(spans: Sequence[Span], began: float, end: float) -> list[tuple[str, float, float]]:
     """The command's time cut into pieces (phase, start, end), in order."""
-    claims = [(phase, span.started, span.ended) for span in spans if (phase := phase_of(span))]
-    first = min((span.started for span in spans), default=ended)
-    last = max((span.ended for span in spans), default=ended)
-    claims += [(BEFORE, began, first), (AFTER, last, ended)]
-    clipped = [(phase, max(start, began), min(end, ended)) for phase, start, end in claims]
-    edges = sorted({began, ended, *(edge for _, *both in clipped for edge in both if began < edge < ended)})
+    claims = [(phase, span.started, ended(span)) for span in spans if (phase := phase_of(span))]
+    first = min((span.started for span in spans), default=end)
+    last = max(map(ended, spans), default=end)
+    claims += [(BEFORE, began, first), (AFTER, last, end)]
+    clipped = [(phase, max(start, began), min(stop, end)) for phase, start, stop in claims]
+    edges = sorted({began, end, *(edge for _, *both in clipped for edge in both if began < edge < end)})
     pieces: list[tuple[str, float, float]] = []
-    for start, end in pairwise(edges):
-        active = {phase for phase, from_, to in clipped if from_ <= start and end <= to}
-        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, end))
+    for start, stop in pairwise(edges):
+        active = {phase for phase, from_, to in clipped if from_ <= start and stop <= to}
+        pieces.append((next((phase for phase in ORDER if phase in active), REST), start, stop))
     return pieces
 
 
@@ -73,7 +97,7 @@ def first_exploring(spans: Sequence[Span], began: float) -> float | None:
         return None
     first = min(starts)
     evaluated = sum(
-        span.seconds for span in spans if not span.worker and span.stage == "evaluate" and span.ended <= first
+        span.seconds for span in spans if not span.worker and span.stage == "evaluate" and ended(span) <= first
     )
     return round(first - began - evaluated, 3)
 

@@ -39,16 +39,14 @@ import full_size
 import torch
 import transformers
 from common import CONFIGS, PROMPTS, STOP_SECONDS, gpus, options, parsed, run_until, write
-from phases import first_exploring, owned, peaks, phases
+from phases import first_exploring, owned, peaks, phases, read_spans
 from watches import Watch
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import UserError
 from solrl_ray.models.stock_call import StockCall
 from solrl_ray.prompts.prompt_set import read_prompts
-from solrl_ray.report.trace import Span, read_spans
 
 RUNS = {
     "flux": "flux1_dev_80gb.yaml",
@@ -146,7 +144,7 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     status = run_until(command, arguments.seconds)
     ended = time.time()
     watch.stop()
-    spans = spans_of(folder)
+    spans = read_spans(folder)
     samples = [(at, memory) for at, _, _, memory in watch.seen]
     found: dict[str, Any] = {
         "seconds": round(ended - began, 3),
@@ -163,18 +161,11 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     return found
 
 
-def spans_of(folder: Path) -> list[Span]:
-    try:
-        return read_spans(folder)
-    except UserError:  # it ended before its first
-        return []
-
-
 def iterations(folder: Path) -> list[dict[str, float]]:
     """Seconds of each iteration by stage; `fixed` is what neither rollout nor update took."""
     file = folder / "metrics.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    rollouts = {span.iteration: span.seconds for span in spans_of(folder) if span.stage == "rollout"}
+    rollouts = {span.iteration: span.seconds for span in read_spans(folder) if span.stage == "rollout"}
     found = []
     for record in records:
         if record["event"] == "iteration":

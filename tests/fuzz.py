@@ -29,7 +29,6 @@ from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import SampleGroup
 from solrl_ray.report.data import read_attestations, read_summary
 from solrl_ray.report.summary import summarize, write_summary
-from solrl_ray.report.trace import Span, SpanWriter, read_spans
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
 from tests.support import made_configs, made_runs
@@ -70,10 +69,6 @@ def formats(folder: Path) -> dict[str, Format]:
     run = RunFolder(made_runs.write_run(folder / "run"))
     config = made_runs.config()
     write_summary(run.path, summarize(config, [made_runs.iteration(0)], made_runs.evaluations(), seconds=1.0))
-    spans = SpanWriter(run.path)
-    for number in range(4):
-        spans.write(Span(kind="unit", name=f"u{number}", stage="explore", iteration=0, started=number, seconds=1.0))
-    spans.close()
     journal = Journal(run.path / "journal" / "iteration-000000.jsonl")
     journal.append(*({"kind": "explore", "prompt": f"{n:016x}", "rewards": "00" * n} for n in range(6)))
     journal.close()
@@ -96,7 +91,6 @@ def formats(folder: Path) -> dict[str, Format]:
         "journal": Format(journal.path, lambda: Journal(journal.path).entries(), beginning, 30),
         "state": Format(folder / "state" / "state.json", lambda: _parts(LearnerState.load(folder / "state")), same),
         "factors": Format(folder / "state" / _first(folder), lambda: _parts(LearnerState.load(folder / "state")), same),
-        "spans": Format(run.path / "spans.jsonl", lambda: read_spans(run.path), anything),
         "group": Format(stored, lambda: run.load_group(0, "aa"), anything),
         "attestations": Format(
             run.path / "attestations.json", lambda: read_attestations(run.path / "attestations.json"), anything

@@ -27,7 +27,7 @@ from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
 from actors.workers.learner_rank import LearnerRank
-from actors.workers.regenerator import Evaluated, Scorer
+from actors.workers.regenerator import Evaluated
 from actors.world import Tasks, World, on_disk
 from solrl_ray.config.fleet import Learners, WorkerPool
 from solrl_ray.config.pools import encoders
@@ -66,7 +66,7 @@ class Merger(LearnerRank):
         return full_tier(self._config.model)  # no explorer takes what it merges, and a run folder may say `auto`
 
 
-CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)
+CLASSES = ActorClasses(learner=Merger)
 
 
 def evaluate(config: Config, state: LearnerState, request: EvalRequest, *, address: str | None, live: bool) -> Path:

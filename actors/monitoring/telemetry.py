@@ -27,7 +27,7 @@ from solrl_ray.evaluation import stability
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
-from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
+from solrl_ray.report.trace import UNIT_STAGES, Span, TraceWriter
 from solrl_ray.rollout import constant_rewards, low_fidelity
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
@@ -69,7 +69,7 @@ class Telemetry:
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = self._evaluated_before = 0
-        self._spans: SpanWriter | None = None
+        self._spans: TraceWriter | None = None
         self._stage: tuple[Span, float] | None = None
         """As `_doing`, of the current stage, if the timeline shows it."""
         self._lost: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Telemetry:
         self._before = measured_seconds(iterations, evaluations)
         self._iteration = len(iterations)
         path, file = self._folder.path, self._attestations_file
-        self._spans = await self._on_disk(lambda: SpanWriter(path), "opening spans.jsonl")
+        self._spans = await self._on_disk(lambda: TraceWriter(path), "opening trace.json")
         self._writers = await self._on_disk(
             lambda: self._world.metrics_writers(path, self._iteration), "opening tensorboard/"
         )
@@ -266,7 +266,7 @@ class Telemetry:
         if open_trackers := self.tracking.open:
             self.state(f"bringing the last metrics to {listed(open_trackers)}")
         await self.tracking.close()
-        await self._on_disk(self._close_files, "closing tensorboard/ and spans.jsonl")
+        await self._on_disk(self._close_files, "closing tensorboard/ and trace.json")
         self.state("done")
 
     def _close_files(self) -> None:
@@ -326,10 +326,11 @@ class Telemetry:
     def _export_sums(self) -> None:
         """Export sums over this process's iterations and evaluations: repeated results, use of judges."""
         first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
-        here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
+        here = self.iterations[first:]
         self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
         self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
-        costs = added([m.reward_costs for m in here])
+        measured: list[IterationMetrics | EvaluationMetrics] = [*here, *self.evaluations[evaluated:]]
+        costs = added(m.reward_costs for m in measured)
         self._exporter.set("solrl_reward_requests", costs.get("requests", 0))
         self._exporter.set("solrl_reward_retries", costs.get("retries", 0))
         self._exporter.set("solrl_reward_tokens", sum(costs.get(name, 0) for name in TOKENS))
@@ -344,4 +345,4 @@ class Telemetry:
     def _record(self, span: Span) -> None:
         spans = self._spans
         if spans is not None:
-            self._write(lambda: spans.write(span), "writing spans.jsonl")
+            self._write(lambda: spans.write(span), "writing trace.json")

@@ -144,7 +144,7 @@ class CheckpointWriter:
 
     def _save_lora(self, folder: Path, state: LearnerState) -> None:
         model = self._config.model
-        save_lora(folder, state.ema, model.lora, models.FAMILIES[model.family].convolutions)
+        save_lora(folder, state.ema, model.lora, models.FAMILIES[model.family].CONVOLUTIONS)
 
     @property
     def _best(self) -> frozenset[int]:

@@ -23,10 +23,8 @@ from solrl_ray.models.components import Component
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import IMAGES, Reward
-from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rewards.preprocessing import eight_bits
 from solrl_ray.rollout.sampler import Samplers, group_of, references_for
-from solrl_ray.sampling.drawing import Drawing
 from solrl_ray.weight_sync.receive import Receiver
 
 
@@ -42,7 +40,7 @@ class Evaluated:
     reward_costs: Mapping[str, int] = field(default_factory=dict)
     """As `UnitResult.reward_costs`."""
     columns: tuple[tuple[float, ...], ...] = ()
-    """Scores by each of several rewards, if the worker has them separately."""
+    """Scores by each reward, in the order of the configuration."""
     beside: tuple[Evaluated, ...] = ()
     """Of the unit's further prompts, each as if it had a unit."""
 
@@ -67,7 +65,7 @@ class Regenerator(SamplingWorker):
         else:
             self._model = shared.load(self._device, components)
             receiver = shared.merged(self._model.transformer)
-        self._reward = self._load_reward()
+        self._reward = rewards.load(config.rewards, self._device) if shared is None else shared.reward(self._device)
         self._evaluate = evaluating(config, self._model, self._reward)
         return self._attest(
             self._model,
@@ -82,11 +80,6 @@ class Regenerator(SamplingWorker):
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
         return *super()._shapes(), *self._evaluate.warm_ups
 
-    def _load_reward(self) -> Reward:
-        if self._shared is not None:
-            return self._shared.reward(self._device)
-        return rewards.load(self._config.rewards, self._device)
-
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         """Sample a selection's seeds with the current revision, which must be the unit's."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
@@ -99,18 +92,7 @@ class Regenerator(SamplingWorker):
 
         `pictures`: how many prompts' images are asked for, the first ones'.
         """
-        return self._evaluated(self._evaluate, None, unit, prompts, pictures, embeddings)
-
-    def _evaluated(
-        self,
-        sampler: Samplers,
-        columns: Columns | None,
-        unit: WorkUnit,
-        prompts: Sequence[Prompt],
-        pictures: int,
-        embeddings: Sequence[PromptEmbedding],
-    ) -> Evaluated:
-        result, sampled = self._scored(sampler.evaluate, unit, prompts, embeddings)
+        result, sampled = self._scored(self._evaluate.evaluate, unit, prompts, embeddings)
         found, each = [], len(unit.indices)
         for place, prompt in enumerate(prompts):
             rows = slice(place * each, (place + 1) * each)
@@ -121,7 +103,7 @@ class Regenerator(SamplingWorker):
                 seconds=result.seconds,
                 started=result.started,
                 reward_costs={} if place else result.reward_costs or {},
-                columns=tuple(column[rows] for column in columns.last) if columns else (),
+                columns=tuple(zip(*result.components[rows], strict=True)),
             )
             found.append(one)
         return replace(found[0], beside=tuple(found[1:]))
@@ -156,22 +138,8 @@ def _shown(images: torch.Tensor) -> torch.Tensor:
     return images.to("cpu", copy=True) if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
 
 
-class Scorer(Regenerator):
-    """A regenerator of a separate ``solrl eval``: it scores with several rewards at once."""
-
-    def _load_reward(self) -> Reward:
-        self._columns = Columns(rewards.load(self._config.rewards, self._device))
-        return self._columns
-
-    def evaluate(
-        self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
-    ) -> Evaluated:
-        """As a regenerator's, with a column for every reward."""
-        return self._evaluated(self._evaluate, self._columns, unit, prompts, pictures, embeddings)
-
-
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Samplers:
     """Samplers for evaluations: the ODE, whole prompts in one micro-batch, guided as evaluations are."""
-    steps, micro_batch = Drawing.of(config).steps, config.evaluation.prompts_at_once * config.evaluation.samples
+    steps, micro_batch = config.evaluation.steps, config.evaluation.prompts_at_once * config.evaluation.samples
     guided = model.with_guidance(config.evaluated_model)
     return Samplers(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

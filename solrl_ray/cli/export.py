@@ -66,7 +66,7 @@ def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor]
     from solrl_ray.storage.warm_start import network_of
 
     if kind == "diffusers":
-        return save_lora(folder, factors, model.lora, models.FAMILIES[model.family].convolutions)
+        return save_lora(folder, factors, model.lora, models.FAMILIES[model.family].CONVOLUTIONS)
     file = folder / f"{name}.safetensors"
     tensors = tool_tensors("comfyui" if kind == "comfyui" else "kohya", factors, model.lora, network_of(model, key))
     replace_file(file, save(tensors, metadata={"format": "pt"}))

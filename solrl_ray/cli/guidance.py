@@ -19,12 +19,10 @@ def check(config: Config, sources: Sources) -> None:
         return
     for section, model in _models(config):
         key, cfg = f"{section}.cfg", model.cfg
-        if model.guidance != 1 and not family.embeds_guidance:
+        if model.guidance != 1 and not family.EMBEDS_GUIDANCE:
             raise UserError(_not_embedded(model, section, sources, f"model.family {model.family!r}"))
         if not cfg.is_on:
             continue
-        if family.cfg_arguments is None:
-            raise UserError(_must_be_off(model, key, sources, f"model.family {model.family!r} takes no guidance"))
         cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", model.path)  # a snapshot in the cache of the hub
         if ("/".join(cached.groups()) if cached else model.path) in DISTILLED:
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))

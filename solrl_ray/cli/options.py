@@ -126,10 +126,7 @@ def _live(commands: Any) -> None:
 
 
 def _stored(commands: Any) -> None:
-    trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
-    trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
-    report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
-    report.add_argument("--out", type=_path, metavar="FILE", help="for several runs; default: runs.html")
+    _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
     words = "write a run's policy as other tools read it, or merged into its checkpoint"
     action = _add(commands, "export", export.export, words, RUN)
     words = (
@@ -170,25 +167,12 @@ def _doctor(commands: Any) -> None:
     command.add_argument("--root", type=_path, default=Path("runs"), metavar="FOLDER", help="the folder of runs")
 
 
-def _resolution(text: str) -> int | list[int]:
-    """``512``, or ``512x768``, height first, as `model.resolution` takes it."""
-    try:
-        sides = [int(side) for side in text.split("x")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} must be a number of pixels, or height x width as in 512x768"
-        ) from None
-    return sides[0] if len(sides) == 1 else sides
-
-
 def _validate(commands: Any) -> None:
     words = "compare a model on this machine with the stock diffusers pipeline: text, a forward, a picture"
     command = _add(commands, "validate", verbs.validate, words, SET)
     words = "a model's name from `solrl list`, or a file"
     command.add_argument("config", nargs="+", type=_path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
-    words = "pixels a side, or height x width; default: the model's first shape, its longer side at most 256"
-    command.add_argument("--resolution", type=_resolution, metavar="N|HxW", help=words)
     words = "deadline of each step, seconds; default: 1800"
     command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
     command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")

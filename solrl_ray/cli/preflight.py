@@ -112,7 +112,7 @@ def family(run: Run) -> None:
     guidance.check(run.config, run.sources)
     config = run.config.model
     known = FAMILIES.get(config.family)  # an unknown one is refused with its checkpoint
-    if known and (why := known.sizes.why_not_references(config)):
+    if known and (why := known.SIZES.why_not_references(config)):
         raise UserError(f"{run.named('model.references')} is {config.references}, but {why}.")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
-import re
 import shlex
 import sys
 import time
@@ -83,10 +81,8 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
         **{f"prompts.{name}": ("solrl validate", path) for name, path in PROMPTS.items()},
         "rewards": ("solrl validate", [{"kind": "clipscore"}]),
     }
-    resolution = arguments.resolution
-    if resolution is None:
-        resolution = _reduced(load_with_sources(arguments.config, arguments.set, given).config.model.shapes[0])
-    given["model.resolution"] = ("--resolution", resolution)
+    first = load_with_sources(arguments.config, arguments.set, given).config.model.shapes[0]
+    given["model.resolution"] = ("solrl validate", _reduced(first))  # --set wins
     loaded = load_with_sources(arguments.config, arguments.set, given)
     preflight.check(preflight.Run(loaded.config, loaded.sources), "configuration")
     return loaded
@@ -160,7 +156,7 @@ def steps(session: Session, seconds: float) -> Iterator[StepResult]:
             measures = in_time(work, what=name, seconds=seconds, silent="it")
             reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
         except Exception as error:  # whatever libraries raise: the report shows it
-            reason = without_home(f"{type(error).__name__}: {' '.join(str(error).split())}")[:400]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
             trace = "".join(traceback.format_exception(error))
         yield StepResult(
             step=name,
@@ -180,7 +176,7 @@ def _passed(results: list[StepResult]) -> bool:
 
 
 def _write(folder: Path, session: Session, results: list[StepResult]) -> None:
-    """Write ``validation.json``, which names no host and no home folder, and ``pictures.png``."""
+    """Write ``validation.json`` and ``pictures.png``."""
     from solrl_ray.quantization import attestation
     from solrl_ray.report.grids import contact_sheet, encode_png
     from solrl_ray.report.summary import package_versions
@@ -195,30 +191,7 @@ def _write(folder: Path, session: Session, results: list[StepResult]) -> None:
         "rows of pictures.png": list(session.pictures),
         "model": session.config.model.model_dump(mode="json"),
     }
-    replace_file(folder / FILE, (json.dumps(_plain(content), indent=2, allow_nan=False) + "\n").encode())
+    replace_file(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
     if session.pictures:
         rows = [[image.nan_to_num() for image in images] for images in session.pictures.values()]
         replace_file(folder / "pictures.png", encode_png(contact_sheet(rows)))
-
-
-def _plain(value: Any) -> Any:
-    """As JSON, which lacks infinity and NaN, and without the user's home folder."""
-    match value:
-        case dict():
-            return {name: _plain(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_plain(inner) for inner in value]
-        case float() if not math.isfinite(value):
-            return str(value)
-        case str():
-            return without_home(value)
-    return value
-
-
-def without_home(text: str) -> str:
-    """Replaces the user's home folder, which has their name, by ``~`` where a path begins, as set or resolved."""
-    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
-    for home in homes:
-        # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
-        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from solrl_ray.cli import preflight
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import ray_auth
-from solrl_ray.common.files import make_folder, replace_file
+from solrl_ray.common.files import make_folder
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import own_functions, problems
 from solrl_ray.config.loading import load_with_sources
@@ -112,8 +111,6 @@ def report(arguments: argparse.Namespace) -> int:
     for folder in folders:
         continuation.stored(folder)
     if len(folders) == 1:
-        if arguments.out:
-            raise UserError("--out is for several runs; the report of one is written into its folder.")
         from solrl_ray.report.page import build
 
         print(build(folders[0]))
@@ -124,7 +121,6 @@ def report(arguments: argparse.Namespace) -> int:
     print(compare_runs.table(compared))
     for note in compare_runs.notes(compared):
         print(f"note: {note}", flush=True)
-    print(compare_runs.write(arguments.out or Path(compare_runs.PAGE_FILE), compared))
     return 0
 
 
@@ -218,20 +214,6 @@ def scale(arguments: argparse.Namespace) -> int:
     from actors.client import live_run
 
     print(live_run.scale(folder, sizes, clusters=clusters))
-    return 0
-
-
-def trace(arguments: argparse.Namespace) -> int:
-    """Write the timeline of a run folder as JSON for Perfetto."""
-    folder: Path = arguments.run
-    continuation.stored(folder)
-    from solrl_ray.report.trace import read_spans, timeline
-
-    target: Path = arguments.out or folder / "trace.json"
-    if target.exists() and not target.is_file():
-        raise UserError(f"--out is {target}, {'a folder' if target.is_dir() else 'a device'}; it must be a file.")
-    replace_file(target, json.dumps(timeline(read_spans(folder))).encode())
-    print(f"{target}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
 
 

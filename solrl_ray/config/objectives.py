@@ -101,7 +101,7 @@ class ObjectiveSection(Section):
     @property
     def is_bounded(self) -> bool:
         """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`."""
-        return False
+        return getattr(self, "clip_range", None) is not None
 
     def references(self) -> tuple[Reference, ...]:
         """Policies whose velocities the loss needs, in the order of computing."""
@@ -146,10 +146,6 @@ class DiffusionNftConfig(ForwardProcessSection):
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(steps, self.timestep_fraction)
 
-    @property
-    def is_bounded(self) -> bool:
-        return self.clip_range is not None
-
     def references(self) -> tuple[Reference, ...]:
         return ("base",) if self.kl else ()
 
@@ -181,10 +177,6 @@ class AwmConfig(ForwardProcessSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return self.timesteps
-
-    @property
-    def is_bounded(self) -> bool:
-        return True
 
     def references(self) -> tuple[Reference, ...]:
         base: tuple[Reference, ...] = ("base",) if self.kl else ()
@@ -220,10 +212,6 @@ class FlowGrpoConfig(ObjectiveSection):
     def passes(self, steps: int, transitions: int) -> int:
         return transitions
 
-    @property
-    def is_bounded(self) -> bool:
-        return True
-
     def references(self) -> tuple[Reference, ...]:
         return ("base",) if self.kl else ()
 
@@ -245,10 +233,6 @@ class DanceGrpoConfig(ObjectiveSection):
 
     def passes(self, steps: int, transitions: int) -> int:
         return share_of(transitions, self.timestep_fraction)
-
-    @property
-    def is_bounded(self) -> bool:
-        return True
 
 
 ObjectiveConfig: TypeAlias = Annotated[

@@ -23,12 +23,14 @@ KEYS = {
 
 COMMANDS = {
     "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",
+    "trace": "a run writes trace.json in its folder; open that at ui.perfetto.dev",
     "verify": "`solrl train --resume RUN` checks the same checksums before it goes on",
 }
 """Command → what to use now."""
 
 OPTIONS = {
     "--alone": "`solrl eval` always samples on GPUs of its own; leave it out",
+    "--resolution": "use --set model.resolution=512, or --set 'model.resolution=[512, 768]'",
     "--explorers-of": "a run has one kind of explorer; use --explorers",
 }
 """Option → what to use now."""

@@ -84,15 +84,12 @@ def evaluation_metrics(
     seconds: float,
     captions: dict[str, str],
     overlapped: bool = False,
-    duplicates: int = 0,
-    differing: int = 0,
     reward_costs: Mapping[str, int] | None = None,
 ) -> EvaluationMetrics:
     """Mean and standard error over prompts of the per-prompt mean rewards.
 
     Args:
         rewards: prompt id → rewards of its addresses.
-        duplicates, differing: repeated results, and those of them with other rewards.
         reward_costs: use of reward servers and judges.
     """
     means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
@@ -106,8 +103,6 @@ def evaluation_metrics(
         seconds=seconds,
         captions=captions,
         overlapped=overlapped,
-        duplicate_results=duplicates,
-        differing_results=differing,
         reward_costs=dict(reward_costs or {}),
     )
 

@@ -106,9 +106,6 @@ class EvaluationMetrics:
     """Prompt id → text, at least for the prompts with pictures; the report shows them."""
     overlapped: bool = False
     """Whether an update ran meanwhile; if so, an iteration's seconds contain these."""
-    duplicate_results: int = 0
-    differing_results: int = 0
-    """As an iteration's: repeated results, and those of them with other rewards."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """As an iteration's."""
     fall: dict[str, float] = field(default_factory=dict)

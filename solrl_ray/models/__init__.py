@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.family import Family
 from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
@@ -31,11 +30,11 @@ FAMILY_FILES = (
     "z_image",
 )
 """Modules of this package that describe families. Importing one imports no model library."""
-FAMILIES: Mapping[str, Family] = {
-    name: row for file in FAMILY_FILES for name, row in sorted(import_module(f"{__name__}.{file}").FAMILIES.items())
+FAMILIES: Mapping[str, type[DiffusionModel]] = {
+    name: model for file in FAMILY_FILES for name, model in sorted(import_module(f"{__name__}.{file}").FAMILIES.items())
 }
 """By ``model.family``."""
-DISTILLED = frozenset[str]().union(*(row.distilled for row in FAMILIES.values()))
+DISTILLED = frozenset[str]().union(*(model.DISTILLED for model in FAMILIES.values()))
 """Ids of checkpoints with built-in guidance."""
 
 
@@ -45,14 +44,14 @@ def scored(config: Config) -> tuple[SampleShape, ...]:
     made_by = FAMILIES.get(config.model.family)
     if not chosen or made_by is None:
         return tuple(shapes)
-    return *shapes, *shapes.with_frames(made_by.sizes.frames(len(chosen)))
+    return *shapes, *shapes.with_frames(made_by.SIZES.frames(len(chosen)))
 
 
 def family(config: Model) -> type[DiffusionModel]:
     """The class of ``model.family``. Raises `UserError` if there is no such family."""
     if config.family not in FAMILIES:
         raise UserError(f"model.family is {config.family!r}; it must be one of {', '.join(sorted(FAMILIES))}.")
-    return FAMILIES[config.family].model
+    return FAMILIES[config.family]
 
 
 def encoder_components(config: Model) -> frozenset[str]:

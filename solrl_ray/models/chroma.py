@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from solrl_ray.models.family import Family, scale, scale_1
-from solrl_ray.models.flux import TOOL_NAMES, Flux
+from solrl_ray.models.flux import Flux
 from solrl_ray.models.libraries import Stock, torch
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ class Chroma(Flux):
     PIPELINE = Stock("ChromaPipeline")
     TRANSFORMER = Stock("ChromaTransformer2DModel")
     ENCODERS = ("text_encoder",)
+    EMBEDS_GUIDANCE = False
+    GUIDED_BY = "guidance_scale"
     # Neither the activations that its blocks keep nor those of a forward were measured.
     SIZES = replace(Flux.SIZES, kept_values=None, forward_values=None)
 
@@ -68,6 +69,4 @@ def _masking_single_blocks(transformer: nn.Module, mask: Tensor) -> Iterator[Non
             transformer._gradient_checkpointing_func = recompute
 
 
-FAMILIES = {
-    "chroma": Family(model=Chroma, stock_arguments=scale_1, cfg_arguments=scale, tool_names=TOOL_NAMES),
-}
+FAMILIES = {"chroma": Chroma}

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from solrl_ray.common.progress_note import progress_note
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.checkpoint import KEY, Checkpoint
 from solrl_ray.models.libraries import torch
 from solrl_ray.models.sizes import FamilySizes
+from solrl_ray.policy.tool_names import ToolNames
+from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,6 +62,35 @@ class FamilyCheckpoint:
     """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
     TRAINS_ON_CUDNN: ClassVar[bool] = False
     """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
+    CONVOLUTIONS: ClassVar[tuple[str, ...]] = ()
+    """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+    TOOL_NAMES: ClassVar[ToolNames | None] = None
+    """Names of its LoRA modules in files of ComfyUI and kohya's scripts; None: these do not have its models."""
+    EMBEDS_GUIDANCE: ClassVar[bool] = False
+    """Whether its transformers may take the value of a guidance embedding."""
+    DISTILLED: ClassVar[frozenset[str]] = frozenset()
+    """Ids of checkpoints with built-in guidance. Other files do not tell, except FLUX.2's index."""
+    LOADED_BY: ClassVar[str] = "DiffusionPipeline"
+    """The diffusers class that loads the stock pipeline; this one takes the class that the checkpoint names."""
+    FRAMES: ClassVar[str] = "num_frames"
+    """The argument of the stock call for frames of a video."""
+    GUIDED_BY: ClassVar[str] = "guidance_scale"
+    """The argument of the stock call for the scale of classifier-free guidance."""
+
+    @classmethod
+    def stock_arguments(cls, model: Model) -> dict[str, Any]:
+        """Arguments of the stock call that switch off classifier-free guidance and changes to the prompt."""
+        return {cls.GUIDED_BY: 1.0}
+
+    @classmethod
+    def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
+        """Arguments of the stock call that switch classifier-free guidance on."""
+        return {cls.GUIDED_BY: cfg.scale, "negative_prompt": cfg.negative_prompt}
+
+    @classmethod
+    def keeps_references(cls, shape: SampleShape) -> bool:
+        """Whether the stock pipeline takes reference pictures of this size as they are."""
+        return True
 
     @classmethod
     def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:

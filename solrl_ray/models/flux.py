@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import Family, true_scale
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.sizes import KL, FamilySizes
@@ -16,6 +15,17 @@ from solrl_ray.policy.tool_names import KOHYA, OURS, Style, ToolNames, table
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DOUBLE_ATTENTION = table(
+    "double_blocks.#",
+    "transformer_blocks.#",
+    """
+    img_attn.qkv   attn.to_q attn.to_k attn.to_v
+    img_attn.proj  attn.to_out.0
+    txt_attn.qkv   attn.add_q_proj attn.add_k_proj attn.add_v_proj
+    txt_attn.proj  attn.to_add_out
+    """,
+)
 
 
 class Flux(DiffusionModel):
@@ -32,6 +42,40 @@ class Flux(DiffusionModel):
     ENCODERS: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2")
     SIZES = FamilySizes(patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL)
     ROUNDS_TIMESTEPS = True
+    EMBEDS_GUIDANCE = True
+    GUIDED_BY = "true_cfg_scale"
+    DISTILLED = frozenset({"black-forest-labs/FLUX.1-schnell"})
+    TOOL_NAMES = ToolNames(
+        {
+            **DOUBLE_ATTENTION,
+            **table(
+                "double_blocks.#",
+                "transformer_blocks.#",
+                """
+                img_mlp.0    ff.net.0.proj
+                img_mlp.2    ff.net.2
+                img_mod.lin  norm1.linear
+                txt_mlp.0    ff_context.net.0.proj
+                txt_mlp.2    ff_context.net.2
+                txt_mod.lin  norm1_context.linear
+                """,
+            ),
+            **table(
+                "single_blocks.#",
+                "single_transformer_blocks.#",
+                """
+                linear1         attn.to_q attn.to_k attn.to_v proj_mlp
+                linear2         proj_out
+                modulation.lin  norm.linear
+                """,
+            ),
+        },
+        {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
+    )
+
+    @classmethod
+    def stock_arguments(cls, model: Model) -> dict[str, Any]:
+        return {"guidance_scale": model.guidance}
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._embeds_guidance = bool(transformer_config.get("guidance_embeds", False))
@@ -72,6 +116,12 @@ class FluxKontext(SeesReferences, Flux):
     PIPELINE = Stock("FluxKontextPipeline")
     SIZES = replace(Flux.SIZES, references=(1, 1))
 
+    @classmethod
+    def stock_arguments(cls, model: Model) -> dict[str, Any]:
+        """Else the pipeline brings samples to 1024² pixels, and references to a published size."""
+        as_they_are = {"max_area": model.shapes[0].pixels, "_auto_resize": False}
+        return super().stock_arguments(model) | as_they_are
+
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)
         reference = self._image_ids + torch.tensor([1.0, 0, 0], device=self.device)
@@ -85,68 +135,4 @@ def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     return shuffled.contiguous(memory_format=torch.contiguous_format)
 
 
-DOUBLE_ATTENTION = table(
-    "double_blocks.#",
-    "transformer_blocks.#",
-    """
-    img_attn.qkv   attn.to_q attn.to_k attn.to_v
-    img_attn.proj  attn.to_out.0
-    txt_attn.qkv   attn.add_q_proj attn.add_k_proj attn.add_v_proj
-    txt_attn.proj  attn.to_add_out
-    """,
-)
-TOOL_NAMES = ToolNames(
-    {
-        **DOUBLE_ATTENTION,
-        **table(
-            "double_blocks.#",
-            "transformer_blocks.#",
-            """
-            img_mlp.0    ff.net.0.proj
-            img_mlp.2    ff.net.2
-            img_mod.lin  norm1.linear
-            txt_mlp.0    ff_context.net.0.proj
-            txt_mlp.2    ff_context.net.2
-            txt_mod.lin  norm1_context.linear
-            """,
-        ),
-        **table(
-            "single_blocks.#",
-            "single_transformer_blocks.#",
-            """
-            linear1         attn.to_q attn.to_k attn.to_v proj_mlp
-            linear2         proj_out
-            modulation.lin  norm.linear
-            """,
-        ),
-    },
-    {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
-)
-
-
-def _embedded(model: Model) -> dict[str, Any]:
-    return {"guidance_scale": model.guidance}
-
-
-def _as_they_are(model: Model) -> dict[str, Any]:
-    """Else Kontext's pipeline brings samples to 1024² pixels, and references to a published size."""
-    return _embedded(model) | {"max_area": model.shapes[0].pixels, "_auto_resize": False}
-
-
-FAMILIES = {
-    "flux": Family(
-        model=Flux,
-        stock_arguments=_embedded,
-        cfg_arguments=true_scale,
-        embeds_guidance=True,
-        tool_names=TOOL_NAMES,
-        distilled=frozenset({"black-forest-labs/FLUX.1-schnell"}),
-    ),
-    "flux_kontext": Family(
-        model=FluxKontext,
-        stock_arguments=_as_they_are,
-        cfg_arguments=true_scale,
-        embeds_guidance=True,
-        tool_names=TOOL_NAMES,
-    ),
-}
+FAMILIES = {"flux": Flux, "flux_kontext": FluxKontext}

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from solrl_ray.config.guidance import Cfg
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import MEGAPIXEL, Family, scale_1
 from solrl_ray.models.flux import DOUBLE_ATTENTION, Flux
 from solrl_ray.models.libraries import Stock, torch
-from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.references import MEGAPIXEL, SeesReferences
 from solrl_ray.policy.tool_names import KOHYA, NATIVE, Style, ToolNames, table
+from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,39 @@ class Flux2Klein(DiffusionModel):
     # Activations kept as for FLUX.1: not measured.
     SIZES = replace(Flux.SIZES, forward_values=22.4, references=(0, 4))
     ROUNDS_TIMESTEPS = True
+    DISTILLED = frozenset({"black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-9B"})
+    TOOL_NAMES = ToolNames(
+        {
+            **DOUBLE_ATTENTION,
+            **table(
+                "double_blocks.#",
+                "transformer_blocks.#",
+                """
+                img_mlp.0  ff.linear_in
+                img_mlp.2  ff.linear_out
+                txt_mlp.0  ff_context.linear_in
+                txt_mlp.2  ff_context.linear_out
+                """,
+            ),
+            **table(
+                "single_blocks.#",
+                "single_transformer_blocks.#",
+                """
+                linear1  attn.to_qkv_mlp_proj
+                linear2  attn.to_out
+                """,
+            ),
+        },
+        {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
+    )
+
+    @classmethod
+    def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
+        return {cls.GUIDED_BY: cfg.scale}
+
+    @classmethod
+    def keeps_references(cls, shape: SampleShape) -> bool:
+        return shape.pixels <= MEGAPIXEL
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         one = torch.arange(1)
@@ -99,37 +133,4 @@ class Flux2KleinSeeing(SeesReferences, Flux2Klein):
         return latents.flatten(2).transpose(1, 2)
 
 
-TOOL_NAMES = ToolNames(
-    {
-        **DOUBLE_ATTENTION,
-        **table(
-            "double_blocks.#",
-            "transformer_blocks.#",
-            """
-            img_mlp.0  ff.linear_in
-            img_mlp.2  ff.linear_out
-            txt_mlp.0  ff_context.linear_in
-            txt_mlp.2  ff_context.linear_out
-            """,
-        ),
-        **table(
-            "single_blocks.#",
-            "single_transformer_blocks.#",
-            """
-            linear1  attn.to_qkv_mlp_proj
-            linear2  attn.to_out
-            """,
-        ),
-    },
-    {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
-)
-FAMILIES = {
-    "flux2_klein": Family(
-        model=Flux2KleinSeeing,
-        stock_arguments=scale_1,
-        cfg_arguments=lambda cfg: {"guidance_scale": cfg.scale},
-        keeps_references=lambda shape: shape.pixels <= MEGAPIXEL,
-        tool_names=TOOL_NAMES,
-        distilled=frozenset({"black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-9B"}),
-    )
-}
+FAMILIES = {"flux2_klein": Flux2KleinSeeing}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import Family, true_scale, true_scale_1
 from solrl_ray.models.flux import unpack
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.sizes import DecoderSizes, FamilySizes
@@ -40,6 +39,25 @@ class QwenImage(DiffusionModel):
         decoder=DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462),
     )
     ROUNDS_TIMESTEPS = True
+    GUIDED_BY = "true_cfg_scale"
+    TOOL_NAMES = ToolNames(
+        {
+            f"transformer_blocks.#.{name}": (f"transformer_blocks.#.{name}",)
+            for name in (
+                *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+                *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+                *(
+                    "img_mod.1",
+                    "img_mlp.net.0.proj",
+                    "img_mlp.net.2",
+                    "txt_mod.1",
+                    "txt_mlp.net.0.proj",
+                    "txt_mlp.net.2",
+                ),
+            )
+        },
+        {"comfyui": Style(NATIVE, published=False), "kohya": Style(KOHYA, published=False)},
+    )
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].
@@ -106,17 +124,4 @@ def fixed_length(texts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:
     return {"prompt_embeds": torch.stack(padded), "prompt_embeds_mask": mask}
 
 
-TOOL_NAMES = ToolNames(
-    {
-        f"transformer_blocks.#.{name}": (f"transformer_blocks.#.{name}",)
-        for name in (
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("img_mod.1", "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mod.1", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
-        )
-    },
-    {"comfyui": Style(NATIVE, published=False), "kohya": Style(KOHYA, published=False)},
-)
-FAMILIES = {
-    "qwen_image": Family(model=QwenImage, stock_arguments=true_scale_1, cfg_arguments=true_scale, tool_names=TOOL_NAMES)
-}
+FAMILIES = {"qwen_image": QwenImage}

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.schema import Model
 from solrl_ray.models.checkpoint import Checkpoint, fingerprint
-from solrl_ray.models.family import MEGAPIXEL, Family, true_scale, true_scale_1
 from solrl_ray.models.family_checkpoint import Truncation
 from solrl_ray.models.libraries import Stock, torch
-from solrl_ray.models.qwen_image import TOOL_NAMES, QwenImage, fixed_length
-from solrl_ray.models.references import SeesReferences
+from solrl_ray.models.qwen_image import QwenImage, fixed_length
+from solrl_ray.models.references import MEGAPIXEL, SeesReferences
 from solrl_ray.records import SampleShape
 
 if TYPE_CHECKING:
@@ -40,6 +39,12 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     PIPELINE = Stock("QwenImageEditPlusPipeline")
     SIZES = replace(QwenImage.SIZES, references=(1, 3))
+
+    @classmethod
+    def keeps_references(cls, shape: SampleShape) -> bool:
+        """The pipeline brings references to a megapixel, with sides of whole 32 pixels."""
+        scale = math.sqrt(MEGAPIXEL / shape.pixels)
+        return all(round(side * scale / 32) * 32 == side for side in (shape.height, shape.width))
 
     @classmethod
     @contextmanager
@@ -110,18 +115,4 @@ class QwenImageEdit(SeesReferences, QwenImage):
         )
 
 
-def _of_a_megapixel(shape: SampleShape) -> bool:
-    """The pipeline brings references to this area, with sides of whole 32 pixels."""
-    scale = math.sqrt(MEGAPIXEL / shape.pixels)
-    return all(round(side * scale / 32) * 32 == side for side in (shape.height, shape.width))
-
-
-FAMILIES = {
-    "qwen_image_edit": Family(
-        model=QwenImageEdit,
-        stock_arguments=true_scale_1,
-        cfg_arguments=true_scale,
-        keeps_references=_of_a_megapixel,
-        tool_names=TOOL_NAMES,
-    )
-}
+FAMILIES = {"qwen_image_edit": QwenImageEdit}

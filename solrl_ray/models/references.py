@@ -14,6 +14,8 @@ from solrl_ray.records import REFERENCE_TOKENS, REFERENCES, SampleShape
 if TYPE_CHECKING:
     from torch import Tensor
 
+MEGAPIXEL = 1024**2
+
 
 class SeesReferences(DiffusionModel):
     """Stands before a family whose latents are packed. The family's `_velocity` gets the tokens of the sample and then

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from solrl_ray.config.schema import Model
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import Family, scale
 from solrl_ray.models.libraries import Stock
 from solrl_ray.models.sizes import DecoderSizes, FamilySizes
 from solrl_ray.models.wan import WAN_VAE, denormalised
@@ -47,6 +46,11 @@ class Sana(DiffusionModel):
         decoder=DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666),
     )
     TRAINS_ON_CUDNN = True
+    CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
+
+    @classmethod
+    def stock_arguments(cls, model: Model) -> dict[str, Any]:
+        return super().stock_arguments(model) | {"complex_human_instruction": None, "use_resolution_binning": False}
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
@@ -95,23 +99,10 @@ class SanaVideo(Sana):
     # Activations kept as for SANA: not measured.
     SIZES = replace(Sana.SIZES, patch=2, frame_stride=4, multiple=32, forward_values=17.1, decoder=WAN_VAE)
     TRAINS_ON_CUDNN = False
+    FRAMES = "frames"
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         return denormalised(decoder, latents)
 
 
-def _stock_arguments(model: Model) -> dict[str, Any]:
-    return {"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False}
-
-
-CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
-FAMILIES = {
-    "sana": Family(model=Sana, stock_arguments=_stock_arguments, convolutions=CONVOLUTIONS, cfg_arguments=scale),
-    "sana_video": Family(
-        model=SanaVideo,
-        stock_arguments=_stock_arguments,
-        convolutions=CONVOLUTIONS,
-        frames="frames",
-        cfg_arguments=scale,
-    ),
-}
+FAMILIES = {"sana": Sana, "sana_video": SanaVideo}

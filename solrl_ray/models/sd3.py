@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import Family, scale, scale_1
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.sizes import KL, FamilySizes
 from solrl_ray.policy.tool_names import KOHYA, OURS, Style, ToolNames, table
@@ -42,6 +41,28 @@ class StableDiffusion3(DiffusionModel):
         decoder=KL,
     )
     TRAINS_ON_CUDNN = True
+    DISTILLED = frozenset({"stabilityai/stable-diffusion-3.5-large-turbo"})
+    # Without the modulation of the text, whose halves are swapped in the last block.
+    TOOL_NAMES = ToolNames(
+        table(
+            "joint_blocks.#",
+            "transformer_blocks.#",
+            """
+            x_block.attn.qkv            attn.to_q attn.to_k attn.to_v
+            x_block.attn.proj           attn.to_out.0
+            x_block.attn2.qkv           attn2.to_q attn2.to_k attn2.to_v
+            x_block.attn2.proj          attn2.to_out.0
+            x_block.mlp.fc1             ff.net.0.proj
+            x_block.mlp.fc2             ff.net.2
+            x_block.adaLN_modulation.1  norm1.linear
+            context_block.attn.qkv      attn.add_q_proj attn.add_k_proj attn.add_v_proj
+            context_block.attn.proj     attn.to_add_out
+            context_block.mlp.fc1       ff_context.net.0.proj
+            context_block.mlp.fc2       ff_context.net.2
+            """,
+        ),
+        {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
+    )
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._text_width = int(transformer_config["joint_attention_dim"])
@@ -71,33 +92,4 @@ class StableDiffusion3(DiffusionModel):
         )
 
 
-# Without the modulation of the text, whose halves are swapped in the last block.
-TOOL_NAMES = ToolNames(
-    table(
-        "joint_blocks.#",
-        "transformer_blocks.#",
-        """
-        x_block.attn.qkv            attn.to_q attn.to_k attn.to_v
-        x_block.attn.proj           attn.to_out.0
-        x_block.attn2.qkv           attn2.to_q attn2.to_k attn2.to_v
-        x_block.attn2.proj          attn2.to_out.0
-        x_block.mlp.fc1             ff.net.0.proj
-        x_block.mlp.fc2             ff.net.2
-        x_block.adaLN_modulation.1  norm1.linear
-        context_block.attn.qkv      attn.add_q_proj attn.add_k_proj attn.add_v_proj
-        context_block.attn.proj     attn.to_add_out
-        context_block.mlp.fc1       ff_context.net.0.proj
-        context_block.mlp.fc2       ff_context.net.2
-        """,
-    ),
-    {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
-)
-FAMILIES = {
-    "sd3": Family(
-        model=StableDiffusion3,
-        stock_arguments=scale_1,
-        cfg_arguments=scale,
-        tool_names=TOOL_NAMES,
-        distilled=frozenset({"stabilityai/stable-diffusion-3.5-large-turbo"}),
-    )
-}
+FAMILIES = {"sd3": StableDiffusion3}

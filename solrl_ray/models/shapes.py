@@ -33,13 +33,6 @@ class LinearShape:
     out_features: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextEncoderSize:
-    parameters: int
-    multiplied: int
-    """Parameters that each token is multiplied with: not those of tables."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
     family: str
@@ -54,8 +47,8 @@ class ModelShapes:
     """Values in tensors that are no parameters, such as a table of positions."""
     linears: Mapping[str, Linear]
     """By module path, in module order."""
-    texts: Sequence[TextEncoderSize]
-    """The text encoders; the last is the long one, the others are CLIP's."""
+    texts: Sequence[int]
+    """Parameters of each text encoder."""
 
 
 def shipped(model: Model) -> ModelShapes | None:
@@ -73,8 +66,7 @@ def _shipped() -> tuple[tuple[str, ModelShapes], ...]:
 
 def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
     path, linears = stored.pop("path"), dict(_expanded(stored.pop("linears").items()))
-    texts = [TextEncoderSize(*text) for text in stored.pop("texts")]
-    return path, ModelShapes(**stored, linears=linears, texts=texts)
+    return path, ModelShapes(**stored, linears=linears)
 
 
 def _expanded(entries: Iterable[tuple[str, list[list[int]]]]) -> Iterable[tuple[str, LinearShape]]:

@@ -16,18 +16,18 @@ class StockCall(Drawing):
     @property
     def pipeline(self) -> str:
         """The diffusers class with which it is loaded."""
-        return FAMILIES[self.model.family].pipeline
+        return FAMILIES[self.model.family].LOADED_BY
 
     @property
     def call(self) -> dict[str, Any]:
         """Arguments of the stock pipeline besides the prompt; of several sizes the first."""
         model, family, shape = self.model, FAMILIES[self.model.family], self.model.shapes[0]
-        guided = family.cfg_arguments(model.cfg) if family.cfg_arguments and model.cfg.is_on else {}
+        guided = family.cfg_arguments(model.cfg) if model.cfg.is_on else {}
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
         return {
             "height": shape.height,
             "width": shape.width,
-            **({family.frames: model.frames} if model.frames else {}),
+            **({family.FRAMES: model.frames} if model.frames else {}),
             "num_inference_steps": self.steps,
             "max_sequence_length": model.max_sequence_length,
             **family.stock_arguments(model),

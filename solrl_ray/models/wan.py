@@ -9,7 +9,6 @@ from solrl_ray.config.schema import Model, QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.checkpoint import KEY, Checkpoint
-from solrl_ray.models.family import Family, scale, scale_1
 from solrl_ray.models.libraries import Stock
 from solrl_ray.models.shapes import LinearShape
 from solrl_ray.models.sizes import DecoderSizes, FamilySizes
@@ -53,6 +52,25 @@ class Wan(DiffusionModel):
         forward_values=16.0,
         decoder=WAN_VAE,
         other_decoders={16: WAN22_VAE},
+    )
+    TOOL_NAMES = ToolNames(
+        table(
+            "blocks.#",
+            "blocks.#",
+            """
+            self_attn.q   attn1.to_q
+            self_attn.k   attn1.to_k
+            self_attn.v   attn1.to_v
+            self_attn.o   attn1.to_out.0
+            cross_attn.q  attn2.to_q
+            cross_attn.k  attn2.to_k
+            cross_attn.v  attn2.to_v
+            cross_attn.o  attn2.to_out.0
+            ffn.0         ffn.net.0.proj
+            ffn.2         ffn.net.2
+            """,
+        ),
+        {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
     )
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
@@ -117,23 +135,4 @@ def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> No
         )
 
 
-TOOL_NAMES = ToolNames(
-    table(
-        "blocks.#",
-        "blocks.#",
-        """
-        self_attn.q   attn1.to_q
-        self_attn.k   attn1.to_k
-        self_attn.v   attn1.to_v
-        self_attn.o   attn1.to_out.0
-        cross_attn.q  attn2.to_q
-        cross_attn.k  attn2.to_k
-        cross_attn.v  attn2.to_v
-        cross_attn.o  attn2.to_out.0
-        ffn.0         ffn.net.0.proj
-        ffn.2         ffn.net.2
-        """,
-    ),
-    {"comfyui": Style(NATIVE, published=True), "kohya": Style(KOHYA, published=True)},
-)
-FAMILIES = {"wan": Family(model=Wan, stock_arguments=scale_1, cfg_arguments=scale, tool_names=TOOL_NAMES)}
+FAMILIES = {"wan": Wan}

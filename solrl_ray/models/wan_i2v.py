@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint
-from solrl_ray.models.family import Family, scale, scale_1
 from solrl_ray.models.libraries import Stock, torch
 from solrl_ray.models.references import SeesReferences
-from solrl_ray.models.wan import TIMESTEPS, TOOL_NAMES, Wan, normalised
+from solrl_ray.models.wan import TIMESTEPS, Wan, normalised
 from solrl_ray.records import REFERENCE_TOKENS
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ class WanI2V(SeesReferences, Wan):
 
     PIPELINE = Stock("WanImageToVideoPipeline")
     INDEX = "WanPipeline"
+    LOADED_BY = "WanImageToVideoPipeline"
     # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
     SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 
@@ -152,13 +152,4 @@ class Wan21I2V(SeesReferences, Wan):
         return checkpoint
 
 
-FAMILIES = {
-    "wan21_i2v": Family(model=Wan21I2V, stock_arguments=scale_1, cfg_arguments=scale, tool_names=TOOL_NAMES),
-    "wan_i2v": Family(
-        model=WanI2V,
-        stock_arguments=scale_1,
-        pipeline="WanImageToVideoPipeline",
-        cfg_arguments=scale,
-        tool_names=TOOL_NAMES,
-    ),
-}
+FAMILIES = {"wan21_i2v": Wan21I2V, "wan_i2v": WanI2V}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.config.guidance import Cfg
+from solrl_ray.config.schema import Model
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.family import Family, scale
 from solrl_ray.models.libraries import Stock
 from solrl_ray.models.qwen_image import fixed_length
 from solrl_ray.models.sizes import KL, FamilySizes
@@ -41,6 +41,35 @@ class ZImage(DiffusionModel):
         forward_values=15.9,
         decoder=KL,
     )
+    DISTILLED = frozenset({"Tongyi-MAI/Z-Image-Turbo"})
+    TOOL_NAMES = ToolNames(
+        {
+            name: parts
+            for block in ("layers.#", "noise_refiner.#", "context_refiner.#")
+            for name, parts in table(
+                block,
+                block,
+                """
+                attention.qkv    attention.to_q attention.to_k attention.to_v
+                attention.out    attention.to_out.0
+                feed_forward.w1  feed_forward.w1
+                feed_forward.w2  feed_forward.w2
+                feed_forward.w3  feed_forward.w3
+                """,
+            ).items()
+        },
+        {"comfyui": Style(NATIVE, published=False), "kohya": Style(KOHYA, published=False)},
+    )
+
+    @classmethod
+    def stock_arguments(cls, model: Model) -> dict[str, Any]:
+        return {cls.GUIDED_BY: 0.0}
+
+    @classmethod
+    def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
+        """The pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
+        stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
+        return super().cfg_arguments(cfg) | {cls.GUIDED_BY: cfg.scale - 1} | stop
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, tokens, width], ``prompt_embeds_mask`` [B, tokens]: `FamilySizes.text_tokens`."""
@@ -70,36 +99,4 @@ class ZImage(DiffusionModel):
         return super()._token_counts(tokenizer, [tokenizer.apply_chat_template(chat, **template) for chat in chats])
 
 
-def _cfg_arguments(cfg: Cfg) -> dict[str, Any]:
-    """The pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
-    stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
-    return scale(cfg) | {"guidance_scale": cfg.scale - 1} | stop
-
-
-TOOL_NAMES = ToolNames(
-    {
-        name: parts
-        for block in ("layers.#", "noise_refiner.#", "context_refiner.#")
-        for name, parts in table(
-            block,
-            block,
-            """
-            attention.qkv    attention.to_q attention.to_k attention.to_v
-            attention.out    attention.to_out.0
-            feed_forward.w1  feed_forward.w1
-            feed_forward.w2  feed_forward.w2
-            feed_forward.w3  feed_forward.w3
-            """,
-        ).items()
-    },
-    {"comfyui": Style(NATIVE, published=False), "kohya": Style(KOHYA, published=False)},
-)
-FAMILIES = {
-    "z_image": Family(
-        model=ZImage,
-        stock_arguments=lambda _: {"guidance_scale": 0.0},
-        cfg_arguments=_cfg_arguments,
-        tool_names=TOOL_NAMES,
-        distilled=frozenset({"Tongyi-MAI/Z-Image-Turbo"}),
-    )
-}
+FAMILIES = {"z_image": ZImage}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
@@ -17,49 +15,27 @@ of FLUX.1-dev took beyond that.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Compiling:
-    shapes: int
-    forwards: int
-    """Of an explorer and of a regenerator, which also has those of evaluations."""
-    decoders: int
-    """Of explorers and of regenerators; a card has one for both."""
-    kinds: int
-    """Of learner passes."""
-    seconds: float
-    """Until all is compiled: roles of a card one after the other, others at once."""
-
-    @classmethod
-    def of(cls, config: Config) -> Compiling:
-        shapes, fleet = len(config.model.shapes), config.fleet
-        wanted, previews = config.compile.enabled is not False, pool_sampling(config).tier != "nvfp4-emulated"
-        probe = int(config.run.deterministic)  # one forward, at the first shape
-        explorer = (shapes + probe) * (wanted and previews and fleet.explorers.num_gpus > 0)
-        regenerator = (2 * shapes + probe) * (wanted and fleet.regenerators.num_gpus > 0)
-        kinds = shapes * len(passes(config)) * compiled_learner.is_compiled(config)
-        colocated, decoded = is_colocated(fleet), shapes * (wanted and config.compile.decoder)
-        decoders = (
-            decoded * (fleet.explorers.num_gpus > 0),
-            decoded * (fleet.regenerators.num_gpus > 0 and not colocated),
-        )
-        forwards = explorer * FORWARD, regenerator * FORWARD
-        sampling = [one + other * DECODER for one, other in zip(forwards, decoders, strict=True)]
-        return cls(
-            shapes=shapes,
-            forwards=explorer + regenerator,
-            decoders=sum(decoders),
-            kinds=kinds,
-            seconds=(sum if colocated else max)([*sampling, kinds * PASSES]),
-        )
-
-    @property
-    def words(self) -> str:
-        """Empty if nothing is compiled."""
-        if not self.forwards + self.kinds:
-            return ""
-        each = f", for {self.shapes} shapes" if self.shapes > 1 else ""
-        forwards = f"{self.forwards} forwards of workers" + (f", {self.decoders} decoders" if self.decoders else "")
-        return (
-            f"{forwards} and {self.kinds} kinds of learner passes{each}, once: about "
-            f"{self.seconds:,.0f} s with an empty compile.cache (estimated), a tenth of it with a filled one"
-        )
+def compiled(config: Config) -> str:
+    """The words of a plan; empty if nothing is compiled. A regenerator also has forwards of evaluations, and a card one
+    decoder for both pools. Its roles compile one after the other, others at once.
+    """
+    shapes, fleet = len(config.model.shapes), config.fleet
+    wanted, previews = config.compile.enabled is not False, pool_sampling(config).tier != "nvfp4-emulated"
+    probe = int(config.run.deterministic)  # one forward, at the first shape
+    explorer = (shapes + probe) * (wanted and previews and fleet.explorers.num_gpus > 0)
+    regenerator = (2 * shapes + probe) * (wanted and fleet.regenerators.num_gpus > 0)
+    kinds = shapes * len(passes(config)) * compiled_learner.is_compiled(config)
+    if not explorer + regenerator + kinds:
+        return ""
+    colocated, decoded = is_colocated(fleet), shapes * (wanted and config.compile.decoder)
+    previewed = decoded * (fleet.explorers.num_gpus > 0)
+    regenerated = decoded * (fleet.regenerators.num_gpus > 0 and not colocated)
+    exploring = explorer * FORWARD + previewed * DECODER
+    regenerating = regenerator * FORWARD + regenerated * DECODER
+    seconds = (sum if colocated else max)([exploring, regenerating, kinds * PASSES])
+    decoders = f", {previewed + regenerated} decoders" if previewed + regenerated else ""
+    each = f", for {shapes} shapes" if shapes > 1 else ""
+    return (
+        f"{explorer + regenerator} forwards of workers{decoders} and {kinds} kinds of learner passes{each}, once: "
+        f"about {seconds:,.0f} s with an empty compile.cache (estimated), a tenth of it with a filled one"
+    )

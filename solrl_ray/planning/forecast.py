@@ -13,7 +13,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.planning import fitting, gpu_memory
 from solrl_ray.planning.arithmetic import Arithmetic, paragraphs
-from solrl_ray.planning.compiling import Compiling
+from solrl_ray.planning.compiling import compiled
 from solrl_ray.planning.iteration import Iteration, Orchestration, iteration
 from solrl_ray.planning.prices import Cluster, Priced, PriceList, Unpriced, orchestration, priced
 
@@ -28,10 +28,6 @@ class Forecast(Iteration):
     gpus: int
     messages: str
     """Source of the controller's costs."""
-
-    @property
-    def bottleneck(self) -> str:
-        return max(self.parts, key=lambda name: self.parts[name])
 
     def gpu_hours(self, iterations: int) -> float:
         """Without start, evaluations and the report."""
@@ -53,10 +49,9 @@ class Forecast(Iteration):
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
                 f"{self.gpu_hours(iterations):.3g} GPU-hours{sheet}, without start and evaluations",
             ),
-            *([("compiling", words)] if (words := Compiling.of(self.config).words) else []),
+            *([("compiling", words)] if (words := compiled(self.config)) else []),
             ("a step", self._step()),
             ("at work", shares),
-            ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("measured", "; ".join(measured) or f"no single step on {self.prices.gpu}"),
             ("ESTIMATED", "; ".join(estimates) or "none of these times"),
             ("Ray calls", f"what they take was measured: {self.messages}"),

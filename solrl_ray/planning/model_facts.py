@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
-from solrl_ray.models.shapes import ModelShapes, TextEncoderSize
+from solrl_ray.models.shapes import ModelShapes
 from solrl_ray.planning import outline
 from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.records import Prompt
@@ -40,23 +40,19 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
         transformer=transformer,
         factor=factor,
         blocks=len(blocks(skeleton)),
-        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        parameters=parameters(skeleton),
         buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
-        texts=[text_encoder_size(each) for each in family.text_skeletons(model).values()],
+        texts=[parameters(each) for each in family.text_skeletons(model).values()],
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
     return outline.facts_of(config, sources, shapes, outline.preview_tier(config, sources, device if known else None))
 
 
-def text_encoder_size(encoder: torch.nn.Module) -> TextEncoderSize:
-    """Of a text encoder, with or without memory."""
-    from torch import nn
-
-    tables = nn.ModuleList([each for each in encoder.modules() if isinstance(each, nn.Embedding)])
-    parameters, in_tables = (sum(parameter.numel() for parameter in each.parameters()) for each in (encoder, tables))
-    return TextEncoderSize(parameters, parameters - in_tables)
+def parameters(module: torch.nn.Module) -> int:
+    """Of a module, with or without memory."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
-    family.sizes.check(config.model, shapes.transformer, shapes.factor, sources.named)
+    family.SIZES.check(config.model, shapes.transformer, shapes.factor, sources.named)
     tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
     return facts_of(config, sources, shapes, tier)
 
@@ -105,7 +105,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
             raise UserError(
                 f"{sources.named('model.lora.targets')} names {target!r}, but no linear of {model.path} ends with it."
             )
-    quantized, sizes = _quantized(config, linears, tier), FAMILIES[model.family].sizes
+    quantized, sizes = _quantized(config, linears, tier), FAMILIES[model.family].SIZES
     recomputed, activations = sizes.activation_bytes(
         model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
     )
@@ -136,7 +136,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         plain_touched_parameters=sum(touched[path] for path in adapted - quantized),
         quantized_parameters=sum(_weights(linears[path]) for path in quantized),
         explorer_bytes=_explorer_bytes(config, shapes, tier, packed),
-        text_parameters=sum(text.parameters for text in shapes.texts),
+        text_parameters=sum(shapes.texts),
         embedding_bytes=sizes.embedding_bytes(model, shapes.transformer, shapes.factor),
     )
 
@@ -144,7 +144,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
 def _check_preview(config: Config, sources: Sources) -> None:
     """Raise `UserError` for latent frames that the videos do not have, or that are no seed's own."""
     chosen, model, key = config.rollout.preview.latent_frames, config.model, "rollout.preview.latent_frames"
-    sizes = FAMILIES[model.family].sizes
+    sizes = FAMILIES[model.family].SIZES
     frames = sizes.latent_frames(model.shapes[0])
     if chosen == [0] and model.references and not sizes.adds_references:
         raise UserError(

@@ -206,7 +206,7 @@ def _previewed(config: Config, decoded: Figure) -> tuple[float, Figure]:
     chosen, frames = config.rollout.preview.latent_frames, config.model.frames
     if not chosen or not frames or is_one_stage(config):
         return 1.0, decoded
-    shown = FAMILIES[config.model.family].sizes.frames(len(chosen))
+    shown = FAMILIES[config.model.family].SIZES.frames(len(chosen))
     source = f"{decoded.source}; a preview decodes {shown} of {frames} frames and is counted with as much of it"
     return shown / frames, decoded.model_copy(update={"measured": False, "source": source})
 

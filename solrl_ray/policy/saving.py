@@ -31,8 +31,8 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
     and alpha is the rank. Else no file would do for all readers: diffusers needs alpha in the header, its `LoraConfig`;
     ComfyUI in keys ``<module>.alpha``, which diffusers refuses for all families but FLUX.1.
 
-    `convolutions`: path endings of linears that are 1×1 convolutions in the checkpoint (`models.Family`); their factors
-    get the trailing [1, 1] of a convolution's weight.
+    `convolutions`: path endings of linears that are 1×1 convolutions in the checkpoint (the family's
+    `CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
     """
     tensors = {}
     for name in sorted(factors):

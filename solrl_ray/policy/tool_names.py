@@ -47,7 +47,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class ToolNames:
-    """What a family's file says of them, `models.Family.tool_names`."""
+    """What a family's file says of them, `TOOL_NAMES` of its class."""
 
     table: Table
     styles: Mapping[Tool, Style]

@@ -32,15 +32,10 @@ class EmulatedNVFP4Linear(QuantizedLinear):
     amax: Tensor
     operand: Tensor
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        in_features: int,
-        quantizer: ActivationQuantizer | None = None,
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], bias: Tensor | None, in_features: int) -> None:
         super().__init__(tensors, bias, in_features)
-        self.quantizer = quantizer if quantizer is not None else ActivationQuantizer()
+        self.quantizer = ActivationQuantizer()
+        """Layers with one quantiser share the quantisation of a common input."""
         on_cpu = self.packed.device.type == "cpu"
         self.register_buffer("operand", self.weight().operand(torch.float32 if on_cpu else torch.bfloat16))
 

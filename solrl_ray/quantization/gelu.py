@@ -9,6 +9,7 @@ gives the same: (1 + tanh u) / 2 = σ(2u). In bfloat16, with one read, it gains 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +31,6 @@ class SigmoidGELU(nn.Module):
         return sigmoid_gelu(x)
 
 
-class ProjectedSigmoidGELU(nn.Module):
-    """Replaces diffusers' `GELU` with ``approximate="tanh"``: the projection, under its name, then GELU."""
-
-    def __init__(self, proj: nn.Module) -> None:
-        super().__init__()
-        self.proj = proj
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return sigmoid_gelu(self.proj(hidden_states))
-
-
 def use_sigmoid_gelu_(model: nn.Module) -> int:
     """Replaces every tanh GELU of `model`, in place; returns how many. Paths of linears do not change."""
     from diffusers.models import activations  # late: every process imports this module, and few load a model
@@ -50,7 +40,7 @@ def use_sigmoid_gelu_(model: nn.Module) -> int:
         if isinstance(module, nn.GELU) and module.approximate == "tanh":
             new: nn.Module = SigmoidGELU()
         elif isinstance(module, activations.GELU) and module.approximate == "tanh":
-            new = ProjectedSigmoidGELU(module.proj)
+            new = nn.Sequential(OrderedDict(proj=module.proj, gelu=SigmoidGELU()))  # its projection, under its name
         else:
             continue
         model.set_submodule(path, new)

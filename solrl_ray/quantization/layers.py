@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.formats import TENSORS, frozen_amax, pack
 from solrl_ray.quantization.planning import Format
 
@@ -41,18 +40,8 @@ class QuantizedLinear(nn.Module, ABC):
     out_features: int
     bias: Tensor | None
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        in_features: int,
-        quantizer: ActivationQuantizer | None = None,
-    ) -> None:
-        """Copies the `tensors` of such a layer, on the layer's device.
-
-        Layers with one `quantizer` may share the quantisation of a common input; a tier whose compiler does that needs
-        none.
-        """
+    def __init__(self, tensors: Mapping[str, Tensor], bias: Tensor | None, in_features: int) -> None:
+        """Copies the `tensors` of such a layer, on the layer's device."""
         super().__init__()
         names = TENSORS[self.format]
         self.in_features = in_features
@@ -62,13 +51,13 @@ class QuantizedLinear(nn.Module, ABC):
         self.register_buffer("bias", None if bias is None else bias.detach().to(self.bias_dtype).clone())
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> Self:
+    def from_linear(cls, linear: nn.Linear) -> Self:
         """Quantises a linear as revision 0 publishes it: with its own frozen amax where the format has one.
 
         Raises ValueError: the weight has NaN or Inf.
         """
         amax = frozen_amax(linear.weight) if cls.format == "nvfp4" else None
-        return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features, quantizer)
+        return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features)
 
     def tensors(self) -> dict[str, Tensor]:
         """The stored weight by the names of `formats`, in its canonical layout; not a copy if possible."""

@@ -102,10 +102,12 @@ def quantize_(
     report = QuantizationReport.of(tier, planned, linears)
     quantizer, layers = ActivationQuantizer(), dict[str, QuantizedLinear]()
     for name in planned.quantized:
-        layers[name] = LAYERS[tier].from_linear(linears.pop(name).to(device), quantizer)
+        layer = layers[name] = LAYERS[tier].from_linear(linears.pop(name).to(device))
+        if isinstance(layer, EmulatedNVFP4Linear):
+            layer.quantizer = quantizer  # other tiers' compilers share it
         model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
         if after is not None:
-            after(name, layers[name])
+            after(name, layer)
     model.to(device)
     for name, layer in layers.items():
         model.set_submodule(name, layer)

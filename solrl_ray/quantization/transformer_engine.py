@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from solrl_ray.quantization import nvfp4
-from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.layers import QuantizedLinear
 
 ROW_MULTIPLE = 16
@@ -73,13 +72,7 @@ class EngineNVFP4Linear(QuantizedLinear):
 
     format = "nvfp4"
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        in_features: int,
-        quantizer: ActivationQuantizer | None = None,
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], bias: Tensor | None, in_features: int) -> None:
         """`in_features` is a multiple of 32 (`planning.DIVISORS`): Transformer Engine has no padding."""
         nn.Module.__init__(self)
         self.in_features = in_features

@@ -10,12 +10,9 @@ from solrl_ray.common.output import plain_table
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.report import plots
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
-from solrl_ray.report.rendering import digits, write_page
-
-PAGE_FILE = "runs.html"
+from solrl_ray.report.rendering import digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +110,3 @@ def _shapes(config: Config) -> tuple[object, ...]:
 
 def table(compared: Sequence[Compared]) -> str:
     return plain_table([header(), *(each.line for each in compared)])
-
-
-def write(path: Path, compared: Sequence[Compared]) -> Path:
-    """Write the page; returns its path."""
-    curves = {each.name: each.curve for each in compared}
-    write_page(
-        path,
-        "runs.html",
-        names=list(curves),
-        notes=notes(compared),
-        header=header(),
-        rows=[each.line for each in compared],
-        updates=plots.rewards_over_updates(curves),
-        hours=plots.rewards_over_time(curves),
-    )
-    return path

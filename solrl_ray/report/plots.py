@@ -9,12 +9,12 @@ import functools
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from solrl_ray.evaluation.paired_gain import PairedGain
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.report.curve import Curve, Point
+from solrl_ray.report.curve import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,30 +87,6 @@ def heldout_reward(axes: Axes, curve: Curve, real: float | None) -> None:
     axes.errorbar(updates, rewards, yerr=errors, marker="o", capsize=3, label=label)
     if real is not None:
         axes.plot([], [], linestyle="none", label=f"real pictures: {real:.3f}")
-
-
-@_plot("policy updates", "reward, held-out prompts", columns=2)
-def rewards_over_updates(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    """Held-out reward of several runs."""
-    _curves(axes, curves, lambda curve, point: point.updates)
-
-
-def rewards_over_time(curves: Mapping[str, Curve]) -> str:
-    """The same over the time of their iterations; times their GPUs, if all have some."""
-    gpus = all(curve.gpus for curve in curves.values())
-    x = "GPU-hours" if gpus else "hours of iterations"
-    draw = _plot(x, "reward, held-out prompts", columns=2)(_curves)
-    return draw(curves, lambda curve, point: (curve.gpus if gpus else 1) * point.seconds / 3600)
-
-
-def _curves(axes: Axes, curves: Mapping[str, Curve], place: Callable[[Curve, Point], float]) -> None:
-    """Each run's rewards over the x values by `place`, with a band of one standard error over prompts."""
-    for number, (name, curve) in enumerate(curves.items()):
-        places = [place(curve, point) for point in curve.points]
-        low, high = ([p.reward + sign * p.stderr for p in curve.points] for sign in (-1, 1))
-        shown = f" {name}" if name.startswith("_") else name  # which would be in no legend
-        axes.plot(places, [point.reward for point in curve.points], marker="os^Dvx"[number % 6], label=shown)
-        axes.fill_between(places, low, high, alpha=0.15, linewidth=0)
 
 
 @_plot("iteration", "reward, training prompts", columns=2)

@@ -25,7 +25,7 @@ from solrl_ray.storage.run_folder import SUMMARY_FILE
 
 COVERED = (
     "metrics.jsonl",
-    "spans.jsonl",
+    "trace.json",
     "attestations.json",
     "prompts.json",
     "lora/pytorch_lora_weights.safetensors",
@@ -162,7 +162,7 @@ def summarize(
         candidates=sum(record.candidates for record in iterations),
         samples=sum(record.samples for record in iterations),
         requeued_units=sum(record.requeued_units for record in iterations),
-        duplicate_results=sum(i.duplicate_results for i in iterations) + sum(e.duplicate_results for e in evaluations),
+        duplicate_results=sum(record.duplicate_results for record in iterations),
         preview_precision=None if is_one_stage(config) else config.rollout.explore.precision,
         reward_costs=added([i.reward_costs for i in iterations] + [e.reward_costs for e in evaluations]),
         best_updates=top.iteration,

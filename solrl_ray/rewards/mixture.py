@@ -79,26 +79,3 @@ class Framewise(Reward):
 
     def take_costs(self) -> dict[str, int]:
         return self._reward.take_costs()
-
-
-class Columns(Reward):
-    """Keeps each reward's scores of the last images; the first one's values are the reward.
-
-    So each image is sampled once for all rewards.
-    """
-
-    ndims = (IMAGES, VIDEOS)
-
-    def __init__(self, mixture: RewardMixture) -> None:
-        super().__init__(mixture.name)
-        self._mixture = mixture
-        self.last: tuple[tuple[float, ...], ...] = ()
-        """Scores of the last images, a column a reward in the order of the configuration."""
-
-    def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        columns = tuple(self._mixture.components(images, prompts, references).values())
-        self.last = tuple(tuple(column.tolist()) for column in columns)
-        return columns[0]
-
-    def take_costs(self) -> dict[str, int]:
-        return self._mixture.take_costs()

@@ -192,7 +192,7 @@ class Sampler:
         state, _ = self._advance(unit, SolverState(noise), batch)
         count = len(where)
         images = self._model.decode(state.latents)[:count]
-        scores = self._scorer(*zip(prompts, embeddings, strict=True))(images)
+        scores = self._scorer(*zip(prompts, embeddings, strict=True), each=True)(images)
         return Sampled(
             latents=state.latents[:count].float(),
             images=images.float(),
@@ -273,9 +273,9 @@ class Sampler:
             latents = latents[:, :, self._previewed_frames]
         return self._model.decode(latents)
 
-    def _scorer(self, *members: tuple[Prompt, PromptEmbedding]) -> Scorer:
+    def _scorer(self, *members: tuple[Prompt, PromptEmbedding], each: bool = False) -> Scorer:
         """Gives images, as many of each prompt in turn, their scores, float32 [B, 1 + rewards] on the CPU: the reward,
-        then what `Sampled.components` has.
+        then what `Sampled.components` has. `each`: these also where the objective needs them not.
         """
 
         def scores(images: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class Sampler:
             found = [references_for(part, embedding) for part, (_, embedding) in zip(parts, members, strict=True)]
             given = [one for one in found if one is not None]  # all prompts have some, or none has
             seen = torch.cat(given) if len(given) > 1 else given[0] if given else None
-            if self._weights:
+            if self._weights or each:
                 return self._reward.score_each(images, prompts, seen).float().cpu()
             return self._reward.score(images, prompts, seen).float().cpu()[:, None]
 

@@ -46,7 +46,7 @@ _BEFORE_TRAINING = (
     "evaluations",
     "samples",
     "tensorboard",
-    "spans.jsonl",
+    "trace.json",
     "attestations.json",
     "prompts.json",
     "trackers.json",

@@ -75,7 +75,7 @@ def network_of(model: Model, key: str = "model.path") -> Network:
     family = models.family(model)
     modules = family.skeleton(model, key).named_modules()
     rows = {path: module.out_features for path, module in modules if isinstance(module, nn.Linear)}
-    return Network(family.TRANSFORMER.__name__, rows, models.FAMILIES[model.family].tool_names)
+    return Network(family.TRANSFORMER.__name__, rows, models.FAMILIES[model.family].TOOL_NAMES)
 
 
 def factor_shapes(config: Config) -> dict[str, torch.Size]:

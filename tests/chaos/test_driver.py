@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import ray
+from phases import read_spans
 
 from actors.client import launch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.report.live import LiveView
-from solrl_ray.report.trace import read_spans
 from tests.support.forkserver import solrl
 from tests.support.patience import patience, wait_until
 from tests.support.small import digests, folder, small_config

@@ -42,7 +42,7 @@ SLOW = 13.5
 """Seconds that a slow call takes, of a unit for each micro-batch."""
 NOTICED = 60.0
 """Virtual seconds after which a death must have been told, if the run goes on as long."""
-UNSYNCED = ("/run/lock", "/run/embeddings", "/run/spans.jsonl")
+UNSYNCED = ("/run/lock", "/run/embeddings", "/run/trace.json")
 """What a run may lose with its machine."""
 
 

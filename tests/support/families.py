@@ -42,7 +42,7 @@ def resolution(family: str) -> int:
 
 def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
     """The `model` section of a configuration for its checkpoint, with `changes`."""
-    own = {"family": family, "resolution": resolution(family), "references": FAMILIES[family].sizes.references[0]}
+    own = {"family": family, "resolution": resolution(family), "references": FAMILIES[family].SIZES.references[0]}
     if family == "qwen_image_edit":
         own["max_sequence_length"] = 256  # 205 of the picture
     return tiny.model_config(checkpoint, **own | OWN.get(family, {}) | changes)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from phases import ended, read_spans
 from prometheus_client.parser import text_string_to_metric_families
 
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.instruments import INSTRUMENTS
-from solrl_ray.report.trace import read_spans
 from tests.support.live import begun
 from tests.support.patience import patience, wait_until
 from tests.support.small import folder, small_config
@@ -120,7 +120,7 @@ def test_the_timeline_has_every_unit_once_and_adds_up_to_the_measured_seconds(wa
     }
     for worker in {span.worker for span in units}:
         ordered = [span for span in units if span.worker == worker]
-        assert all(one.ended <= next_one.started + 0.001 for one, next_one in pairwise(ordered))
+        assert all(ended(one) <= next_one.started + 0.001 for one, next_one in pairwise(ordered))
     lines = (folder(watched) / "metrics.jsonl").read_text().splitlines()
     (measured,) = (record for line in lines if (record := json.loads(line))["event"] == "iteration")
     for stage in ("explore", "regenerate"):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from phases import ended, read_spans
 from ray.util.placement_group import placement_group_table
 
 from actors.client import launch
@@ -18,7 +19,6 @@ from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
-from solrl_ray.report.trace import read_spans
 from tests.support.documents import run_folder_entries
 from tests.support.patience import patience
 from tests.support.small import digests, folder, small_config, summary
@@ -62,7 +62,7 @@ def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
 
 def test_a_prompt_is_regenerated_while_others_are_still_explored(calm: Config) -> None:
     units = [span for span in read_spans(folder(calm)) if span.kind == "unit"]
-    explored = {span.iteration: span.ended for span in units if span.stage == "explore"}  # of each its last
+    explored = {span.iteration: ended(span) for span in units if span.stage == "explore"}  # of each its last
     assert any(span.started < explored[span.iteration] for span in units if span.stage == "regenerate")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from phases import ended, read_spans
 
 from actors.client import launch
 from actors.client.controller_actor import ControllerActor
@@ -23,7 +24,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import measured_seconds
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
-from solrl_ray.report.trace import Span, read_spans
+from solrl_ray.report.trace import Span
 from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
 from tests.support.patience import wait_until
@@ -88,10 +89,10 @@ def test_the_next_iteration_is_explored_while_the_present_one_is_learned_from(ah
     learned = {s.iteration: s for s in read_spans(folder(ahead)) if s.stage == "learn"}
     for iteration in (0, 1):
         previews = units(ahead, "explore", iteration + 1)
-        assert min(s.started for s in previews) < learned[iteration].ended
-        assert max(s.ended for s in units(ahead, "explore", iteration)) <= min(s.started for s in previews)
+        assert min(s.started for s in previews) < ended(learned[iteration])
+        assert max(ended(s) for s in units(ahead, "explore", iteration)) <= min(s.started for s in previews)
         # What is learned from is sampled with the revision that this update made.
-        assert min(s.started for s in units(ahead, "regenerate", iteration + 1)) > learned[iteration].ended
+        assert min(s.started for s in units(ahead, "regenerate", iteration + 1)) > ended(learned[iteration])
     assert not units(ahead, "explore", 3)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from actors.workers.regenerator import Regenerator, Scorer
+from actors.workers.regenerator import Regenerator
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from tests.support.small import small_config
@@ -63,12 +63,14 @@ def test_an_answer_for_several_prompts_has_for_each_its_own_part_and_carries_no_
 
 
 def test_an_answer_of_several_rewards_has_for_each_prompt_its_scores_by_each_of_them(config: Config) -> None:
-    worker = started(Scorer("regenerator-0", config))
+    worker = started(Regenerator("regenerator-0", config))
     sampled = SimpleNamespace(
-        rewards=torch.arange(4.0), components=torch.empty(4, 0), images=torch.zeros(4, 3, 2, 2), reward_costs={}
+        rewards=torch.arange(4.0),
+        components=torch.tensor([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]),
+        images=torch.zeros(4, 3, 2, 2),
+        reward_costs={},
     )
     worker._evaluate = SimpleNamespace(evaluate=lambda *_: sampled)  # type: ignore[assignment]
-    worker._columns = SimpleNamespace(last=((0.0, 1.0, 2.0, 3.0), (4.0, 5.0, 6.0, 7.0)))  # type: ignore[assignment]
     prompts = [Prompt(id=name, text="") for name in "pq"]
     embeddings = [replace(EMBEDDING, prompt_id=prompt.id) for prompt in prompts]
     found = worker.evaluate(replace(UNIT, indices=(0, 1), beside=("q",)), prompts, 0, *embeddings)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from phases import read_spans
 
 from actors.monitoring import telemetry as monitored
 from actors.monitoring.telemetry import MESSAGES, Telemetry
@@ -22,7 +23,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
-from solrl_ray.report.trace import read_spans
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.made_configs import changed
@@ -84,8 +84,7 @@ def test_metrics_and_stages_are_written_in_order_beside_the_run(tmp_path: Path) 
     asyncio.run(test())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line.get("policy"), line["iteration"]) for line in lines] == [(None, 0), ("base", 0), (None, 1)]
-    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines() if line]
-    assert [span["name"] for span in spans] == ["exploring", "learning"]
+    assert [span.name for span in read_spans(tmp_path)] == ["exploring", "learning"]
     assert list((tmp_path / "tensorboard").iterdir())
 
 
@@ -194,9 +193,9 @@ class Exported(RayWorld):
 def test_sums_of_a_resumed_run_are_those_of_this_process_alone(tmp_path: Path) -> None:
     """Prometheus adds up what processes export: what an earlier one has counted is not counted again."""
     world, costs = Exported(), {"requests": 10, "retries": 1, "prompt_tokens": 300, "completion_tokens": 5}
-    counts = {"reward_costs": costs, "duplicate_results": 2, "differing_results": 1}
-    iterations = [replace(made_runs.iteration(number), requeued_units=1, dropped=4, **counts) for number in range(3)]
-    base, _, last = (replace(each, **counts) for each in made_runs.evaluations())
+    counts = {"requeued_units": 1, "dropped": 4, "duplicate_results": 2, "differing_results": 1}
+    iterations = [replace(made_runs.iteration(number), reward_costs=costs, **counts) for number in range(3)]
+    base, _, last = (replace(each, reward_costs=costs) for each in made_runs.evaluations())
     made = Telemetry(made_runs.config(), RunFolder(tmp_path), world)
 
     async def test() -> None:
@@ -208,7 +207,7 @@ def test_sums_of_a_resumed_run_are_those_of_this_process_alone(tmp_path: Path) -
 
     asyncio.run(test())
     expected = {"reward_requests": 30, "reward_retries": 3, "reward_tokens": 915}
-    expected |= {"duplicate_results": 6, "differing_results": 3, "requeued_units": 1, "dropped": 4}
+    expected |= {"duplicate_results": 2, "differing_results": 1, "requeued_units": 1, "dropped": 4}
     assert {name: world.gauges[f"solrl_{name}"] for name in expected} == expected
     assert world.counters["solrl_candidates"] == iterations[2].candidates
     assert len(made.iterations + made.evaluations) == 3 + 3
@@ -216,7 +215,7 @@ def test_sums_of_a_resumed_run_are_those_of_this_process_alone(tmp_path: Path) -
 
 def test_a_disk_that_takes_no_timeline_is_named_and_progress_is_told_meanwhile(tmp_path: Path) -> None:
     made = unopened(tmp_path, changed(made_runs.config(), fleet={"deadlines": {"checkpoint": 0.3}}))
-    os.mkfifo(tmp_path / "spans.jsonl")  # who opens it waits for a reader
+    os.mkfifo(tmp_path / "trace.json")  # who opens it waits for a reader
 
     async def test() -> int:
         opening, asked = asyncio.create_task(made.resume([made_runs.iteration(0)], [])), 0
@@ -226,8 +225,8 @@ def test_a_disk_that_takes_no_timeline_is_named_and_progress_is_told_meanwhile(t
         await opening
         return asked
 
-    said = r"^opening spans\.jsonl in .* \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.3 s$"
+    said = r"^opening trace\.json in .* \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.3 s$"
     with pytest.raises(RunError, match=said):
         asyncio.run(test())
     assert made.progress().iteration == 1
-    os.close(os.open(tmp_path / "spans.jsonl", os.O_RDONLY | os.O_NONBLOCK))  # whoever still waits
+    os.close(os.open(tmp_path / "trace.json", os.O_RDONLY | os.O_NONBLOCK))  # whoever still waits

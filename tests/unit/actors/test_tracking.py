@@ -151,5 +151,5 @@ def test_a_run_is_done_when_its_trackers_are_and_says_before_whom_it_waits_for(t
 
 def test_without_trackers_there_is_nothing_of_them(tmp_path: Path) -> None:
     assert messages(tmp_path) == ()
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "spans.jsonl", "tensorboard"}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "trace.json", "tensorboard"}
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["policy"] == "base"

@@ -12,7 +12,7 @@ import pytest
 import rehearsal
 
 from solrl_ray.config.checks import check
-from solrl_ray.report.trace import Span, SpanWriter
+from solrl_ray.report.trace import Span, TraceWriter
 
 BEGAN = 1000.0
 
@@ -97,7 +97,7 @@ def test_what_neither_rollout_nor_update_took_of_an_iteration_is_fixed(tmp_path:
     record = {"event": "iteration", "iteration": 0, "seconds": {"total": 31.0}, "busy_seconds": {"learn": 8.5}}
     lines = [{"event": "evaluation"}, record]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    writer = SpanWriter(tmp_path)
+    writer = TraceWriter(tmp_path)
     for one in TIMELINE:
         writer.write(one)
     writer.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from solrl_ray.cli.options import parser
 from solrl_ray.common import ray_auth
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.planning import outline
-from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.command_line import printed, refusal, solrl
@@ -228,26 +226,6 @@ def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.C
     ended = made_runs.write_run(tmp_path / "ended")
     for run, said in (([], "No run is live"), ([ended], str(ended)), ([tmp_path], "config.yaml")):
         assert said in refusal(capsys, "pool", "scale", *run, "--explorers", "2")
-
-
-def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made_runs.write_run(tmp_path / "ended")
-    assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")
-    writer = SpanWriter(run)
-    writer.write(Span(kind="stage", name="learning", stage="learn", iteration=0, started=5.0, seconds=2.0))
-    writer.close()
-    assert str(tmp_path / "there.json") in printed(capsys, "trace", run, "--out", tmp_path / "there.json")
-    events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
-    assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
-    assert names(refusal(capsys, "trace", run, "--out", tmp_path), "--out", str(tmp_path))
-    for out, said in (
-        (tmp_path / "there.json" / "in.json", f"{tmp_path}/there.json: "),
-        (Path("/proc/x/y.json"), "/proc/x: "),
-        (tmp_path / ("x" * 300), f"{tmp_path / ('x' * 300)}: "),
-    ):
-        assert solrl("trace", run, "--out", out) == 1
-        assert capsys.readouterr().err.startswith(f"error: {said}")
-    assert "/dev/null" in refusal(capsys, "trace", run, "--out", "/dev/null")
 
 
 @pytest.mark.parametrize("unbuffered", [False, True])

@@ -141,7 +141,7 @@ def test_a_whole_run_needs_nothing_but_prompts_prunes_its_previews_and_pads_none
 def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None:
     families = {path.stem: read_file(path)["model"]["family"] for path in (CONFIGS / "models").glob("*.yaml")}
     unmeasured = {"testbed", "chroma1_hd"}
-    models = {name for name, family in families.items() if not FAMILIES[family].sizes.frame_stride} - unmeasured
+    models = {name for name, family in families.items() if not FAMILIES[family].SIZES.frame_stride} - unmeasured
     larger = {
         "qwen_image": "141gb",
         "qwen_image_edit": "141gb",

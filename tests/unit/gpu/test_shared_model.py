@@ -17,7 +17,6 @@ from solrl_ray.gpu import shared_model
 from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
-from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.weight_sync.manifest import Expected
@@ -305,9 +304,9 @@ def test_a_frozen_weight_leaves_before_the_next_one_is_quantised(
     card.shared.leave("explorer")
     quantise = EmulatedNVFP4Linear.from_linear
 
-    def noting(linear: nn.Linear, quantizer: ActivationQuantizer) -> EmulatedNVFP4Linear:
+    def noting(linear: nn.Linear) -> EmulatedNVFP4Linear:
         away.append(sum(tensor.untyped_storage().nbytes() == 0 for tensor in weights(card.learner).values()))
-        return quantise(linear, quantizer)
+        return quantise(linear)
 
     monkeypatch.setattr(EmulatedNVFP4Linear, "from_linear", noting)
     successor = card._tree()

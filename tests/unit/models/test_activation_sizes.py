@@ -16,7 +16,7 @@ MODELS = [name for name in model_shapes.PUBLISHED if name in ("sd35_medium", "sa
 @pytest.mark.parametrize("name", MODELS)
 def test_forwards_and_decodings_hold_what_the_plan_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functional, "scaled_dot_product_attention", activation_sizes.one_kernel)
-    sizes = FAMILIES[model_shapes.configuration(name).family].sizes
+    sizes = FAMILIES[model_shapes.configuration(name).family].SIZES
     assert activation_sizes.forward_values(name) == pytest.approx(sizes.forward_values, abs=0.1)
     parameters, bytes_a_pixel = activation_sizes.decoding(name)
     assert parameters == sizes.decoder.parameters

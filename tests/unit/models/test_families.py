@@ -86,7 +86,7 @@ class Family:
 
     def draw(self, pipeline: Any, latents: Tensor, shape: SampleShape | None = None, **arguments: Any) -> Tensor:
         shape = shape or self.shape
-        frames = {models.FAMILIES[self.name].frames: shape.frames} if shape.frames else {}
+        frames = {models.FAMILIES[self.name].FRAMES: shape.frames} if shape.frames else {}
         made = pipeline(
             prompt=TEXTS,
             height=shape.height,
@@ -434,7 +434,7 @@ def test_a_lora_saved_by_us_loads_in_the_stock_pipeline_as_what_we_merge(
     lora = model.config.lora
     weights = {name: module.weight for name, module in model.transformer.named_modules() if hasattr(module, "weight")}
     factors = random_factors(model)
-    save_lora(tmp_path / "lora", factors, lora, models.FAMILIES[model.config.family].convolutions)
+    save_lora(tmp_path / "lora", factors, lora, models.FAMILIES[model.config.family].CONVOLUTIONS)
 
     stock, start = family.stock(path), noise(2, *model.latent_shape)
     before = family.draw(stock, start)

@@ -194,7 +194,7 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
     facts = model_facts.model_facts(config)
     known = shipped(configuration(name).model)
     assert known is not None
-    assert facts.text_parameters == sum(text.parameters for text in known.texts)
+    assert facts.text_parameters == sum(known.texts)
     assert facts.latent_shape == published.latent_shape
     assert models.load(config.model, "cpu", components=()).image_tokens == published.image_tokens
     assert (facts.lora_modules, facts.lora_parameters) == (published.lora_modules, published.lora_parameters)

@@ -58,7 +58,7 @@ def test_only_1x1_convolutions_are_linears() -> None:
 def test_a_stock_checkpoint_quantises_in_its_feed_forward(path: Path, skip: list[str], others: int) -> None:
     model = models.load(config(path, quantization={"skip": skip}), "cpu")
     report = quantize_(model.transformer, "nvfp4-emulated", model.config.quantization)
-    assert sum(name.endswith(models.FAMILIES["sana"].convolutions) for name in report.layers) == 4
+    assert sum(name.endswith(models.FAMILIES["sana"].CONVOLUTIONS) for name in report.layers) == 4
     assert len(report.layers) == 4 + others
     latents = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(0))
     embedding = {name: tensor[None] for name, tensor in model.encode(["a red square"])[0].items()}
@@ -81,6 +81,6 @@ def test_lora_factors_of_convolutions_are_read_as_matrices(tmp_path: Path) -> No
     linear = "transformer_blocks.0.ff.conv_point"
     factors = {f"{linear}.lora_A": torch.ones(2, 6), f"{linear}.lora_B": torch.ones(4, 2)}
     lora = Lora(rank=2, alpha=2.0, targets=["conv_point"])
-    file = save_lora(tmp_path, factors, lora, models.FAMILIES["sana"].convolutions)
+    file = save_lora(tmp_path, factors, lora, models.FAMILIES["sana"].CONVOLUTIONS)
     loaded = load_lora(file, lora, Network("SanaTransformer2DModel", {linear: 4}, None))
     assert all(torch.equal(loaded[name], factor) for name, factor in factors.items())

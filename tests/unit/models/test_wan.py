@@ -100,7 +100,7 @@ def test_a_time_embedder_that_would_be_quantised_is_refused(path: Path) -> None:
 def test_a_plan_counts_the_tokens_of_all_frames(path: Path) -> None:
     model = models.load(config(path), "cpu", components={"transformer"})
     transformer, factor = models.family(model.config).settings(model.config)
-    sizes = FAMILIES["wan"].sizes
+    sizes = FAMILIES["wan"].SIZES
     assert sizes.latent_shape(model.config.shapes[0], transformer, factor) == model.latent_shape
     side = 16 // factor // 2
     assert sizes.image_tokens(model.config.shapes[0], factor) == model.image_tokens == 3 * side * side

@@ -64,7 +64,7 @@ def test_the_weights_are_those_that_diffusers_fuses_and_other_parts_stay(name: s
 
     stock = DiffusionPipeline.from_pretrained(base)
     before = {key: weight.clone() for key, weight in stock.transformer.state_dict().items()}
-    save_lora(tmp_path, factors, LORA, models.FAMILIES[name].convolutions)
+    save_lora(tmp_path, factors, LORA, models.FAMILIES[name].CONVOLUTIONS)
     stock.load_lora_weights(tmp_path)
     stock.fuse_lora()
     stock.unload_lora_weights()

@@ -117,7 +117,7 @@ def trained(name: str, pattern: str = "") -> Trained:
         transformer = MODELS[name].make()
     linears = {path: module for path, module in transformer.named_modules() if isinstance(module, nn.Linear)}
     rows = {path: linear.out_features for path, linear in linears.items()}
-    network = Network(type(transformer).__name__, rows, FAMILIES[name].tool_names)
+    network = Network(type(transformer).__name__, rows, FAMILIES[name].TOOL_NAMES)
     generator, factors = torch.Generator().manual_seed(1), dict[str, Tensor]()
     for path, linear in linears.items():
         if re.fullmatch(pattern or MODELS[name].known, path):
@@ -225,7 +225,7 @@ def test_what_a_tool_does_not_know_is_refused_by_name(tool: Tool) -> None:
     given = trained("flux", r".*\.to_q|x_embedder")
     with pytest.raises(UserError, match=rf"^--format is {tool}, .*x_embedder"):
         tool_tensors(tool, given.factors, given.lora, given.network)
-    sana = Network(SanaTransformer2DModel.__name__, given.network.rows, FAMILIES["sana"].tool_names)
+    sana = Network(SanaTransformer2DModel.__name__, given.network.rows, FAMILIES["sana"].TOOL_NAMES)
     with pytest.raises(UserError, match=rf"^--format is {tool}, .*SanaTransformer2DModel"):
         tool_tensors(tool, given.factors, given.lora, sana)
 

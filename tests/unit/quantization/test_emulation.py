@@ -44,6 +44,12 @@ def awkward(rows: int, columns: int, seed: int, exponent: int, kind: str) -> tor
 KINDS = st.sampled_from(["normal", "heavy tail", "outlier", "zero blocks", "coarse", "bfloat16"])
 
 
+def quantised(source: nn.Linear, quantizer: ActivationQuantizer) -> EmulatedNVFP4Linear:
+    layer = EmulatedNVFP4Linear.from_linear(source)
+    layer.quantizer = quantizer
+    return layer
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     rows=st.integers(1, 40),
@@ -140,7 +146,7 @@ def test_a_strided_input_is_taken_by_value() -> None:
 
 def test_layers_with_one_quantiser_share_a_common_input() -> None:
     quantizer = ActivationQuantizer()
-    query, key = (EmulatedNVFP4Linear.from_linear(linear(64, 32, seed=s), quantizer) for s in (1, 2))
+    query, key = (quantised(linear(64, 32, seed=s), quantizer) for s in (1, 2))
     x = randn(8, 64)
     with torch.no_grad():
         first, second = query(x), key(x)
@@ -152,7 +158,7 @@ def test_layers_with_one_quantiser_share_a_common_input() -> None:
 
 def test_an_input_changed_in_place_is_quantised_again() -> None:
     quantizer = ActivationQuantizer()
-    layer = EmulatedNVFP4Linear.from_linear(linear(64, 32), quantizer)
+    layer = quantised(linear(64, 32), quantizer)
     x = randn(8, 64)
     before = layer(x)
     x[3] *= 7  # through a view
@@ -164,7 +170,7 @@ def test_an_input_changed_in_place_is_quantised_again() -> None:
 
 def test_another_tensor_at_the_same_address_is_quantised_again() -> None:
     quantizer = ActivationQuantizer()
-    layer = EmulatedNVFP4Linear.from_linear(linear(64, 32), quantizer)
+    layer = quantised(linear(64, 32), quantizer)
     fresh = EmulatedNVFP4Linear.from_linear(linear(64, 32))
     addresses = set()
     for seed in range(20):
@@ -178,7 +184,7 @@ def test_another_tensor_at_the_same_address_is_quantised_again() -> None:
 
 def test_inference_tensors_are_never_shared() -> None:
     quantizer = ActivationQuantizer()
-    layer = EmulatedNVFP4Linear.from_linear(linear(64, 32), quantizer)
+    layer = quantised(linear(64, 32), quantizer)
     with torch.inference_mode():
         x = randn(8, 64)
         before = layer(x)
@@ -189,7 +195,7 @@ def test_inference_tensors_are_never_shared() -> None:
 
 def test_shapes_may_alternate() -> None:
     quantizer = ActivationQuantizer()
-    layer = EmulatedNVFP4Linear.from_linear(linear(64, 32), quantizer)
+    layer = quantised(linear(64, 32), quantizer)
     small, large = randn(4, 64), randn(50, 64, seed=9)
     outs = [layer(x) for x in (small, large, small, large)]
     assert torch.equal(outs[0], outs[2])
@@ -213,7 +219,7 @@ def test_it_refuses_nan() -> None:
 
 def test_a_failed_quantisation_leaves_nothing_to_share() -> None:
     quantizer = ActivationQuantizer()
-    layer = EmulatedNVFP4Linear.from_linear(linear(32, 16), quantizer)
+    layer = quantised(linear(32, 16), quantizer)
     x = randn(2, 32)
     layer(x)
     with pytest.raises(ValueError, match="NaN or Inf"):

