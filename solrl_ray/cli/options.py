@@ -157,7 +157,9 @@ def _prompts(commands: Any) -> None:
     actions = commands.add_parser("prompts", help="prompt sets").inside("ACTION")
     words = "convert a published set or a table to a run's prompt files"
     action = _add(actions, "import", verbs.import_prompts, words)
-    action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
+    action.add_argument(
+        "source", metavar="SOURCE", help="file, pipe, folder with train and test files, or a data set's id"
+    )
     action.add_argument("--out", required=True, type=_path, metavar="DIR", help="folder for train and heldout .jsonl")
     action.add_argument("--heldout", metavar="N|all|FILE", help="hold out N prompts, all, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")

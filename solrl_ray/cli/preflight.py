@@ -215,8 +215,16 @@ def folder(run: Run) -> None:
             "path on a disk that the cluster keeps."
         )
 
+    path = root / config.run.name
+
     def look() -> None:
-        existing = next(folder for folder in (root, *root.parents) if folder.exists())
+        try:
+            existing = next(folder for folder in (path, root, *root.parents) if folder.exists())
+        except OSError as error:
+            raise UserError(
+                f"{run.named('run.name')} is {config.run.name!r:.60}, but {root} takes no folder of that name: "
+                f"{error.strerror}."
+            ) from error
         if reason := refuses_files(existing):
             raise UserError(f"{named}, but {existing} {reason}.")
         if lacking := lacks_space(root, config.checkpoints.min_free_gb):

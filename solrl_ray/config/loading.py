@@ -24,6 +24,8 @@ from solrl_ray.errors import UserError
 
 Key = tuple[str | int, ...]
 INCLUDE = "include"
+MOST_BYTES = 2**18
+"""Of a configuration file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
         function = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
         raise UserError(f"The configuration file {path}{whose} {what}{function}.")
     try:
-        text = utf8_text(path, str(path))
+        text = utf8_text(path, str(path), MOST_BYTES)
     except OSError as error:
         raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
     tree = yaml_text.parse(text, str(path))
@@ -164,7 +166,15 @@ def _override(tree: _Tree, text: str) -> None:
     names = dotted.strip().split(".")
     if not equals or not all(names):
         raise UserError(f"--set {text}: it must read key=value, such as rollout.pool=64.")
-    tree.set(names, yaml_text.parse(value, f"--set {dotted.strip()}"), "--set")
+    takes_text = problems.takes_text(_key(names), tree.values)
+    try:
+        parsed = yaml_text.parse(value, f"--set {dotted.strip()}")
+    except UserError:
+        if not takes_text:
+            raise
+        parsed = ...
+    # YAML would make a number of 007, and nothing of an empty text.
+    tree.set(names, value.strip() if takes_text and not isinstance(parsed, str) else parsed, "--set")
 
 
 def load_with_sources(

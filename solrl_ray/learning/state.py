@@ -17,7 +17,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from solrl_ray.common.files import replace_folder
+from solrl_ray.common.files import MOST_BYTES, read_regular, replace_folder
 from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
@@ -160,16 +160,16 @@ def _manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
-    data = _read(path, f"the learner state is incomplete: {path} is missing")
+    data = _read(path, f"the learner state is incomplete: {path} is missing", expected["bytes"])
     if _sha256(data) != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data
 
 
-def _read(path: Path, missing: str) -> bytes:
-    """The content of a file. Raises UserError, with the sentence `missing` if there is none."""
+def _read(path: Path, missing: str, most: int = MOST_BYTES) -> bytes:
+    """The content of a file of at most so many bytes. Raises UserError, which is `missing` if there is none."""
     try:
-        return path.read_bytes()
+        return read_regular(path, most)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(missing) from None
     except OSError as error:  # such as a bad block

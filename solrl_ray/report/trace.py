@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 
 from pydantic import TypeAdapter
 
+from solrl_ray.common.files import read_regular
 from solrl_ray.errors import UserError
 
 FILE = "spans.jsonl"
@@ -76,7 +77,7 @@ def read_spans(folder: Path) -> list[Span]:
             "an upload, which leaves it out."
         )
     spans = []
-    for line in path.read_bytes().splitlines():
+    for line in read_regular(path).splitlines():
         with suppress(ValueError, RecursionError):  # incomplete or damaged
             spans.append(_SPAN.validate_json(line))
     return sorted(spans, key=lambda span: (span.started, span.name))
