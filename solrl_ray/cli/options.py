@@ -143,7 +143,9 @@ def _stored(commands: Any) -> None:
     which.add_argument("--best", action="store_true", help="the checkpoint of the best evaluation")
     words = "folder or Hugging Face id of the base, if it is not where the run had it; diffusers needs none"
     action.add_argument("--base", metavar="PATH", help=words)
-    action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")
+    words = "folder, or the LoRA file, FILE.safetensors; default: export/FORMAT in the run folder"
+    action.add_argument("--out", type=_path, metavar="PATH", help=words)
+    action.add_argument("--force", action="store_true", help="overwrite a file that has other content")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
     action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")

@@ -250,15 +250,16 @@ def sync_folder(folder: Path) -> None:
     on from an earlier checkpoint, whose bytes its checksums prove.
     """
     if not syncs_names(folder):
-        _tell_once(folder.stat().st_dev)
+        tell_once(f"the disk of the run {NO_NAMES}")
 
 
 NO_NAMES = "does not sync names of files: after a power failure, a run may go on from an earlier checkpoint"
 
 
 @cache
-def _tell_once(disk: int) -> None:
-    print(f"note: the disk of the run {NO_NAMES}", file=sys.stderr, flush=True)
+def tell_once(note: str) -> None:
+    """Print a note for the user, unless this process has."""
+    print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def syncs_names(folder: Path) -> bool:
