@@ -39,11 +39,11 @@ def check_regular(file: Path, most: float = MOST_BYTES) -> int:
     try:
         status = file.stat()
     except ValueError:  # a zero byte, which no name of a file has
-        raise OSError(errno.EINVAL, "no file has such a name", str(file)) from None
+        raise FileNotFoundError(errno.ENOENT, "no file has such a name", str(file)) from None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(file))
+        raise OSError(errno.ENXIO, "it is a pipe or a device, not a regular file", str(file))
     if status.st_size > most:
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and at most {most:,} are read", str(file))
     return status.st_size

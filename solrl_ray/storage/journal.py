@@ -41,6 +41,7 @@ class Journal:
         its last one. They may be acknowledged once the folder is synced too.
         """
         if self.path.exists():
+            check_regular(self.path)  # else to open it may take for ever
             sync(self.path, self._file or self._open())
         return self.entries()
 
