@@ -76,7 +76,7 @@ def decoded(content: bytes, said: str) -> str:
     is not UTF-8, which is named.
     """
     if wrong := stand_in(content):
-        raise UserError(f"{said}, {wrong}.")
+        raise UserError(f"{said} {wrong}.")
     try:
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()  # any kind of line end becomes \n
     except UnicodeDecodeError as error:

@@ -130,7 +130,8 @@ def _index(entries: list[Any], names: list[str], source: str) -> int:
 def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     """The mapping in one YAML file, with `include`. Raises UserError if there is none."""
     if not path.is_file():
-        what = named.as_folder(path) or "does not exist"
+        missing = "is a pipe or a device; write it to a file" if path.exists() else "does not exist"
+        what = named.as_folder(path) or missing
         whose = f", which {included_by} includes," if included_by else ""
         function = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
         raise UserError(f"The configuration file {path}{whose} {what}{function}.")

@@ -214,3 +214,11 @@ def test_emulated_previews_on_a_card_are_said_to_be_slow(
 ) -> None:
     found = warnings(small_config(tmp_path, "run", *overrides))
     assert any(sentence.startswith("Slower than unquantised") for sentence in found) == said
+
+
+def test_what_was_downloaded_in_place_of_a_configuration_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert names(refusal([file]), str(file), "Git LFS pointer")
+    file.write_text("# " + "x" * 300_000)
+    assert names(refusal([file]), "The configuration file", "run.yaml 262,144")
