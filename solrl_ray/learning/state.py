@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,22 @@ class LearnerState(Portable, read_only=True):
     def load(cls, folder: Path) -> LearnerState:
         """Read a state written by `save`.
 
-        Raises UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
-        its checksum.
+        Raises UserError: the folder is missing, of another format, the disk does not give it, any file differs from its
+        checksum, or was not written by `save`.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
-        for name, expected in manifest["files"].items():
-            for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
-                part, _, factor = key.partition("/")
-                parts[part][factor] = tensor
-        rollbacks = manifest.get("rollbacks", 0)
-        return cls(updates=manifest["updates"], steps=manifest["steps"], rollbacks=rollbacks, **parts)
+        try:
+            for name, expected in manifest["files"].items():
+                for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
+                    part, _, factor = key.partition("/")
+                    if tensor.dtype != torch.float32:
+                        raise TypeError(f"{key} is of {tensor.dtype}, not float32")
+                    parts[part][factor] = tensor
+            counts = {name: operator.index(manifest.get(name, 0)) for name in ("updates", "steps", "rollbacks")}
+        except (LookupError, TypeError, safetensors.SafetensorError) as error:
+            raise UserError(f"{folder} is no state of a learner: {type(error).__name__}: {error}") from error
+        return cls(**counts, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

@@ -91,7 +91,7 @@ def published_linears(table: Table, linears: Iterable[str]) -> dict[str, tuple[s
 
 def keys_of(network: Network) -> dict[str, tuple[str, ...]]:
     """Every name that a file may have for a linear → our linears whose rows it holds, from top to bottom."""
-    names = {path: (path,) for path in network.rows}
+    names: dict[str, tuple[str, ...]] = {path: (path,) for path in network.rows}
     for known in (network.tool_names.table, network.tool_names.others) if network.tool_names else ():
         names |= published_linears(known, network.rows)
     return {key_of(prefix, name): parts for name, parts in names.items() for prefix in (*DOTTED, *UNDERSCORED)}
