@@ -113,7 +113,7 @@ def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
 
 
 def located(path: str | Path, key: str) -> Path:
-    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if there can be no such path, or home."""
+    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if no such path or home can exist."""
     if "\0" in str(path):
         raise UserError(f"{key} is {str(path)!r}, but no path has a zero byte; remove it.")
     try:

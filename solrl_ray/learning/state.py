@@ -114,10 +114,10 @@ class LearnerState(Portable, read_only=True):
                     if tensor.dtype != torch.float32:
                         raise TypeError(f"{key} is of {tensor.dtype}, not float32")
                     parts[part][factor] = tensor
-            counts = {name: operator.index(manifest.get(name, 0)) for name in ("updates", "steps", "rollbacks")}
+            updates, steps, rollbacks = (operator.index(manifest.get(n, 0)) for n in ("updates", "steps", "rollbacks"))
         except (LookupError, TypeError, safetensors.SafetensorError) as error:
             raise UserError(f"{folder} is no state of a learner: {type(error).__name__}: {error}") from error
-        return cls(**counts, **parts)
+        return cls(updates=updates, steps=steps, rollbacks=rollbacks, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

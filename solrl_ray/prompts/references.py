@@ -65,8 +65,8 @@ def opened(content: bytes, path: str, place: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise UserError(_refused(place, path, "is huge", f"at most {MOST_PIXELS:,} pixels")) from error
     except UnidentifiedImageError as error:
-        wrong = stand_in(content).partition(";")[0] or "is no picture of a known format"
-        raise UserError(_refused(place, path, wrong, KINDS)) from error
+        found = stand_in(content).partition(";")[0] or "is no picture of a known format"
+        raise UserError(_refused(place, path, found, KINDS)) from error
     except Exception as error:  # Pillow's decoders raise many kinds
         raise UserError(_refused(place, path, f"cannot be decoded ({error})", f"{KINDS}, whole")) from error
 
