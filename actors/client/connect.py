@@ -100,5 +100,7 @@ def init(**options: Any) -> Any:
         if BUSY not in str(error):
             raise
         raise RunError(
-            "Ray did not start within 30 s, twice: this machine is too busy; end what else runs here"
+            "Ray did not start within 30 s, twice: this machine is too busy, or one of Ray's processes, such as its "
+            "dashboard, cannot start here; end what else runs here, or read dashboard*.log, raylet.err and "
+            f"gcs_server.err in {os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
         ) from error

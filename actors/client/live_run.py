@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 
 from actors.client.connect import joined
 from actors.cluster import wait
 from actors.cluster.names import CONTROLLER, namespace
+from solrl_ray.common.checked_json import as_record
 from solrl_ray.errors import Late, RunError, UserError, WorkerGone
 from solrl_ray.metrics.records import Progress
 
@@ -30,11 +32,22 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
             return None
         try:
             asked = controller.progress.remote()
-            return cast(Progress, wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
+            return checked(wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
         except Late as error:
             raise RunError(f"{error}: it is starting, or its machine is very busy; ask again") from None
         except WorkerGone:  # it ended after it was found
             return None
+
+
+def checked(answer: Any) -> Progress:
+    """What a controller answered, which may be one of another version. Raises RunError if it is no progress."""
+    try:
+        return as_record(Progress, asdict(answer), "the answer of the run's controller")
+    except (TypeError, AttributeError, UserError) as error:
+        raise RunError(
+            f"the run's controller answered with a {type(answer).__name__} that is no progress of this version "
+            f"({error}); use the version that runs there"
+        ) from error
 
 
 def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]) -> str:

@@ -31,6 +31,8 @@ _REFUSALS = {
     errno.ENAMETOOLONG,
     errno.ELOOP,
     errno.EIO,
+    errno.EFBIG,
+    errno.ENXIO,
 }
 """Errors of a disk, a permission or a path, as a sentence."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from solrl_ray.common.files import replace_file
+from solrl_ray.common.files import read_regular, replace_file
 from solrl_ray.config.problems import counted
 from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import Tool
@@ -18,9 +19,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from solrl_ray.config.schema import Model
+    from solrl_ray.learning.state import LearnerState
 
 FORMATS = ("diffusers", *get_args(Tool), "checkpoint")
 POLICIES = ("ema", "default")
+
+
+READERS = {
+    "diffusers": "diffusers (pipe.load_lora_weights)",
+    "comfyui": "ComfyUI",
+    "kohya": "kohya's sd-scripts and musubi-tuner; other tools may skip some of its linears without an error",
+    "checkpoint": "diffusers (from_pretrained)",
+}
+"""Format → the tools that it is for."""
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -30,22 +41,51 @@ def export(arguments: argparse.Namespace) -> int:
     model, key = config.model, "model.path (of the run; --base names another)"
     if arguments.base:
         model, key = model.model_copy(update={"path": arguments.base}), "--base"
-    from solrl_ray.evaluation.request import state_of
-
-    state = state_of(run, _best(run) if arguments.best else arguments.updates)
+    kind, out = arguments.format, arguments.out or run / "export" / arguments.format
+    is_file = out.suffix == ".safetensors"
+    if is_file and kind == "checkpoint":
+        raise UserError(f"--out is {out}, but a checkpoint is a folder; name one.")
+    if out.exists() and out.is_dir() == is_file:
+        what, right = ("a folder", "a new file") if is_file else ("a file", "a folder, or a file.safetensors")
+        raise UserError(f"--out is {out}, {what}; it must be {right}.")
+    state = _state(run, _best(run) if arguments.best else arguments.updates)
     factors: dict[str, Tensor] = getattr(state, arguments.policy)
-    folder: Path = arguments.out or run / "export" / arguments.format
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out is {folder}, a file; it must be a folder.")
     what = f"{arguments.policy} after update {state.updates}"
-    if arguments.format == "checkpoint":
-        _whole(folder, factors, model, key)
-        print(f"written: {folder}: {what}, merged into {model.path}")
+    if kind == "checkpoint":
+        _whole(out, factors, model, key)
+        print(f"written: {out}: {what}, merged into {model.path}")
     else:
+        from solrl_ray.policy.saving import FILE
+
         # Not `run.name`, which in somebody else's configuration may be any path.
-        file = _lora_file(arguments.format, folder, run.resolve().name, factors, model, key)
+        name = run.resolve().name
+        content = _lora(kind, out.stem if is_file else name, what, factors, model, key)
+        file = out if is_file else out / (FILE if kind == "diffusers" else f"{name}.safetensors")
+        if file.exists() and not arguments.force and read_regular(file, math.inf) != content:
+            raise UserError(f"{file} is there already with other content; choose another --out, or add --force.")
+        replace_file(file, content)
         print(f"written: {file}: {what}, {_ranks(file)}")
+    print(f"for:     {READERS[kind]}")
     return 0
+
+
+def _state(run: Path, updates: int | None) -> LearnerState:
+    """The state of a run after `updates`, or its newest one.
+
+    Raises UserError if that is damaged: an older policy is not written in its place without being asked for.
+    """
+    from solrl_ray.evaluation.request import state_of
+    from solrl_ray.storage.checkpoints import newest_state
+    from solrl_ray.storage.run_folder import RunFolder
+
+    there = RunFolder(run).checkpoints()
+    older, _, notes = (0, None, ()) if updates is not None else newest_state(there, run)
+    if notes:
+        raise UserError(
+            f"The newest checkpoint of {run}, after {there[-1][0]} updates, is damaged; --updates {older} exports the "
+            f"newest one that can be read ({notes[0]})."
+        )
+    return state_of(run, updates)
 
 
 def _best(run: Path) -> int:
@@ -57,20 +97,19 @@ def _best(run: Path) -> int:
     return summary.iterations
 
 
-def _lora_file(kind: str, folder: Path, name: str, factors: Mapping[str, Tensor], model: Model, key: str) -> Path:
-    """Write a LoRA file of a format into a folder, and return its path. `key`: where `model.path` was given."""
-    from safetensors.torch import save
-
+def _lora(kind: str, title: str, what: str, factors: Mapping[str, Tensor], model: Model, key: str) -> bytes:
+    """A LoRA file of a format. `key`: where `model.path` was given."""
     from solrl_ray import models
-    from solrl_ray.policy.saving import save_lora, tool_tensors
+    from solrl_ray.common.safetensors_file import written
+    from solrl_ray.policy.saving import shown_metadata, stock_lora, tool_tensors
     from solrl_ray.storage.warm_start import network_of
 
+    metadata = shown_metadata(kind, title, what, model)
     if kind == "diffusers":
-        return save_lora(folder, factors, model.lora, models.FAMILIES[model.family].CONVOLUTIONS)
-    file = folder / f"{name}.safetensors"
-    tensors = tool_tensors("comfyui" if kind == "comfyui" else "kohya", factors, model.lora, network_of(model, key))
-    replace_file(file, save(tensors, metadata={"format": "pt"}))
-    return file
+        return stock_lora(factors, model.lora, models.FAMILIES[model.family].CONVOLUTIONS, metadata)
+    tool: Tool = "comfyui" if kind == "comfyui" else "kohya"
+    tensors = tool_tensors(tool, factors, model.lora, network_of(model, key))
+    return written(tensors, {"format": "pt", **metadata})
 
 
 def _whole(folder: Path, factors: Mapping[str, Tensor], model: Model, key: str) -> None:

@@ -140,7 +140,9 @@ def _stored(commands: Any) -> None:
     which.add_argument("--best", action="store_true", help="the checkpoint of the best evaluation")
     words = "folder or Hugging Face id of the base, if it is not where the run had it; diffusers needs none"
     action.add_argument("--base", metavar="PATH", help=words)
-    action.add_argument("--out", type=_path, metavar="FOLDER", help="default: export/FORMAT in the run folder")
+    words = "folder, or the LoRA file, FILE.safetensors; default: export/FORMAT in the run folder"
+    action.add_argument("--out", type=_path, metavar="PATH", help=words)
+    action.add_argument("--force", action="store_true", help="overwrite a file that has other content")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
     action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")
@@ -154,7 +156,9 @@ def _prompts(commands: Any) -> None:
     actions = commands.add_parser("prompts", help="prompt sets").inside("ACTION")
     words = "convert a published set or a table to a run's prompt files"
     action = _add(actions, "import", verbs.import_prompts, words)
-    action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
+    action.add_argument(
+        "source", metavar="SOURCE", help="file, pipe, folder with train and test files, or a data set's id"
+    )
     action.add_argument("--out", required=True, type=_path, metavar="DIR", help="folder for train and heldout .jsonl")
     action.add_argument("--heldout", metavar="N|all|FILE", help="hold out N prompts, all, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")

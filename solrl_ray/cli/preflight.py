@@ -215,8 +215,16 @@ def folder(run: Run) -> None:
             "path on a disk that the cluster keeps."
         )
 
+    path = root / config.run.name
+
     def look() -> None:
         existing = next(folder for folder in (root, *root.parents) if folder.exists())
+        if len(os.fsencode(config.run.name)) > (most := os.pathconf(existing, "PC_NAME_MAX")):
+            raise UserError(
+                f"{run.named('run.name')} is {config.run.name[:40]!r} and so on, but names in {existing} have at most "
+                f"{most} bytes."
+            )
+        existing = path if path.exists() else existing
         if reason := refuses_files(existing):
             raise UserError(f"{named}, but {existing} {reason}.")
         if lacking := lacks_space(root, config.checkpoints.min_free_gb):

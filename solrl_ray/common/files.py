@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,12 +27,58 @@ from solrl_ray.errors import UserError
 
 READ_SECONDS = 60.0
 """Deadline of a read for information only."""
+MOST_BYTES = 2**30
+"""Size of the largest file that is read at once, unless its reader says otherwise."""
 
 
-def utf8_text(file: Path, said: str) -> str:
-    """The file's text. Raises OSError, or a UserError that begins with `said` and names the line that is not UTF-8."""
+def check_regular(file: Path, most: float = MOST_BYTES) -> int:
+    """The size of a regular file. Opening a pipe may block, and a device may never end, so neither is opened.
+
+    Raises OSError: it is missing, of another kind, or has more than `most` bytes.
+    """
     try:
-        return file.read_text(encoding="utf-8-sig")
+        status = file.stat()
+    except ValueError:  # a zero byte, which no name of a file has
+        raise FileNotFoundError(errno.ENOENT, "no file has such a name", str(file)) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ENXIO, "it is a pipe or a device, not a regular file", str(file))
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and at most {most:,} are read", str(file))
+    return status.st_size
+
+
+def read_regular(file: Path, most: float = MOST_BYTES) -> bytes:
+    """The content of a regular file. Raises OSError as `check_regular`."""
+    size = check_regular(file, most)
+    with file.open("rb") as opened:
+        return opened.read(max(size, 1))  # files of /proc state 0 bytes, and some of them never end
+
+
+def stand_in(content: bytes) -> str:
+    """What lies where another file was meant to be downloaded, and what to do; empty if it is none of the known."""
+    begin = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if begin.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "is a Git LFS pointer, not the file itself; run `git lfs pull` in its repository"
+    if begin.startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page, such as that of a login or an error; download the file itself"
+    return ""
+
+
+def utf8_text(file: Path, said: str, most: float = MOST_BYTES) -> str:
+    """The file's text. Raises OSError as `check_regular`, UserError as `decoded`."""
+    return decoded(read_regular(file, most), said)
+
+
+def decoded(content: bytes, said: str) -> str:
+    """The text of a file's content. Raises a UserError that begins with `said`: it is a `stand_in`, or has a line that
+    is not UTF-8, which is named.
+    """
+    if wrong := stand_in(content):
+        raise UserError(f"{said} {wrong}.")
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()  # any kind of line end becomes \n
     except UnicodeDecodeError as error:
         bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -65,7 +113,9 @@ def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
 
 
 def located(path: str | Path, key: str) -> Path:
-    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if there is no such home."""
+    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if no such path or home can exist."""
+    if "\0" in str(path):
+        raise UserError(f"{key} is {str(path)!r}, but no path has a zero byte; remove it.")
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -76,11 +126,20 @@ def located(path: str | Path, key: str) -> Path:
 
 
 def read_json(path: Path, mend: str = "") -> Any:
-    """The content of a JSON file. Raises UserError if it is damaged, with its name and how to `mend` it."""
+    """The content of a JSON file. Raises UserError if it cannot be read or is damaged, with its name and how to `mend`
+    it.
+    """
+    mend = f"; {mend}" if mend else ""
     try:
-        return json.loads(path.read_bytes())
+        content = read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}{mend}.") from error
+    try:
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
+        if wrong := stand_in(content):
+            raise UserError(f"{path} {wrong}.") from error
+        raise UserError(f"{path} is not JSON: {error}{mend}.") from error
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -193,15 +252,16 @@ def sync_folder(folder: Path) -> None:
     on from an earlier checkpoint, whose bytes its checksums prove.
     """
     if not syncs_names(folder):
-        _tell_once(folder.stat().st_dev)
+        tell_once(f"the disk of the run {NO_NAMES}")
 
 
 NO_NAMES = "does not sync names of files: after a power failure, a run may go on from an earlier checkpoint"
 
 
 @cache
-def _tell_once(disk: int) -> None:
-    print(f"note: the disk of the run {NO_NAMES}", file=sys.stderr, flush=True)
+def tell_once(note: str) -> None:
+    """Print a note for the user, unless this process has."""
+    print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def syncs_names(folder: Path) -> bool:

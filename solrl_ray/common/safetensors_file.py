@@ -1,4 +1,4 @@
-"""Reads safetensors files with their metadata.
+"""Reads and writes safetensors files with their metadata.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -6,6 +6,7 @@ https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import safetensors.torch
 import torch
@@ -33,3 +34,13 @@ def read(content: bytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         raise ValueError(f"it is no whole safetensors file: {error}") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return header.get("__metadata__", {}), tensors
+
+
+def written(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A file's bytes, with its metadata in the order of their names: the package's own order differs each time."""
+    content = safetensors.torch.save(dict(tensors))
+    size = int.from_bytes(content[:8], "little")
+    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(content[8 : 8 + size])}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]

@@ -24,6 +24,8 @@ from solrl_ray.errors import UserError
 
 Key = tuple[str | int, ...]
 INCLUDE = "include"
+MOST_BYTES = 2**18
+"""Of a configuration file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,13 @@ def _index(entries: list[Any], names: list[str], source: str) -> int:
 def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     """The mapping in one YAML file, with `include`. Raises UserError if there is none."""
     if not path.is_file():
-        what = named.as_folder(path) or "does not exist"
+        missing = "is a pipe or a device; write it to a file" if path.exists() else "does not exist"
+        what = named.as_folder(path) or missing
         whose = f", which {included_by} includes," if included_by else ""
         function = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
         raise UserError(f"The configuration file {path}{whose} {what}{function}.")
     try:
-        text = utf8_text(path, str(path))
+        text = utf8_text(path, str(path), MOST_BYTES)
     except OSError as error:
         raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
     tree = yaml_text.parse(text, str(path))
@@ -164,7 +167,15 @@ def _override(tree: _Tree, text: str) -> None:
     names = dotted.strip().split(".")
     if not equals or not all(names):
         raise UserError(f"--set {text}: it must read key=value, such as rollout.pool=64.")
-    tree.set(names, yaml_text.parse(value, f"--set {dotted.strip()}"), "--set")
+    takes_text = problems.takes_text(_key(names), tree.values)
+    try:
+        parsed = yaml_text.parse(value, f"--set {dotted.strip()}")
+    except UserError:
+        if not takes_text:
+            raise
+        parsed = ...
+    # YAML would make a number of 007, and nothing of an empty text.
+    tree.set(names, value.strip() if takes_text and not isinstance(parsed, str) else parsed, "--set")
 
 
 def load_with_sources(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import solrl_ray
+from solrl_ray.common.files import utf8_text
 from solrl_ray.config import yaml_text
 from solrl_ray.config.problems import listed, nearest
 from solrl_ray.errors import UserError
@@ -72,7 +73,7 @@ def as_folder(path: Path) -> str:
 
 def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
     """Raise UserError if a file that `path` includes would replace an earlier one of its kind."""
-    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
+    names = (yaml_text.parse(utf8_text(path, str(path)), str(path)) or {}).get("include", [])
     included = [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
     for part in included:
         for before in earlier:

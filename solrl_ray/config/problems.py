@@ -88,6 +88,7 @@ def sentence(
     else:
         said = detail["msg"].replace("a valid array", "a list").replace("an object", "a section")  # of JSON and of YAML
         said = "too few entries" if too_short else said[:1].lower() + said[1:]
+        said += "; write it in quotes" if detail["type"] == "string_type" else ""
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}: {said}."
     return text
 
@@ -143,6 +144,12 @@ def _section(key: Sequence[str | int], values: dict[str, Any]) -> dict[str, Fiel
         found = section.model_fields.get(part) if section else None
         section = _chosen(found.annotation, _at(values, key[: position + 1])) if found else None
     return section.model_fields if section else {}
+
+
+def takes_text(key: Sequence[str | int], values: dict[str, Any]) -> bool:
+    """Whether the key's value is a text, whatever it looks like."""
+    found = _section(key[:-1], values).get(str(key[-1]))
+    return found is not None and found.annotation is str
 
 
 def _of_a_section(key: Sequence[str | int], values: dict[str, Any]) -> str:

@@ -10,12 +10,32 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import Node, ScalarNode
 
 from solrl_ray.errors import UserError
+
+MOST_VALUES = 100_000
+"""Of a document, those that its aliases repeat counted each time."""
 
 
 class _Constructor(SafeConstructor):
     """A date stays text, as in the core schema of YAML 1.2; ruamel.yaml would parse it."""
+
+    def construct_document(self, node: Node) -> Any:
+        _count(node, {})
+        return super().construct_document(node)
+
+
+def _count(node: Node, known: dict[int, int]) -> int:
+    """How many values a node has, its aliases followed. Raises ValueError if it has too many, or itself."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES  # until it is counted: inside itself, it is too many
+        inside = () if isinstance(node, ScalarNode) else node.value
+        parts = (part for each in inside for part in (each if isinstance(each, tuple) else (each,)))  # key, value
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    if known[id(node)] > MOST_VALUES:
+        raise ValueError(f"with its aliases it has more than {MOST_VALUES:,} values")
+    return known[id(node)]
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
@@ -50,6 +70,8 @@ def _as_json(text: str, source: str) -> str:
         # For a repeated key it also shows the values, which are empty for sections.
         problem = str(error.problem or error.context).partition(" with value ")[0]
         raise UserError(f"{source}{line}: {problem}.") from None
+    except RecursionError:
+        raise UserError(f"{source}: it is nested too deeply.") from None
     except (YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{source}: {' '.join(str(error).split())}.") from None
 

@@ -11,7 +11,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
-from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.checkpoints import newest_told
 from solrl_ray.storage.continuation import first_difference
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -65,7 +65,7 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
             numbers = ", ".join(str(number) for number, _ in there) or "no checkpoint"
             raise UserError(f"--updates is {updates}, but {run} has {numbers}.")
         return LearnerState.load(found[0])
-    _, state, _ = newest_state(there, run)
+    state = newest_told(there, run)
     if state is None:
         raise UserError(
             f"{run} has no checkpoint yet, so it has no policy: the first is written after the first update; wait for "

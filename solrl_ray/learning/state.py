@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from solrl_ray.common.files import replace_folder
+from solrl_ray.common.files import MOST_BYTES, read_regular, replace_folder
 from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
@@ -101,17 +102,22 @@ class LearnerState(Portable, read_only=True):
     def load(cls, folder: Path) -> LearnerState:
         """Read a state written by `save`.
 
-        Raises UserError: the folder is missing, of another format, the disk does not give it, or any file differs from
-        its checksum.
+        Raises UserError: the folder is missing, of another format, the disk does not give it, any file differs from its
+        checksum, or was not written by `save`.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
-        for name, expected in manifest["files"].items():
-            for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
-                part, _, factor = key.partition("/")
-                parts[part][factor] = tensor
-        rollbacks = manifest.get("rollbacks", 0)
-        return cls(updates=manifest["updates"], steps=manifest["steps"], rollbacks=rollbacks, **parts)
+        try:
+            for name, expected in manifest["files"].items():
+                for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
+                    part, _, factor = key.partition("/")
+                    if tensor.dtype != torch.float32:
+                        raise TypeError(f"{key} is of {tensor.dtype}, not float32")
+                    parts[part][factor] = tensor
+            updates, steps, rollbacks = (operator.index(manifest.get(n, 0)) for n in ("updates", "steps", "rollbacks"))
+        except (LookupError, TypeError, safetensors.SafetensorError) as error:
+            raise UserError(f"{folder} is no state of a learner: {type(error).__name__}: {error}") from error
+        return cls(updates=updates, steps=steps, rollbacks=rollbacks, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.
@@ -160,16 +166,16 @@ def _manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
-    data = _read(path, f"the learner state is incomplete: {path} is missing")
+    data = _read(path, f"the learner state is incomplete: {path} is missing", expected["bytes"])
     if _sha256(data) != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data
 
 
-def _read(path: Path, missing: str) -> bytes:
-    """The content of a file. Raises UserError, with the sentence `missing` if there is none."""
+def _read(path: Path, missing: str, most: int = MOST_BYTES) -> bytes:
+    """The content of a file of at most so many bytes. Raises UserError, which is `missing` if there is none."""
     try:
-        return path.read_bytes()
+        return read_regular(path, most)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(missing) from None
     except OSError as error:  # such as a bad block

@@ -71,6 +71,25 @@ class Flux(DiffusionModel):
             ),
         },
         {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
+        # Of XLabs, https://github.com/XLabs-AI/x-flux
+        table(
+            "double_blocks.#.processor",
+            "transformer_blocks.#",
+            """
+            qkv_lora1   attn.to_q attn.to_k attn.to_v
+            proj_lora1  attn.to_out.0
+            qkv_lora2   attn.add_q_proj attn.add_k_proj attn.add_v_proj
+            proj_lora2  attn.to_add_out
+            """,
+        )
+        | table(
+            "single_blocks.#.processor",
+            "single_transformer_blocks.#",
+            """
+            qkv_lora   attn.to_q attn.to_k attn.to_v
+            proj_lora  proj_out
+            """,
+        ),
     )
 
     @classmethod

@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 import solrl_ray
-from solrl_ray.common.files import located
+from solrl_ray.common.files import located, read_regular
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.errors import UserError
 
@@ -72,8 +72,8 @@ def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
     """
     try:
         file = checkpoint / name if isinstance(checkpoint, Path) else Path(hf_hub_download(checkpoint, name))
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, EntryNotFoundError, ValueError) as error:
+        content = json.loads(read_regular(file))
+    except (OSError, EntryNotFoundError, ValueError, RecursionError) as error:
         raise UserError(unreadable(checkpoint, name, key, error)) from error
     if not isinstance(content, dict):
         raise UserError(f"{key} is {str(checkpoint)!r}, but its file {name} does not hold a JSON object.")

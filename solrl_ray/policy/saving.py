@@ -7,14 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
+import solrl_ray
 from solrl_ray.common.files import replace_file
 from solrl_ray.common.module_paths import ends_in
-from solrl_ray.config.schema import Lora
+from solrl_ray.common.safetensors_file import written
+from solrl_ray.config.schema import Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import OURS, Network, Tool, key_of, published_linears
 
@@ -24,8 +26,26 @@ METADATA_KEY = "lora_adapter_metadata"
 """`LORA_ADAPTER_METADATA_KEY` of `diffusers.loaders.lora_base`, whose import takes seconds."""
 
 
+IMPLEMENTATIONS = {
+    "comfyui": "https://github.com/comfyanonymous/ComfyUI",
+    "kohya": "https://github.com/kohya-ss/sd-scripts",
+}
+"""Format of ``solrl export`` → whose names of modules it has, as ModelSpec names them; others have diffusers'."""
+
+
 def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convolutions: Collection[str] = ()) -> Path:
-    """Write `factors` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file.
+    """Write `stock_lora` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file."""
+    replace_file(folder / FILE, stock_lora(factors, lora, convolutions))
+    return folder / FILE
+
+
+def stock_lora(
+    factors: Mapping[str, Tensor],
+    lora: Lora,
+    convolutions: Collection[str] = (),
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The bytes of a LoRA file for diffusers.
 
     Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. B is multiplied by alpha / rank,
     and alpha is the rank. Else no file would do for all readers: diffusers needs alpha in the header, its `LoraConfig`;
@@ -42,9 +62,30 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
         tensors[f"{OURS}{name}.weight"] = factor[:, :, None, None] if is_convolution else factor
     adapter = {"r": lora.rank, "lora_alpha": lora.rank, "target_modules": sorted(lora.targets)}
     header = {OURS + name: value for name, value in adapter.items()}
-    content = save(tensors, metadata={METADATA_KEY: json.dumps(header, sort_keys=True)})
-    replace_file(folder / FILE, content)
-    return folder / FILE
+    return written(tensors, {**metadata, METADATA_KEY: json.dumps(header, sort_keys=True)})
+
+
+def shown_metadata(tool: str, title: str, what: str, model: Model) -> dict[str, str]:
+    """What tools show of a LoRA file: Stability's ModelSpec (https://github.com/Stability-AI/ModelSpec), and names of
+    kohya's scripts. Without the date, so that the same policy gives the same bytes.
+
+    Args:
+        tool: the format of ``solrl export``.
+        what: which policy it is, in words.
+    """
+    base, shape = Path(model.path).name, model.shapes[0]  # no folders of this machine
+    return {
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.architecture": f"{base.lower().replace('.', '-')}/lora",
+        "modelspec.implementation": IMPLEMENTATIONS.get(tool, "diffusers"),
+        "modelspec.title": title,
+        "modelspec.resolution": f"{shape.width}x{shape.height}",
+        "modelspec.description": f"LoRA of {base} by solrl_ray {solrl_ray.__version__}: {what}",
+        "ss_sd_model_name": base,
+        "ss_output_name": title,
+        "ss_network_dim": str(model.lora.rank),
+        "ss_network_alpha": f"{model.lora.alpha if tool == 'kohya' else model.lora.rank:g}",  # as the file applies it
+    }
 
 
 def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network: Network) -> dict[str, Tensor]:

@@ -18,13 +18,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Tool: TypeAlias = Literal["comfyui", "kohya"]
 
 OURS, NATIVE, KOHYA, PEFT = "transformer.", "diffusion_model.", "lora_unet_", "base_model.model."
 """What a key begins with: diffusers, ComfyUI, kohya's scripts, PEFT."""
+DOTTED = (OURS, NATIVE, PEFT, f"model.{NATIVE}", "")
+"""All that may stand before a name with dots. Nothing: DiffSynth-Studio, and distilled models."""
+UNDERSCORED = (KOHYA, "lora_transformer_", "lycoris_")
+"""Before one with underscores: kohya's scripts, OneTrainer, LyCORIS."""
 
 Table: TypeAlias = Mapping[str, tuple[str, ...]]
 """A linear of the published model → ours whose rows it has, from top to bottom; ``#`` is a block's number."""
@@ -51,6 +55,8 @@ class ToolNames:
 
     table: Table
     styles: Mapping[Tool, Style]
+    others: Table = field(default_factory=dict)
+    """Names of further trainers, which are only read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Network:
 
 def key_of(prefix: str, name: str) -> str:
     """A linear's name in a file, such as ``lora_unet_double_blocks_0_img_attn_qkv``."""
-    return prefix + (name.replace(".", "_") if prefix == KOHYA else name)
+    return prefix + (name.replace(".", "_") if prefix in UNDERSCORED else name)
 
 
 def published_linears(table: Table, linears: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -85,10 +91,7 @@ def published_linears(table: Table, linears: Iterable[str]) -> dict[str, tuple[s
 
 def keys_of(network: Network) -> dict[str, tuple[str, ...]]:
     """Every name that a file may have for a linear → our linears whose rows it holds, from top to bottom."""
-    found: dict[str, tuple[str, ...]] = {
-        key_of(prefix, path): (path,) for path in network.rows for prefix in (OURS, NATIVE, KOHYA, PEFT)
-    }
-    if network.tool_names:
-        for theirs, parts in published_linears(network.tool_names.table, network.rows).items():
-            found |= {key_of(prefix, theirs): parts for prefix in (NATIVE, KOHYA)}
-    return found
+    names: dict[str, tuple[str, ...]] = {path: (path,) for path in network.rows}
+    for known in (network.tool_names.table, network.tool_names.others) if network.tool_names else ():
+        names |= published_linears(known, network.rows)
+    return {key_of(prefix, name): parts for name, parts in names.items() for prefix in (*DOTTED, *UNDERSCORED)}

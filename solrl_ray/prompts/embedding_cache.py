@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from solrl_ray.common.files import free_bytes, make_folder, replace_file
+from solrl_ray.common.files import free_bytes, make_folder, read_regular, replace_file
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding
 
@@ -63,7 +63,7 @@ class EmbeddingCache:
         if not file.exists():
             return None
         try:
-            content = file.read_bytes()
+            content = read_regular(file)
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             tensors, expected = load(content), header["__metadata__"]["digest"]
             if embedding_digest(tensors) != expected:

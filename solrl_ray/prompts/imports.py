@@ -99,9 +99,9 @@ def import_prompts(source: str, *, heldout: int | str | None = None, column: str
 
 def _file(heldout: str, column: str) -> Lines:
     """The lines of a file of held-out prompts."""
-    if not located(heldout, "--heldout").is_file():
+    if not (path := located(heldout, "--heldout")).exists() or path.is_dir():
         raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, a file of them, or {ALL}.")
-    return sources.read(located(heldout, "--heldout"), column)
+    return sources.read(path, column)
 
 
 def _split(train: dict[str, Entry], heldout: int, source: str) -> tuple[dict[str, Entry], dict[str, Entry]]:

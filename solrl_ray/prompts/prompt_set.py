@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, utf8_text
+from solrl_ray.common.files import READ_SECONDS, check_regular, stand_in, utf8_text
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import counted
@@ -99,10 +99,13 @@ def _lines(path: str, key: str, shapes: Collection[SampleShape]) -> list[_Line]:
         raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
     found: dict[Any, _Line] = {}
     try:
+        check_regular(file)
         # Line by line: a file of a million prompts is held once. splitlines() would also break at separators that
         # a prompt may contain.
         with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
+                if number == 1 and (wrong := stand_in(line.encode())):
+                    raise UserError(f"{key} is {path!r}, but {file} {wrong}.")
                 if not line.strip():
                     continue
                 place = f"{key}: {file}, line {number}"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, read_regular, stand_in
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Prompt, Reference
@@ -36,10 +36,7 @@ def read(path: str, place: str) -> bytes:
     if "://" in path:
         raise UserError(f"{place} names the reference picture {path!r}; it must be a file: download it first.")
     try:
-        size = file.stat().st_size
-        if size > MOST_BYTES:
-            raise UserError(_refused(place, path, f"has {size:,} bytes", f"at most {MOST_BYTES:,}"))
-        return file.read_bytes()
+        return read_regular(file, MOST_BYTES)
     except OSError as error:
         raise UserError(
             f"{place} names the reference picture {path!r}, which cannot be read: {error.strerror}."
@@ -68,7 +65,8 @@ def opened(content: bytes, path: str, place: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise UserError(_refused(place, path, "is huge", f"at most {MOST_PIXELS:,} pixels")) from error
     except UnidentifiedImageError as error:
-        raise UserError(_refused(place, path, "is no picture of a known format", KINDS)) from error
+        found = stand_in(content).partition(";")[0] or "is no picture of a known format"
+        raise UserError(_refused(place, path, found, KINDS)) from error
     except Exception as error:  # Pillow's decoders raise many kinds
         raise UserError(_refused(place, path, f"cannot be decoded ({error})", f"{KINDS}, whole")) from error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solrl_ray.common.files import located, utf8_text
+from solrl_ray.common.files import MOST_BYTES, decoded, located, read_regular, utf8_text
 from solrl_ray.errors import UserError
 from solrl_ray.prompts import references, tables
 from solrl_ray.prompts.prompt_set import checked_text, prompt_id
@@ -50,19 +50,29 @@ class Lines:
 def parts(source: str, column: str) -> tuple[Lines, Lines]:
     """The source's training and held-out lines; a single file is all for training."""
     path = located(source, "SOURCE")
-    if path.is_file():
-        return read(path, column), Lines([])
     if path.is_dir():
-        train, apart = _file(path, ("train",)), _file(path, HELDOUT_STEMS)
+        train, apart = _part(path, ("train",), column), _part(path, HELDOUT_STEMS, column)
         if train is None and apart is None:
             return _pictures(path, column), Lines([])
-        return (read(train, column) if train else Lines([])), (read(apart, column) if apart else Lines([]))
+        return train or Lines([]), apart or Lines([])
+    if path.exists():
+        return read(path, column), Lines([])
     name = source.removeprefix(HUB)
     # The hub's names may have dots; a path has a suffix, or begins with a folder that is there.
     is_path = re.search(r"^[./~]|\.[A-Za-z]\w*$", name) or Path(name).parent.is_dir()
     if name.count("/") == 1 and all(name.split("/")) and (name != source or not is_path):
         return _of_hub(source, name, column)
     raise UserError(f"There is no {source}; {_HELP} of a data set of the hub, such as {HUB}owner/name.")
+
+
+def _part(folder: Path, stems: Sequence[str], column: str) -> Lines | None:
+    """The lines of a part: in a file of such a name, or in a folder of pictures, unless a table beside it lists them.
+    None if there is neither.
+    """
+    if file := _file(folder, stems):
+        return read(file, column)
+    inside = [] if _file(folder, ("metadata",)) else [folder / stem for stem in stems if (folder / stem).is_dir()]
+    return _pictures(inside[0], column) if inside else None
 
 
 def _of_hub(source: str, name: str, column: str) -> tuple[Lines, Lines]:
@@ -77,7 +87,7 @@ def _pictures(folder: Path, column: str) -> Lines:
     """The prompts of a folder of pictures. Raises UserError: it has none, or one without a text."""
     if listed := _file(folder, ("metadata",)):
         return read(listed, column)
-    found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in PICTURES]
+    found = [path for path in _visible(folder) if path.suffix.lower() in PICTURES]
     if not found:
         raise UserError(
             f"{folder} has neither a train nor a test file ({', '.join(SUFFIXES)}), "
@@ -94,22 +104,29 @@ def _pictures(folder: Path, column: str) -> Lines:
 
 
 def _file(folder: Path, stems: Sequence[str]) -> Path | None:
-    files = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {path.name.lower(): path for path in _visible(folder) if path.is_file()}
     return next((files[f"{stem}{suffix}"] for stem in stems for suffix in SUFFIXES if f"{stem}{suffix}" in files), None)
 
 
+def _visible(folder: Path) -> list[Path]:
+    """Without hidden files, such as those that macOS writes beside others, ``._cat.png``."""
+    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+
+
 def read(path: Path, column: str) -> Lines:
-    """The prompts of one file, stripped."""
+    """The prompts of one file, stripped. A pipe has JSONL if it begins with ``{``, else text."""
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+    is_pipe = suffix not in SUFFIXES and (path.is_fifo() or path.is_relative_to("/dev"))
+    if suffix not in SUFFIXES and not is_pipe:
         raise UserError(f"{path} is of no known kind; {_HELP} of a data set.")
     if suffix == ".parquet":
-        table = _dataset(str(path), "parquet", data_files=str(path), split="train")
-        return _column(tables.numbered(table, str(path)), column)
+        return _column(tables.numbered(tables.of_parquet(path), str(path)), column)
     try:
-        text = utf8_text(path, str(path))
+        text = decoded(_of_pipe(path) if is_pipe else read_regular(path), str(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    if is_pipe:
+        suffix = ".jsonl" if text.lstrip().startswith("{") else ".txt"
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
     match suffix:
         case ".txt":
@@ -123,6 +140,14 @@ def read(path: Path, column: str) -> Lines:
         case _:
             rows = tables.of_csv(text, path)
     return _column(rows, column, path.parent, FILE_NAME if path.stem.lower() == "metadata" else REFERENCE)
+
+
+def _of_pipe(path: Path) -> bytes:
+    with path.open("rb") as pipe:
+        content = pipe.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; write it to a file, and import parts of it.")
+    return content
 
 
 def _column(rows: Iterable[Row], column: str, folder: Path | None = None, key: str = REFERENCE) -> Lines:
@@ -148,17 +173,16 @@ def _column(rows: Iterable[Row], column: str, folder: Path | None = None, key: s
     return Lines([Entry(text, own) for text, own in zip(texts, seen, strict=True)], wanted)
 
 
-def _dataset(source: str, name: str, **options: Any) -> Any:
+def _dataset(source: str, name: str) -> Any:
     """What the package 'datasets' loads."""
     try:
         import datasets
     except ImportError:
         raise UserError(
-            f"{source} {'' if Path(source).is_file() else 'is no file here; as a data set of the hub it '}is read "
-            "with the package 'datasets', which is not installed: pip install datasets, or export the prompts to a "
-            "text, CSV or JSONL file."
+            f"{source} is no file here; as a data set of the hub it is read with the package 'datasets', which is not "
+            "installed: pip install datasets, or export the prompts to a text, CSV or JSONL file."
         ) from None
     try:
-        return datasets.load_dataset(name, **options)
+        return datasets.load_dataset(name)
     except Exception as error:  # of the hub, the network, the file's format
         raise UserError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error

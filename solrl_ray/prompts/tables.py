@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.common.files import read_json
+from solrl_ray.common.files import MOST_BYTES, read_json, read_regular, stand_in
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import json_object
 
@@ -36,6 +36,22 @@ def of_json(path: Path) -> Iterator[Row]:
     return ((f"{path}, entry {number}", entry) for number, entry in enumerate(objects, 1))
 
 
+def of_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows of a parquet file. Not by the package 'datasets', which takes brackets in a name for a pattern."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"{path} is read with the package 'pyarrow', which is not installed: pip install pyarrow, or export the "
+            "prompts to a text, CSV or JSONL file."
+        ) from None
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.ParquetFile(path).read().to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} cannot be read: {stand_in(read_regular(path)) or error}.") from error
+    return rows
+
+
 def of_csv(text: str, path: Path) -> Iterator[Row]:
     return _named(_commas(text, path), str(path), "a prompt with a comma must be in double quotes", ",")
 
@@ -43,6 +59,7 @@ def of_csv(text: str, path: Path) -> Iterator[Row]:
 def _commas(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:
     """Where each row of a CSV file begins, and its fields; empty lines are left out."""
     # Strict: else an unclosed quote would join all following lines into one prompt.
+    csv.field_size_limit(MOST_BYTES)  # else 131,072 characters, for all of the process
     table = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin = 1
     try:

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 import solrl_ray
+from solrl_ray.common.files import read_regular
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
@@ -122,7 +123,7 @@ def _lora(run: Path, summary: Summary, folder: str) -> bytes:
         raise UserError(f"{run} has no {name}{mend}.")
     if not unchanged(run, name, summary):
         raise UserError(f"{file} has changed since {SUMMARY_FILE} was written{mend}.")
-    return file.read_bytes()
+    return read_regular(file)
 
 
 def _metadata(base: str | None, task: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from solrl_ray.common.checked_json import as_record, parse, read_record
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, read_regular
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -161,7 +161,7 @@ def read_summary(folder: Path) -> Summary:
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
     try:
-        return as_record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
+        return as_record(Summary, parse(read_regular(path)), f"{path} ({mend})")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {mend}.") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from solrl_ray.common.files import read_regular
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import CLIP_SUFFIX, PictureKey, clip_of
@@ -121,13 +122,14 @@ def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
     Raises UserError if it cannot be read.
     """
     try:
+        content = read_regular(path)
         if path.suffix == CLIP_SUFFIX:
-            return path.read_bytes(), "webp"
-        with Image.open(path) as file:
+            return content, "webp"
+        with Image.open(io.BytesIO(content)) as file:
             if max(file.size) <= LOSSLESS and file.format == "PNG":
-                return path.read_bytes(), "png"
+                return content, "png"
             picture = file.convert("RGB")
-    except OSError as error:  # also Pillow's error for files that are no pictures, or truncated
+    except Exception as error:  # Pillow's decoders raise many kinds
         raise UserError(f"The picture {path} cannot be read: {error}.") from error
     picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from solrl_ray.common.checked_json import with_checksum
-from solrl_ray.common.files import replace_file
+from solrl_ray.common.files import read_regular, replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
 from solrl_ray.evaluation import stability
@@ -197,5 +197,5 @@ def unchanged(run: Path, name: str, summary: Summary) -> bool:
 
 def stamp(path: Path) -> dict[str, int | str]:
     """Number of bytes and SHA-256 of a file."""
-    content = path.read_bytes()
+    content = read_regular(path)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -4,6 +4,7 @@ default dtype and random states put back.
 
 from __future__ import annotations
 
+import os
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -149,13 +150,30 @@ class CallableReward(CheckpointReward):
         return values
 
 
+def _umask() -> int:
+    mask = os.umask(0o077)  # there is no other way to see it
+    os.umask(mask)
+    return mask
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return "/"
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_folder, os.chdir),
+    (_umask, os.umask),
 )
-"""Settings of the process that decide the bits of later units: how each is read and set."""
+"""Settings of the process that decide the bits of later units, or where and how their files are written: how each is
+read and set.
+"""
 
 
 @contextmanager

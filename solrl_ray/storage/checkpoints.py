@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
+from solrl_ray.common.files import tell_once
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
 
@@ -84,6 +85,14 @@ def newest_state(
     if damaged:
         raise UserError(f"no checkpoint of {run} can be read: {damaged[0][1]}")
     return 0, None, ()
+
+
+def newest_told(checkpoints: Sequence[tuple[int, Path]], run: Path) -> LearnerState | None:
+    """`newest_state`, for who only reads the run: its notes are printed."""
+    _, state, notes = newest_state(checkpoints, run)
+    for note in notes:
+        tell_once(note)
+    return state
 
 
 def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> LearnerState | None:

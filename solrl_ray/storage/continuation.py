@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, read_regular
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.pools import encoder_of, encoding_batch
@@ -38,7 +38,7 @@ def stored(run_folder: Path) -> Config:
 def check_format(run_folder: Path) -> None:
     """Raises UserError if a run folder was written by a version with another format."""
     file = run_folder / FORMAT_FILE
-    found = file.read_bytes().decode(errors="replace").strip() if file.is_file() else "1"
+    found = read_regular(file, 100).decode(errors="replace").strip() if file.is_file() else "1"
     if not found.isdecimal():
         raise UserError(f"{file} is damaged: it holds {found[:20]!r}, and must hold the number of a format.")
     if found != str(FORMAT):

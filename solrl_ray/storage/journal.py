@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from solrl_ray.common.files import make_folder, sync, sync_folder
+from solrl_ray.common.files import check_regular, make_folder, read_regular, sync, sync_folder
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -41,6 +41,7 @@ class Journal:
         its last one. They may be acknowledged once the folder is synced too.
         """
         if self.path.exists():
+            check_regular(self.path)  # else to open it may take for ever
             sync(self.path, self._file or self._open())
         return self.entries()
 
@@ -49,7 +50,7 @@ class Journal:
         valid, or only the last was cut off, which was never acknowledged.
         """
         held = len(self.entries())
-        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        lines = read_regular(self.path).split(b"\n") if self.path.exists() else [b""]
         complete = len(lines) - 1
         return (held + 1, complete - held - 1) if complete > held else None
 
@@ -107,6 +108,7 @@ class Journal:
         """Valid entries, each with the file position after it."""
         if not self.path.exists():
             return
+        check_regular(self.path)
         position = 0
         with self.path.open("rb") as file:
             for line in file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from solrl_ray.common.files import (
     lacks_space,
     located,
     make_folder,
+    read_regular,
     remove,
     remove_partial,
     replace_file,
@@ -285,7 +287,7 @@ class RunFolder:
 
         path = self._group_path(iteration, prompt_id)
         try:
-            metadata, tensors = safetensors_file.read(path.read_bytes())
+            metadata, tensors = safetensors_file.read(read_regular(path, math.inf))
             header = json.loads(metadata["group"])
             trajectory = None
             if "first_step" in header:
@@ -329,7 +331,7 @@ class RunFolder:
         """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_bytes().split(b"\n")
+        lines = read_regular(self.metrics).split(b"\n")
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[Measured]:
@@ -351,7 +353,7 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
 def _ended_after(summary: Path) -> int:
     """Updates after which it was written; 0 if there is none, or if it is damaged, which is told when it is read."""
     try:
-        return int(parse(summary.read_bytes())["iterations"])
+        return int(parse(read_regular(summary))["iterations"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

@@ -26,7 +26,7 @@ from solrl_ray.policy.reading import PEFT_FILE, load_lora, lora_file
 from solrl_ray.policy.saving import FILE
 from solrl_ray.policy.tool_names import Network
 from solrl_ray.storage import continuation
-from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.checkpoints import newest_told
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publish import touched_linears
 
@@ -89,7 +89,7 @@ def factor_shapes(config: Config) -> dict[str, torch.Size]:
 
 
 def _newest(run: Path, named: str) -> LearnerState:
-    _, state, _ = newest_state(RunFolder(run).checkpoints(), run)
+    state = newest_told(RunFolder(run).checkpoints(), run)
     if state is None:
         raise UserError(f"{named}, a run that has no checkpoint yet.")
     return state

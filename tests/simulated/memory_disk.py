@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import random
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -200,8 +201,8 @@ class MemoryPath:
         return False
 
     def stat(self) -> os.stat_result:
-        """Has only the size."""
-        return os.stat_result((0, 0, 0, 0, 0, 0, len(self._file().data), 0, 0, 0))
+        """Has only the kind and the size."""
+        return os.stat_result((stat.S_IFREG, 0, 0, 0, 0, 0, len(self._file().data), 0, 0, 0))
 
     def iterdir(self) -> Iterator[MemoryPath]:
         return iter([self / name for name in self.folder().entries])

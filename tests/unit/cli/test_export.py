@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from solrl_ray.config.loading import to_yaml
@@ -47,7 +48,9 @@ def test_the_command_says_what_it_wrote_and_which_rank_it_has(
     # Of the double block: the output, and q, k, v in one; of the single ones q, k, v, proj_mlp in one.
     ranks = [len(tensor) for key, tensor in load_file(file).items() if key.endswith("lora_down.weight")]
     said = "rank 16 of 1 linear, rank 48 of 1 linear, rank 64 of 5 linears"
-    assert capsys.readouterr().out == f"written: {file}: ema after update 2, {said}\n"
+    written, readers = capsys.readouterr().out.splitlines()
+    assert written == f"written: {file}: ema after update 2, {said}"
+    assert names(readers, "for", "sd-scripts musubi-tuner")
     assert sorted(ranks) == [16, 48, *[64] * 5]
 
 
@@ -74,6 +77,11 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert "comfy" in refusal(capsys, "export", run, "--format", "comfy")
     assert "--updates is 7" in refusal(capsys, "export", run, "--format", "kohya", "--updates", "7")
     assert "it must be a folder" in refusal(capsys, "export", run, "--format", "kohya", "--out", tmp_path / "file")
+    (tmp_path / "a.safetensors").mkdir()
+    said = refusal(capsys, "export", run, "--format", "kohya", "--out", tmp_path / "a.safetensors")
+    assert names(said, "--out", "a.safetensors folder")
+    said = refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path / "b.safetensors")
+    assert names(said, "--out", "b.safetensors folder")
     assert "is not a run folder" in refusal(capsys, "export", tmp_path, "--format", "kohya")
     assert "is there already" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
 
@@ -91,3 +99,54 @@ def test_the_best_evaluated_policy_is_exported_from_a_run_that_ended_with_anothe
     assert "ema after update 1," in capsys.readouterr().out
     unfinished = made_runs.write_run(tmp_path / "unfinished", finished=False)
     assert "names no best" in refusal(capsys, "export", unfinished, "--format", "diffusers", "--best")
+
+
+@pytest.mark.parametrize("kind", ["diffusers", "comfyui", "kohya"])
+def test_a_file_with_other_content_is_overwritten_with_force_alone(
+    kind: str, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = RunFolder.of(config).path, tmp_path / "my.safetensors"
+    file.write_bytes(b"somebody's")
+    command = ("export", run, "--format", kind, "--out", file)
+    assert names(refusal(capsys, *command), str(file), "--out --force")
+    assert file.read_bytes() == b"somebody's"
+    assert solrl(*command, "--force") == 0
+    first = file.read_bytes()
+    assert solrl(*command) == 0  # the same bytes
+    assert file.read_bytes() == first
+    capsys.readouterr()
+    assert names(refusal(capsys, *command, "--policy", "default"), str(file), "--force")
+    assert file.read_bytes() == first
+
+
+@pytest.mark.parametrize(("kind", "alpha"), [("diffusers", "16"), ("comfyui", "16"), ("kohya", "32")])
+def test_an_exported_file_says_what_tools_show(kind: str, alpha: str, config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "my-style.safetensors"
+    moved = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": "black-forest-labs/FLUX.1-dev"})}
+    )
+    (RunFolder.of(config).path / "config.yaml").write_text(to_yaml(moved))
+    base = () if kind == "diffusers" else ("--base", config.model.path)
+    assert solrl("export", RunFolder.of(config).path, "--format", kind, "--out", file, *base) == 0
+    with safe_open(file, framework="pt") as content:
+        said = content.metadata()
+    named = "FLUX.1-dev" if kind == "diffusers" else "pipeline"
+    assert said["modelspec.sai_model_spec"] == "1.0.1"
+    assert said["modelspec.architecture"] == f"{named.lower().replace('.', '-')}/lora"
+    assert said["modelspec.title"] == said["ss_output_name"] == "my-style"
+    assert said["modelspec.resolution"] == "32x32"
+    assert "ema after update 2" in said["modelspec.description"]
+    assert (said["ss_sd_model_name"], said["ss_network_dim"], said["ss_network_alpha"]) == (named, "16", alpha)
+
+
+@pytest.mark.parametrize("kind", ["diffusers", "kohya", "checkpoint"])
+def test_an_older_policy_is_written_only_if_it_is_asked_for(
+    kind: str, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.of(config)
+    (run.checkpoint(2) / "policy.safetensors").write_bytes(b"damaged")
+    said = refusal(capsys, "export", run.path, "--format", kind)
+    assert names(said, f"The newest checkpoint of {run.path}, after 2", "policy.safetensors --updates 1")
+    assert not (run.path / "export").exists()
+    assert solrl("export", run.path, "--format", kind, "--updates", "1") == 0
+    assert "ema after update 1" in capsys.readouterr().out

@@ -94,3 +94,16 @@ def test_continue_begins_a_run_and_resumes_one_that_was_begun(
     assert refusal(capsys, "train", config_file, "--continue", "--dry-run").startswith(
         "run.seed is 42 (default), but the"
     )
+
+
+def test_a_dry_run_refuses_a_folder_that_cannot_be_made(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "taken").write_text("a file")
+    for name, values in (("n" * 300, "255 bytes"), ("é" * 130, "255 bytes"), ("taken", "taken is a file")):
+        assert solrl("train", config_file, "--set", f"run.name={name}", "--dry-run") == 2
+        said = capsys.readouterr().err.removeprefix("error: ")
+        assert all(word in said for word in values.split())
+        assert said.startswith(("run.name (--set) is ", "run.root is "))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]

@@ -6,7 +6,8 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from solrl_ray.common import ray_auth
 from solrl_ray.common.files import claim
 from solrl_ray.config import own_functions
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.storage.journal import Journal
 from tests.support import made_runs
 from tests.support.command_line import solrl
+from tests.support.patience import patience
 
 CODE = "from pathlib import Path\nPath({!r}).touch()\ndef score(images, prompts):\n    return [0.0] * len(prompts)\n"
 
@@ -79,6 +82,28 @@ def hostile(tmp_path: Path, visits: tuple[str, list[object]]) -> Iterator[tuple[
         yield folder, marker
 
 
+def pipe(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+
+
+def endless(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.symlink_to("/dev/zero")
+
+
+def huge(file: Path) -> None:
+    """A sparse file, larger than this machine's memory."""
+    file.touch()
+    os.truncate(file, 2**42)
+
+
+def bomb(file: Path) -> None:
+    names = [f"*a{number}" for number in range(9)]
+    lines = (f"b{n}: &a{n + 1} [{', '.join([name] * 9)}]" for n, name in enumerate(names))
+    file.write_text("\n".join(["first: &a0 {x: 1, y: 2}", *lines]))
+
+
 READING = {
     "status": ["status", "{}"],
     "pool": ["pool", "scale", "{}", "--explorers", "2"],
@@ -108,3 +133,40 @@ def test_a_command_does_to_a_strangers_folder_what_security_md_says(
     assert solrl(*(part.format(folder) for part in (READING | EXECUTING)[name])) in (0, 1, 2)
     assert visits[1] == []
     assert not marker.exists() or (name in EXECUTING and marker.is_file())  # a folder is what the pickle makes
+
+
+SPECIAL = {
+    "config.yaml": [pipe, endless, huge, bomb],
+    "format": [pipe, endless, huge],
+    "metrics.jsonl": [pipe, endless, huge],
+    "summary.json": [pipe, endless, huge],
+    "starts.json": [pipe, endless, huge],
+    "attestations.json": [pipe, endless, huge],
+    "spans.jsonl": [pipe, endless, huge],
+    "lora/pytorch_lora_weights.safetensors": [pipe, endless, huge],
+    "checkpoints/iteration-000003/state.json": [pipe, endless, huge],
+    "evaluations/updates-000000-base/aa-0.png": [pipe, endless, huge],
+}
+
+
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, kinds in SPECIAL.items() for make in kinds])
+def test_no_special_or_huge_file_of_a_strangers_folder_is_read(
+    name: str, make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a command would wait, or fill the memory, without end."""
+    monkeypatch.setattr(ray_auth, "clusters_here", list)
+    folder = made_runs.write_run(tmp_path / "run")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    make(folder / name)
+    began = time.monotonic()
+    for command in READING.values():
+        assert solrl(*(part.format(folder) for part in command)) in (0, 1, 2)
+    assert time.monotonic() - began < patience(30.0)
+
+
+def test_no_special_or_huge_file_of_a_journal_is_read(tmp_path: Path) -> None:
+    for make in (pipe, endless, huge):
+        make(tmp_path / "iteration-000001.jsonl")
+        with pytest.raises(OSError, match="iteration-000001"):
+            Journal(tmp_path / "iteration-000001.jsonl").recover()
+        (tmp_path / "iteration-000001.jsonl").unlink()

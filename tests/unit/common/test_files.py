@@ -77,7 +77,7 @@ def test_a_run_folder_whose_disk_hangs_is_named_before_anything_starts(
 @pytest.fixture
 def share(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that syncs files and refuses folders."""
-    files._tell_once.cache_clear()
+    files.tell_once.cache_clear()
     sync = os.fsync
 
     def refuse(descriptor: int) -> None:

@@ -59,6 +59,20 @@ def test_overrides_are_yaml_and_reach_into_lists(parts: list[Path]) -> None:
     assert (config.rollout.pool, config.rollout.keep, config.rollout.prompts) == (48, 2, 48)
 
 
+@pytest.mark.parametrize("text", ["007", "1e3", "2024-05-06", "no", "null", "a: b", "[x", "'7'"])
+def test_a_key_of_text_takes_what_is_written(parts: list[Path], text: str, tmp_path: Path) -> None:
+    assert load(parts, [f"run.name={text}"]).run.name == text.strip("'")
+    file = tmp_path / "named.yaml"
+    file.write_text("run: {name: 007}")
+    assert names(refusal([*parts, file]), "run.name", f"{file} 7 quotes")
+
+
+def test_an_empty_text_takes_a_value_away(parts: list[Path]) -> None:
+    overrides = ["evaluation.reference=my_pictures:draw", "evaluation.reference="]
+    assert load(parts, overrides).evaluation.reference == ""
+    assert load(parts, ["fleet.offload=null"]).fleet.offload is None  # is no text
+
+
 def test_values_remember_where_they_came_from(parts: list[Path]) -> None:
     sources = load_with_sources(parts, ["rollout.pool=48", "rewards.1.weight=2"]).sources
     assert sources.of("model.resolution") == str(parts[0])
@@ -129,7 +143,6 @@ def test_a_missing_key_is_named_with_the_files_or_where_its_section_is(parts: li
         ("compile.learner=yes", "compile.learner", '"yes"'),
         ("learner.optimizer.lr=.inf", "learner.optimizer.lr", "Infinity"),
         ("learner.optimizer.lr=.nan", "learner.optimizer.lr", "NaN finite"),
-        ("run.name=7", "run.name", "7"),
         ("rollout.solver=heun", "rollout.solver", '"heun" 2'),
         ("objective.timestep_fraction=1.5", "objective.timestep_fraction", "1.5 1"),
         ("rewards=[]", "rewards", "[] 1"),
@@ -201,3 +214,11 @@ def test_emulated_previews_on_a_card_are_said_to_be_slow(
 ) -> None:
     found = warnings(small_config(tmp_path, "run", *overrides))
     assert any(sentence.startswith("Slower than unquantised") for sentence in found) == said
+
+
+def test_what_was_downloaded_in_place_of_a_configuration_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert names(refusal([file]), str(file), "Git LFS pointer")
+    file.write_text("# " + "x" * 300_000)
+    assert names(refusal([file]), "The configuration file", "run.yaml 262,144")

@@ -83,3 +83,26 @@ def test_what_one_caller_changes_is_not_what_the_next_gets() -> None:
 def test_a_long_path_stays_on_the_line_of_its_key() -> None:
     path = "/folder" * 40
     assert yaml_text.dump({"path": path}) == f"path: {path}\n"
+
+
+def bomb(line: str) -> str:
+    """Nine lines, each of which names the one before nine times."""
+    names = [f"*a{number}" for number in range(9)]
+    lines = (f"b{n}: &a{n + 1} {line.format(', '.join([name] * 9))}" for n, name in enumerate(names))
+    return "\n".join(["first: &a0 {x: 1, y: 2}", *lines])
+
+
+@pytest.mark.parametrize("text", [bomb("[{}]"), bomb("{{<<: [{}]}}"), "&a [*a]", "a: &a {b: *a}"])
+def test_aliases_that_unfold_without_end_are_refused_at_once(text: str) -> None:
+    with pytest.raises(UserError, match=r"^text: with its aliases it has more than 100,000 values\.$"):
+        yaml_text.parse(text, "text")
+
+
+def test_aliases_of_common_size_are_followed() -> None:
+    text = "a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]"
+    assert yaml_text.parse(text, "text") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": [{"x": 1}, {"x": 1}]}
+
+
+def test_a_text_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^text: it is nested too deeply"):
+        yaml_text.parse("[" * 2_000, "text")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from solrl_ray.errors import RunError, UserError
@@ -111,6 +114,36 @@ def test_a_manifest_of_another_format_or_half_written_is_refused(tmp_path: Path)
     path.write_text(json.dumps(manifest)[:40])
     with pytest.raises(UserError, match="damaged"):
         LearnerState.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"updates": "two"},
+        {"steps": None},
+        {"files": {"policy.safetensors": 3, "optimizer.safetensors": 3}},
+        {"tensors": {"elsewhere/x": torch.zeros(1)}},
+        {"tensors": {"default/x": torch.zeros(1, dtype=torch.int32)}},
+        {"tensors": {"default/x": torch.zeros(1, dtype=torch.complex64)}},
+        {"content": b"no safetensors"},
+    ],
+)
+def test_a_state_that_somebody_else_wrote_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    """Its checksums are right."""
+    folder = tmp_path / "state"
+    a_state().save(folder)
+    manifest = json.loads((folder / "state.json").read_text())
+    del manifest["sha256"]
+    if {"tensors", "content"} & change.keys():
+        content = change.get("content") or safetensors.torch.save(change["tensors"])
+        (folder / "policy.safetensors").write_bytes(content)
+        stated = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        change = {"files": manifest["files"] | {"policy.safetensors": stated}}
+    manifest |= change
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / "state.json").write_text(json.dumps(manifest | {"sha256": digest}))
+    with pytest.raises(UserError, match=rf"^{folder} is no state of a learner: "):
+        LearnerState.load(folder)
 
 
 def test_a_state_of_another_model_is_refused_by_factor_name() -> None:

@@ -98,6 +98,10 @@ def test_a_file_is_read_at_the_strength_at_which_peft_applies_it(
         ({"r": 2}, "says rank 2 of a and holds rank 1"),
         ({"lora_alpha": float("nan")}, "does not state r and lora_alpha"),
         ({"alpha_pattern": {"a": "much"}}, "does not state r and lora_alpha"),
+        ({"lora_alpha": 10**400}, "does not state r and lora_alpha"),
+        ({"alpha_pattern": {"a": 10**400}}, "does not state r and lora_alpha"),
+        ({"lora_alpha": "8"}, "does not state r and lora_alpha"),
+        ({"lora_alpha": 10**10}, "has alpha 10000000000.0 of a"),
     ],
 )
 def test_metadata_that_a_run_cannot_keep_is_refused_by_name(more: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -125,6 +129,13 @@ def test_what_is_no_lora_of_the_transformer_is_refused(tmp_path: Path) -> None:
     torch.save({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / "pickled.safetensors")
     with pytest.raises(UserError, match=r"pickled\.safetensors cannot be read as safetensors"):
         load_lora(tmp_path / "pickled.safetensors", ONE, NETWORK)
+    for content, what in (
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is a Git LFS pointer"),
+        ("<!doctype html>\n<html><head><title>401</title></head></html>", "is an HTML page"),
+    ):
+        (tmp_path / "downloaded.safetensors").write_text(content)
+        with pytest.raises(UserError, match=rf"downloaded\.safetensors {what}"):
+            load_lora(tmp_path / "downloaded.safetensors", ONE, NETWORK)
     header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
     save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
     with pytest.raises(UserError, match=r"text_encoder\.a\.lora_A\.weight"):

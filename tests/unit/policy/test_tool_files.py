@@ -20,6 +20,7 @@ from diffusers import (
     SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
     ZImagePipeline,
@@ -73,6 +74,13 @@ MODELS = {
     "wan": Model(
         lambda: WanTransformer3DModel(num_layers=2, text_dim=24, freq_dim=16, ffn_dim=48, **HEADS),
         WanPipeline,
+        r"blocks\..*",
+    ),
+    "wan21_i2v": Model(
+        lambda: WanTransformer3DModel(
+            num_layers=2, text_dim=24, freq_dim=16, ffn_dim=48, image_dim=16, added_kv_proj_dim=32, **HEADS
+        ),
+        WanImageToVideoPipeline,
         r"blocks\..*",
     ),
     "z_image": Model(
@@ -268,6 +276,30 @@ OUT = "transformer_blocks.1.attn.to_out.0"
         pytest.param(
             "lora_unet_double_blocks_1_img_attn_proj.lora_{down}.weight", B[:32], None, {OUT: B[:32]}, id="old"
         ),
+        pytest.param(
+            "lora_transformer_transformer_blocks_1_attn_to_out_0.lora_{down}.weight",
+            B[:32],
+            1.0,
+            {OUT: 0.5 * B[:32]},
+            id="OneTrainer",
+        ),
+        pytest.param(
+            "lycoris_transformer_blocks_1_attn_to_out_0.lora_{down}.weight",
+            B[:32],
+            4.0,
+            {OUT: 2.0 * B[:32]},
+            id="LyCORIS",
+        ),
+        pytest.param("{OUT}.lora_{AB}.default.weight", B[:32], None, {OUT: B[:32]}, id="DiffSynth"),
+        pytest.param("transformer.{OUT}.lora.{down}.weight", B[:32], None, {OUT: B[:32]}, id="SimpleTuner of 2024"),
+        pytest.param("{OUT}.lora_{down}.weight", B[:32], 1.0, {OUT: 0.5 * B[:32]}, id="without a beginning"),
+        pytest.param(
+            "model.diffusion_model.double_blocks.0.img_attn.qkv.lora_{down}.weight",
+            B,
+            4.0,
+            {linear: 2.0 * part for linear, part in zip(QKV, B.split(32), strict=True)},
+            id="model.diffusion_model",
+        ),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -282,11 +314,45 @@ def test_a_file_of_another_trainer_changes_the_weights_as_its_readers_have_it(
     read = given.read(tensors, tmp_path)
     assert set(read) == {f"{linear}.lora_{end}" for linear in changed for end in "AB"}
     # diffusers knows no ``.alpha`` beside published names without ``lora_unet_``, and reads no file with one.
-    stock = by_diffusers("flux2_klein", tensors) if alpha is None or keys.startswith("lora_unet_") else {}
+    reads = keys.startswith(("lora_unet_", "transformer.{OUT}.lora_", "diffusion_model.")) and not (
+        alpha and "lora_unet" not in keys
+    )
+    stock = by_diffusers("flux2_klein", tensors) if reads else {}
     for linear, b in changed.items():
         ours = ALPHA / RANK * outputs(read[f"{linear}.lora_A"], read[f"{linear}.lora_B"])
         torch.testing.assert_close(ours, outputs(A.to(dtype), b.to(dtype)), rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(stock.get(linear, ours), ours, rtol=1e-5, atol=1e-4)
+
+
+def test_a_file_of_xlabs_is_read_as_by_diffusers(tmp_path: Path) -> None:
+    generator, tensors = torch.Generator().manual_seed(4), dict[str, Tensor]()
+    for block, names in (("double_blocks.0", {"qkv_lora1": 3, "proj_lora2": 1}), ("single_blocks.0", {"qkv_lora": 3})):
+        for name, parts in names.items():
+            tensors[f"{block}.processor.{name}.down.weight"] = torch.randn(RANK, 3072, generator=generator)
+            tensors[f"{block}.processor.{name}.up.weight"] = torch.randn(parts * 3072, RANK, generator=generator)
+    given, expected = trained("flux"), by_diffusers("flux", tensors)
+    read = given.read(tensors, tmp_path)
+    linears = {name.rpartition(".")[0] for name in read}
+    assert linears == expected.keys()
+    assert len(linears) == 7
+    for linear in linears:
+        ours = ALPHA / RANK * outputs(read[f"{linear}.lora_A"], read[f"{linear}.lora_B"])
+        torch.testing.assert_close(ours, expected[linear], rtol=1e-4, atol=1e-2)
+
+
+def test_smaller_ranks_of_a_file_are_filled_up_to_its_largest(tmp_path: Path) -> None:
+    """The product stays, and each new row of A is one that can be trained."""
+    given = trained("flux2_klein")
+    small = {f"transformer.{QKV[0]}.lora_A.weight": A[:1].clone(), f"transformer.{QKV[0]}.lora_B.weight": B[:32, :1]}
+    large = {f"transformer.{OUT}.lora_A.weight": A, f"transformer.{OUT}.lora_B.weight": B[:32]}
+    read = given.read({key: tensor.contiguous() for key, tensor in (small | large).items()}, tmp_path)
+    for linear, a, b in ((QKV[0], A[:1], B[:32, :1]), (OUT, A, B[:32])):
+        assert read[f"{linear}.lora_A"].shape == (RANK, 32)
+        ours = ALPHA / RANK * outputs(read[f"{linear}.lora_A"], read[f"{linear}.lora_B"])
+        torch.testing.assert_close(ours, outputs(a, b), rtol=1e-5, atol=1e-4)
+        assert read[f"{linear}.lora_A"].abs().amin() > 0
+    again = given.read({key: tensor.contiguous() for key, tensor in (small | large).items()}, tmp_path)
+    assert all(torch.equal(read[key], again[key]) for key in read)
 
 
 def test_z_image_attention_in_one_lora_is_split(tmp_path: Path) -> None:
@@ -310,7 +376,20 @@ PROJ = "lora_unet_double_blocks_1_img_attn_proj"
         ({"transformer.x.lokr_w1": A}, "transformer.x.lokr_w1, of LoKr"),
         ({f"{PROJ}.hada_w1_a": A}, "of LoHa"),
         ({f"{PROJ}.diff_b": A}, "a whole difference"),
-        ({"lora_transformer_x.lora_down.weight": A}, "lora_transformer_x.lora_down.weight, .* Flux2Transformer2DModel"),
+        (
+            {"lora_transformer_x.lora_down.weight": A},
+            "of OneTrainer holds lora_transformer_x.lora_down.weight, .* Flux2Transformer2DModel",
+        ),
+        ({"lycoris_x.lora_down.weight": A}, "of LyCORIS holds lycoris_x"),
+        ({"double_blocks.0.processor.qkv_lora1.down.weight": A}, "of XLabs holds double_blocks.0.processor"),
+        ({"a.lora_A.default.weight": A}, "of DiffSynth-Studio holds a.lora_A"),
+        ({"lycoris_transformer_blocks_1_attn_to_out_0.lokr_w1": A}, "of LoKr"),
+        ({f"base_model.model.{OUT}.lora_magnitude_vector.weight": A}, "of DoRA"),
+        ({"bundle_emb.word.clip_l": A}, "an embedding of OneTrainer"),
+        ({f"{PROJ}.alpha": torch.tensor(1e10)}, rf"alpha 10000000000.0 of {OUT}"),
+        ({f"{PROJ}.lora_up.weight": B[:32].int()}, f"{PROJ}.lora_up.weight of I32"),
+        ({f"{PROJ}.lora_up.weight": B[:32].to(torch.complex64)}, f"{PROJ}.lora_up.weight of C64"),
+        ({f"{PROJ}.alpha": torch.tensor(1.0 + 2.0j)}, f"{PROJ}.alpha of C64"),
         ({"model.diffusion_model.final_layer.linear.weight": A}, "linear.weight, which is not a LoRA factor"),
         ({f"transformer.{OUT}.lora_A.weight": A, f"transformer.{OUT}.lora_B.weight": B[:32]}, f"{OUT} twice"),
         ({f"{PROJ}.lora_up.weight": None}, rf"{PROJ}: A is \[2, 32\], B \[0\]"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -179,15 +181,74 @@ def test_a_source_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         import_prompts(str(tmp_path))
 
 
-@pytest.mark.parametrize("source", ["owner/name", "p.parquet"])
-def test_without_datasets_a_sentence_says_what_to_do(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("source", "package"), [("owner/name", "datasets"), ("p.parquet", "pyarrow")])
+def test_without_its_package_a_sentence_says_what_to_do(
+    source: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as where it is not installed
-    with pytest.raises(UserError, match="'datasets', which is not installed: pip install datasets, or export"):
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    with pytest.raises(UserError, match=f"'{package}', which is not installed: pip install {package}, or export"):
         import_prompts(source)
+
+
+def test_a_parquet_file_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    file = tmp_path / "prompts [v2]*?.parquet"
+    parquet.write_table(pyarrow.table({"n": [1, 2], "prompt": ["a cat", "a dog"]}), file)
+    parquet.write_table(pyarrow.table({"prompt": ["another"]}), tmp_path / "prompts vXY.parquet")
+    assert import_prompts(str(file)).train == ("a cat", "a dog")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [("a cat\na dog\n", ("a cat", "a dog")), ('{"text": "a cat"}\n', ("a cat",))]
+)
+def test_prompts_come_through_a_pipe(content: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=(tmp_path / "pipe").write_text, args=(content,), daemon=True).start()
+    assert import_prompts(str(tmp_path / "pipe")).train == expected
+    read, write = os.pipe()  # as <(…) of a shell
+    os.write(write, content.encode())
+    os.close(write)
+    assert import_prompts(f"/dev/fd/{read}").train == expected
+    os.close(read)
+
+
+def test_a_field_beside_the_prompt_may_be_longer_than_131072_characters(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(f"image,text\n{'A' * 200_000},a cat\n")
+    assert import_prompts(str(tmp_path / "p.csv")).train == ("a cat",)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a Git LFS pointer"),
+        ("\n<!DOCTYPE html>\n<html></html>\n", "an HTML page"),
+    ],
+)
+@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.json", "p.jsonl"])
+def test_what_was_downloaded_in_place_of_prompts_is_named(content: str, what: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(UserError, match=what):
+        import_prompts(str(file))
+    if file.suffix in (".txt", ".jsonl") and content[0] != "\n":
+        with pytest.raises(UserError, match=f"^prompts is .*{what}"):
+            read_prompts(str(file))
+
+
+def test_a_folder_of_pictures_may_have_parts_and_files_of_macos(tmp_path: Path) -> None:
+    for part, texts in (("train", ["a cat", "a dog"]), ("test", ["a cow"])):
+        (tmp_path / part).mkdir()
+        for number, text in enumerate(texts):
+            picture(number, 8).save(tmp_path / part / f"{number}.png")
+            (tmp_path / part / f"{number}.txt").write_text(text)
+            for hidden in (f"._{number}.png", f"._{number}.txt"):
+                (tmp_path / part / hidden).write_bytes(b"\0\5\x16\7")
+    (tmp_path / "._train").write_bytes(b"\0\5\x16\7")
+    imported = import_prompts(str(tmp_path))
+    assert (imported.train, imported.heldout) == (("a cat", "a dog"), ("a cow",))
+    assert all(len(entry.references) == 1 for entries in imported.entries for entry in entries)
 
 
 def test_files_with_other_prompts_are_overwritten_with_force_alone(

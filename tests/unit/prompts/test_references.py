@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from solrl_ray.common.files import read_regular
 from solrl_ray.config.fleet import Deadlines
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts import references
 from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
 from tests.support.editing import picture, write_prompts
 from tests.support.patience import patience
+from tests.support.sentences import names
 
 
 def saved(image: Image.Image, file: Path, **how: object) -> None:
@@ -193,37 +194,74 @@ def test_a_picture_that_changes_while_a_run_goes_on_is_noticed(tmp_path: Path) -
         references.contents(prompt)
 
 
-def slow_pictures(folder: Path, count: int) -> Path:
-    """A prompt file whose pictures are pipes: who reads one waits for its writer."""
-    lines = [json.dumps({"text": str(number), "reference": f"{number}.png"}) for number in range(count)]
-    (folder / "p.jsonl").write_text("\n".join(lines))
-    for number in range(count):
-        os.mkfifo(folder / f"{number}.png")
-    return folder / "p.jsonl"
-
-
-def test_many_pictures_may_take_longer_than_the_deadline_of_one(tmp_path: Path) -> None:
-    file, content, seconds = slow_pictures(tmp_path, 4), io.BytesIO(), patience(1.0)
-    picture(0, 8).save(content, "PNG")
-
-    def write() -> None:
-        for number in range(4):
-            time.sleep(seconds / 2)
-            (tmp_path / f"{number}.png").write_bytes(content.getvalue())
-
+def slow_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float) -> Path:
+    """A prompt file whose pictures' disk takes so long for each, one after the other."""
     began = time.monotonic()
-    threading.Thread(target=write, daemon=True).start()
+
+    def slowly(file: Path, most: float) -> bytes:
+        number = int(file.stem.split("-")[1])
+        time.sleep(max(0.0, began + (number + 1) * seconds - time.monotonic()))
+        return read_regular(file, most)
+
+    monkeypatch.setattr(references, "read_regular", slowly)
+    return write_prompts(folder / "p.jsonl", [str(number) for number in range(count)], 8)
+
+
+def test_many_pictures_may_take_longer_than_the_deadline_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = patience(1.0)
+    file = slow_pictures(tmp_path, monkeypatch, 4, seconds / 2)
+    began = time.monotonic()
     found = read_prompts(str(file), seen=1, deadlines=Deadlines(encode=seconds))
     assert time.monotonic() - began > seconds
-    assert [each.references[0].digest for each in found] == [hashlib.sha256(content.getvalue()).hexdigest()] * 4
+    contents = [Path(each.references[0].path).read_bytes() for each in found]
+    assert [each.references[0].digest for each in found] == [hashlib.sha256(each).hexdigest() for each in contents]
 
 
-def test_a_picture_whose_disk_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None:
-    file = slow_pictures(tmp_path, 1)
+def test_a_picture_whose_disk_hangs_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = slow_pictures(tmp_path, monkeypatch, 1, 3.0)
     with pytest.raises(RunError) as caught:
         read_prompts(str(file), "prompts.train", seen=1, deadlines=Deadlines(encode=0.2))
     said = str(caught.value)
     assert said.startswith(f"prompts.train: {file}, line 1 ")
-    assert f"'{tmp_path}/0.png'" in said
+    assert f"'{tmp_path}/p-0-0.png'" in said
     assert "0.2 s (fleet.deadlines.encode)" in said
-    os.close(os.open(tmp_path / "0.png", os.O_WRONLY))  # the abandoned thread ends
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+
+
+def linked(file: Path, target: str) -> None:
+    file.symlink_to(target)
+
+
+def sparse(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("zero.png", partial(linked, target="/dev/zero"), "a pipe or a device"),
+        ("endless.png", partial(linked, target="/proc/self/pagemap"), "no picture of a known format"),
+        ("pipe.png", os.mkfifo, "a pipe or a device"),
+        ("folder.png", Path.mkdir, "a directory"),
+        ("zero\0byte.png", lambda file: None, "no file has such a name"),
+        ("large.png", sparse, "1,099,511,627,776"),
+        ("lfs.png", lambda file: file.write_text(LFS), "a Git LFS pointer"),
+        ("page.png", lambda file: file.write_text("<!DOCTYPE html><title>Log in</title>"), "an HTML page"),
+    ],
+)
+def test_only_a_regular_file_of_a_picture_is_read(
+    name: str, make: Callable[[Path], object], why: str, tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "a", "reference": name}))
+    with pytest.raises(UserError) as caught:
+        read_prompts(str(tmp_path / "p.jsonl"), "prompts.train", seen=1)
+    assert names(str(caught.value), "prompts.train", "line 1")
+    assert why in str(caught.value)

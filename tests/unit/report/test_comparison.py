@@ -147,7 +147,7 @@ def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:
         policies_of("base,best")
 
 
-def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path) -> None:
+def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"no checkpoint yet, .* after the first update; wait for it, or resume"):
         state_of(run, None)
     for updates in (2, 4):
@@ -156,6 +156,9 @@ def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path) -> Non
     assert state_of(run, 2).updates == 2
     with pytest.raises(UserError, match=r"--updates is 3, but .* has 2, 4"):
         state_of(run, 3)
+    (RunFolder(run).checkpoint(4) / "state.json").write_text("{}")
+    assert state_of(run, None).updates == 2
+    assert capsys.readouterr().err.startswith("note: the checkpoint after 4 updates is passed over: ")
 
 
 def test_results_of_before_are_not_overwritten(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import subprocess
@@ -249,7 +250,9 @@ def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(of: Trials
 def process_state() -> tuple[Any, ...]:
     generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
     settings = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
-    return settings, torch.get_float32_matmul_precision(), generators
+    mask = os.umask(0)
+    os.umask(mask)
+    return settings, torch.get_float32_matmul_precision(), generators, Path.cwd(), mask
 
 
 def test_settings_and_random_states_of_the_process_are_restored_after_a_call(of: Trials, tmp_path: Path) -> None:
@@ -261,7 +264,7 @@ def test_settings_and_random_states_of_the_process_are_restored_after_a_call(of:
 
 def test_what_a_module_sets_as_it_is_imported_is_put_back(tmp_path: Path) -> None:
     (tmp_path / "seeds.py").write_text(
-        "import torch, numpy\ntorch.manual_seed(0)\nnumpy.random.seed(0)\n"
+        "import os, torch, numpy\ntorch.manual_seed(0)\nnumpy.random.seed(0)\nos.chdir('/')\nos.umask(0o777)\n"
         "torch.set_default_dtype(torch.float64)\ndef f(): pass\n"
     )
     before = process_state()

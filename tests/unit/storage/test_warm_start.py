@@ -62,6 +62,19 @@ def test_a_checkpoint_folder_gives_that_checkpoint(source: Config) -> None:
     assert lora_digest(first.ema) == lora_digest(state(source, 1).ema)
 
 
+def test_a_damaged_newest_checkpoint_is_told_where_an_older_one_is_taken(
+    source: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (RunFolder.of(source).checkpoint(2) / "policy.safetensors").write_bytes(b"")
+    _, first = warm_start(forked(source, RunFolder.of(source).path))
+    assert lora_digest(first.default) == lora_digest(state(source, 1).default)
+    said = capsys.readouterr().err
+    assert said.startswith("note: the checkpoint after 2 updates is passed over: ")
+    assert said.endswith("; going on from the one after 1\n")
+    warm_start(forked(source, RunFolder.of(source).path))  # the checks of a run read it twice
+    assert capsys.readouterr().err == ""
+
+
 def test_a_lora_file_is_all_three_policies(source: Config, tmp_path: Path) -> None:
     given = factors(source, 3)
     file = save_lora(tmp_path / "lora", given, source.model.lora)
