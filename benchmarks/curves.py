@@ -25,18 +25,18 @@ AFTER = {HEADLINE: (300.0, 600.0, 1200.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600
 
 
 def moving(results: Path) -> str:
-    """Block of the results page."""
+    """Block of results/quality.md."""
     return _block(results, "video_shapes.json", VIDEO, "moving")
 
 
 def emoji(results: Path) -> str:
-    """Block of the results page."""
+    """Block of results/quality.md."""
     return _block(results, "emoji_shapes.json", HEADLINE, "emoji")
 
 
 def _block(results: Path, file: str, place: str, name: str) -> str:
     content = read(results, file)
-    scale = f"{BASE} is the untrained model, {REAL} the world's own pictures. Charged as `{place}`."
+    scale = f"{BASE} is the untrained model, {REAL} the real images. Simulated GPU time of `{place}`."
     return f"{curves(content, place)}\n\n{scale} {measured(name)}" if content else unmeasured(name)
 
 
@@ -56,7 +56,7 @@ def curves(results: dict[str, Any], place: str, *, each_seed: bool = False) -> s
     the highest of its rewards and the last, whatever was charged by then.
     """
     times = AFTER[place]
-    header = ["shape", "rate", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
+    header = ["setting", "lr", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
     header += ["highest", "last"] if each_seed else []
     rows = [
         [words(shape), f"{float(rate):g}", name, *(_cell(runs, shape, each, place) for each in times)]
