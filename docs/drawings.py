@@ -87,7 +87,7 @@ PICTURES = {
                 92,
                 "low",
                 "explorers",
-                ("96 seeds per prompt, 6 steps,", "NVFP4 or FP8; images", "stay here"),
+                ("96 seeds per prompt,", "6 steps, NVFP4 or FP8;", "images stay here"),
             ),
             Box(
                 590,
