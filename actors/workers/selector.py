@@ -6,8 +6,9 @@
      ▲ the journal is replayed: an iteration goes on where it ends
 
 A result that it acknowledges is in the journal, on the disk. Groups are written in the background, and `close` waits
-for them. A repeated call changes nothing. Results of one call are synced to the disk once (docs/decisions/controller.md).
-Acknowledgements name the next units to do; the dispatcher chooses their workers (`scheduling.dispatcher`).
+for them. A repeated call changes nothing. Results of one call are synced to the disk once
+(docs/decisions/controller.md). Acknowledgements name the next units; the dispatcher chooses their workers
+(`scheduling.dispatcher`).
 """
 
 from __future__ import annotations
