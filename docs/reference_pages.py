@@ -125,7 +125,7 @@ def row(key: str, field: FieldInfo, standard: str) -> tuple[str, ...]:
 
 
 def default(field: FieldInfo, given: BaseModel | None, name: str) -> str:
-    """What a key is if nobody sets it: in the section that a run has by default, else in any section of this kind."""
+    """Default of a key: in the section that a run has by default, else in any section of this kind."""
     if field.is_required() and given is None:
         return "must be given"
     value = field.default if given is None else getattr(given, name)
@@ -296,7 +296,7 @@ def documented(node: ast.ClassDef) -> Iterator[str]:
 
 
 def docstring(node: ast.stmt | None) -> str:
-    """Of an attribute: the text that stands after it."""
+    """Docstring of an attribute, the text after it."""
     said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
     return prose(said) if isinstance(said, str) else ""
 
@@ -351,7 +351,7 @@ def package(place: Path) -> str:
 
 
 def first_sentence(file: Path) -> str:
-    """What the index says of a file; a diagram or an address after it is another paragraph."""
+    """First sentence of a file's docstring, without a diagram or an address after it."""
     said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=\.) (?=[A-Z`])", prose(said.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
 
