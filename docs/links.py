@@ -1,8 +1,8 @@
 """Hooks of MkDocs for links from a page to files outside of docs/, which the site does not contain.
 
 Where the repository itself is read, such links work as they are. On the site they lead to the repository if
-`repo_url` is set in mkdocs.yml; else the path is shown without a link. Images of benchmarks/results are copied. A missing
-file is a warning, which ``--strict`` makes an error.
+`repo_url` is set in mkdocs.yml; else the path is shown without a link. Images of benchmarks/results are copied. A
+missing file is a warning, which ``--strict`` makes an error.
 """
 
 from __future__ import annotations
