@@ -1,4 +1,4 @@
-"""docs/results.md has the figures of the results files, and no others."""
+"""docs/results/quality.md has the figures of the results files, and no others."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_seconds_of_the_map_are_by_the_prices_of_today(name: str) -> None:
 def test_the_readme_quotes_the_headline() -> None:
     readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
     shares = {cells[0]: cells[-1].partition(" (")[0] for cells in rows(BLOCKS["headline"](RESULTS))[2:]}
-    assert f"[{shares['90%']} sooner](docs/results.md#does-it-pay)" in readme
+    assert f"[{shares['90%']} sooner](docs/results/quality.md#two-stages-vs-one-stage)" in readme
     assert f"at 75 % it is {shares['75%']}" in readme
     content = json.loads((RESULTS / "shapes.json").read_text())
     assert shares["90%"].removeprefix("at least ") == f"{content['two_stage_over_one_stage'][0]:.2f} ×"
