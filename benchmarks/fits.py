@@ -43,7 +43,7 @@ class Verdict:
     """The preset of configs/clusters."""
     fits: bool
     arithmetic: Arithmetic
-    """With what the GPU decides, if it fits."""
+    """Sizes with the settings that the GPU decides, if it fits."""
 
     @property
     def offloads(self) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
-"""Ends of the results files' names, as words."""
+"""Endings of the results files' names."""
 PAGES_GPU = "H200"
-"""On which rollouts are, if their row says nothing else."""
+"""The GPU of rows that name no other one."""
 
 
 def rollouts(results: Path) -> str:
@@ -37,7 +37,7 @@ def rollouts(results: Path) -> str:
 
 
 def gpu(found: dict[str, Any]) -> str:
-    """As the page calls it, of `NVIDIA H100 80GB HBM3 (sm_90)`: H100."""
+    """Short name: H100 of `NVIDIA H100 80GB HBM3 (sm_90)`."""
     return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
@@ -78,14 +78,14 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
 
 
 def settings(row: dict[str, Any]) -> str:
-    """What differs from the usual settings."""
+    """Placement and settings that differ from the usual ones."""
     said = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
     said += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
     return "".join(f", {each}" for each in said)
 
 
 def hosts(results: Path) -> str:
-    """What `solrl plan` says of the published iteration on hosts of several sizes, beside the paper's seconds."""
+    """Planned seconds of the published iteration on several numbers of GPUs, beside the paper's."""
     planned, rows = read(results, "many_gpus_planned.json"), []
     if planned is None:
         return unmeasured("hosts", "Not planned yet")

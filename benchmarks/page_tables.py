@@ -1,4 +1,4 @@
-"""What the modules of the results pages share: results files, the paper's figures, tables and commands."""
+"""Results files, the paper's figures, tables and commands: shared by the modules of the results pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERS = {
     "wan_14b": "Wan 2.1 14B",
     "wan22": "Wan 2.2 5B",
 }
-"""Models that the paper does not have."""
+"""Models outside the paper."""
 WORLD = "python benchmarks/world_shapes.py {} --gpu --mps --at-once 16 --seconds 480 --seeds {} --rates {}"
 COMMANDS = {
     "shapes": "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560",
@@ -49,6 +49,6 @@ def unmeasured(name: str, what: str = "Not measured yet") -> str:
 
 
 def read(results: Path, name: str) -> Any:
-    """Content of a results file; None if it is not there."""
+    """Content of a results file; None if it does not exist."""
     file = results / name
     return json.loads(file.read_text()) if file.is_file() else None

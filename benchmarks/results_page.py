@@ -23,34 +23,26 @@ PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
 KEPT = "kept-"
 STEPS = (2, 6, 10)
-"""Of a preview, in the table of rankings."""
+"""Preview steps in the table of rankings."""
 
 
 def ranking(results: Path) -> str:
-    """The paper's table, and ours in its unit: mean places from 1, over the pool."""
-    paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json")
+    """The paper's table and ours in its unit: mean rank from 1, as a share of the pool."""
+    paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json") or {"previews": ()}
     pairs = [f"{paper['match'][k]:.1%} / {paper['false'][k]:.1%}" for k in ("4", "8", "12")]
     rows = [["paper", "nvfp4", "6", f"{paper['spearman']:.3f}", f"{paper['kendall']:.3f}", *pairs]]
-    for row in (row for row in (found or {"previews": ()})["previews"] if row["steps"] in STEPS):
+    for row in (row for row in found["previews"] if row["steps"] in STEPS):
         sides = ((row[f"best_beats_{k}"], row[f"worst_beats_{k}"]) for k in (4, 8, 12))
         pairs = [" / ".join(f"{place(share, found['seeds']):.1%}" for share in side) for side in sides]
         fidelity = [f"{row['spearman']:.3f}", f"{row['kendall']:.3f}"]
         rows.append(["testbed", row["tier"], str(row["steps"]), *fidelity, *pairs])
-    ideal = [" / ".join(f"{place(share, 96):.1%}" for share in perfect(k, 96)) for k in (4, 8, 12)]
-    rows.append(["if perfect", "", "", "1", "1", *ideal])
     header = ["", "precision", "steps", "Spearman", "Kendall", "4 chosen", "8 chosen", "12 chosen"]
-    said = measured("ranking") if found else unmeasured("ranking")
+    said = measured("ranking") if found["previews"] else unmeasured("ranking")
     return f"{table(header, rows)}\n\n{said}"
 
 
-def perfect(side: int, seeds: int) -> tuple[float, float]:
-    """Shares of the others that the `side` best and the `side` worst of a pool beat."""
-    worst = (side - 1) / 2 / (seeds - 1)
-    return 1 - worst, worst
-
-
 def place(beaten: float, seeds: int) -> float:
-    """The place of a seed that beats such a share of the others, from 1 for the worst, over the pool."""
+    """Rank of a seed that beats such a share of the others, 1 for the worst, as a share of the pool."""
     return (beaten * (seeds - 1) + 1) / seeds
 
 
