@@ -27,7 +27,7 @@ help:
 	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reference/failures.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
-	@echo "make results  tables and pictures of docs/results.md again from benchmarks/results, without a GPU"
+	@echo "make results  tables and figures of docs/results again from benchmarks/results, without a GPU"
 	@echo "make reference  generated pages of docs/reference and drawings of docs/images, from the code"
 	@echo "make screenshots  the demo's report, live view and dashboard for the documents; a whole demo and a browser"
 	@echo "make docs     the documentation as a site, in build/site"
