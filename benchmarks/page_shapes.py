@@ -81,7 +81,7 @@ def _against_reference(content: Any) -> Iterator[str]:
     reference, _ = best_rate(content["runs"], REFERENCE)
     if best and reference.there:
         reached = f" ({reference.there} of {len(reference.seconds)} seeds reached it)" * (not reference.complete)
-        closes = f"{words(REFERENCE)} in one stage, closes 90% after {seconds(reference)} s{reached}"
+        closes = f"`{words(REFERENCE)}` in one stage closes 90% after {seconds(reference)} s{reached}"
         yield f"{closes}; the best two-stage setting is {faster(best[0], reference)} faster."
 
 
