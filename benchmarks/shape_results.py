@@ -42,6 +42,8 @@ RATES = (1e-3, 5e-4, 2e-3, 4e-3)
 SEEDS = (42, 43, 44, 45, 46)
 NEAR, FRONT = 2.0, 3
 LARGEST_MICRO_BATCH, PRUNE_AFTER = 24, 2
+NO_KL = ("objective={shared_noise: true, kl: 0}",)
+TWO_EARLY = ("objective={shared_noise: true, kl: 0, step_range: [0, 5], timestep_fraction: 0.4}",)
 OPTIONS: dict[str, tuple[str, ...]] = {
     "shared_noise": ("objective.shared_noise=true",),
     "kl_0": ("objective.kl=0",),
@@ -49,8 +51,24 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "epochs_2_near": ("learner.epochs=2", "objective.clip_range=0.03"),
     "early_half": ("objective={step_range: [0, 5], timestep_fraction: 0.8}",),
     "late_half": ("objective={step_range: [5, 10], timestep_fraction: 0.8}",),
-    "shared_noise_kl_0": ("objective={shared_noise: true, kl: 0}",),
+    "shared_noise_kl_0": NO_KL,
     "two_early": ("objective={step_range: [0, 5], timestep_fraction: 0.4}",),
+    "kl_0_decay_300": (*NO_KL, "learner.schedule={decay: inverse_sqrt, steps: 300}"),
+    "kl_0_decay_150": (*NO_KL, "learner.schedule={decay: inverse_sqrt, steps: 150}"),
+    "kl_0_decay_50": (*NO_KL, "learner.schedule={decay: inverse_sqrt, steps: 50}"),
+    "kl_0_ema_98": (*NO_KL, "learner.ema_cap=0.98"),
+    "kl_0_decay_150_ema_98": (*NO_KL, "learner={ema_cap: 0.98, schedule: {decay: inverse_sqrt, steps: 150}}"),
+    "kl_0_beta2_99": (*NO_KL, "learner.optimizer.betas=[0.9, 0.99]"),
+    "kl_0_beta1_95": (*NO_KL, "learner.optimizer.betas=[0.95, 0.999]"),
+    "kl_0_group_std": (*NO_KL, "objective.advantage={std: group}"),
+    "kl_0_2of5": TWO_EARLY,
+    "kl_0_2of5_decay_50": (*TWO_EARLY, "learner.schedule={decay: inverse_sqrt, steps: 50}"),
+    "kl_0_2of5_ema_98": (*TWO_EARLY, "learner.ema_cap=0.98"),
+    "kl_0_2of5_decay_50_ema_98": (*TWO_EARLY, "learner={ema_cap: 0.98, schedule: {decay: inverse_sqrt, steps: 50}}"),
+    "kl_0_1of5": ("objective={shared_noise: true, kl: 0, step_range: [0, 5], timestep_fraction: 0.2}",),
+    "kl_0_2of4": ("objective={shared_noise: true, kl: 0, step_range: [0, 4], timestep_fraction: 0.5}",),
+    "kl_0_2of7": ("objective={shared_noise: true, kl: 0, step_range: [0, 7], timestep_fraction: 0.3}",),
+    "kl_0_4of5": ("objective={shared_noise: true, kl: 0, step_range: [0, 5], timestep_fraction: 0.8}",),
     "ema_95": ("learner.ema_cap=0.95",),
     "ema_98": ("learner.ema_cap=0.98",),
     "all": ("learner.epochs=2", "objective={clip_range: 0.1, shared_noise: true, kl: 0}"),
@@ -58,7 +76,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "decay_4000": (),
 }
 """Options that may reduce a gradient's noise at the same cost, or its cost at the same noise. 4 of 10 steps are
-trained; halves have as many, `two_early` has two. With a decay the learning rate falls linearly to 0 at the end.
+trained; halves have as many, `two_early` has two. With `decay_2000` and `decay_4000` the learning rate falls linearly
+to 0 at the end. All `kl_0_…` share the noise and have no KL term: `decay_N` is the inverse square root, `NofM` trains
+N of the M noisiest steps, `beta1_95` and `beta2_99` are Adam's, `group_std` divides by the deviation of the pair.
 """
 HORIZONS = {"decay_2000": 2000.0, "decay_4000": 4000.0}
 """Simulated seconds of FLUX.1-dev after which a run with a decay ends. They are chosen before the run: its time to a

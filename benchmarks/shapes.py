@@ -1,7 +1,7 @@
 """Which shape of an iteration comes soonest to a good model? Prompts an optimiser step, samples, pool, steps.
 
     python benchmarks/shapes.py --gpu [--gpus 4] --at-once 16 --seconds 480 [--stage screen] [--mps]
-    python benchmarks/shapes.py --gpu --mps --at-once 16 --rate 5e-4 --seeds 42 43 --shapes 1x3_2of16+shared_noise_kl_0
+    python benchmarks/shapes.py --gpu --mps --at-once 16 --seeds 42 43 --runs 1x3_2of16+kl_0_2of7@5e-4
     python benchmarks/shapes.py --show
     python benchmarks/shapes.py --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json   # on a CPU: a try
 
@@ -288,8 +288,8 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", choices=SHAPES, metavar="NAME", default=(), help="in place of a stage's own choice"
     )
-    parser.add_argument("--rate", type=float, metavar="LR", help="train --shapes at this learning rate, and no stage")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="of --rate")
+    parser.add_argument("--runs", nargs="+", metavar="NAME@LR", help="train these shapes at these learning rates")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="of --runs")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
     parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
@@ -304,8 +304,11 @@ def main() -> None:
     arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
     names = TINY if arguments.tiny else MAP
     results = opened(arguments.results)
-    if arguments.rate is not None:
-        keys = [Key(name, arguments.rate, seed) for seed in arguments.seeds for name in arguments.shapes]
+    if arguments.runs:
+        named = [run.rpartition("@") for run in arguments.runs]
+        if unknown := [name for name, _, _ in named if name not in SHAPES]:
+            parser.error(f"--runs: no shape is called {unknown[0]!r}; an example is 1x3_2of16+kl_0_2of7@5e-4")
+        keys = [Key(name, float(rate), seed) for seed in arguments.seeds for name, _, rate in named]
         train([key for key in keys if not key.has_ended(results)], results, arguments, arguments.seconds, None)
     elif not arguments.show:
         train_stages((arguments.stage,) if arguments.stage else STAGES, names, results, arguments)

@@ -115,7 +115,7 @@ def _objective(config: Config) -> Iterator[Problem]:
         yield Problem("learner.schedule.steps", right)
     if room < 0:
         yield Problem("learner.schedule.warmup", f"at most {total}, the optimiser steps of the run")
-    elif schedule.steps > room:
+    elif schedule.steps > room and schedule.decay != "inverse_sqrt":
         yield Problem("learner.schedule.steps", f"at most {room}, which the warm-up leaves of the run's {total} steps")
 
 

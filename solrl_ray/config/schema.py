@@ -234,10 +234,14 @@ class Schedule(Section):
 
     warmup: Natural = 0
     """Optimiser steps in which it rises: the s-th has s / warmup of it."""
-    decay: Literal["none", "linear", "cosine"] = "none"
-    """How it falls after the warm-up: not at all, in a straight line, or by half a cosine."""
+    decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
+    """How the rate falls after the warm-up: not at all, in a straight line, by half a cosine, or as
+    1 / sqrt(1 + s / steps) after s steps, which needs no planned end.
+    """
     steps: Natural = 0
-    """Optimiser steps of the fall."""
+    """Length of the fall in optimiser steps; for ``inverse_sqrt`` the number after which the rate is 0.71 of
+    `optimizer.lr`. It is a third of it after 8 times as many.
+    """
     floor: ShareOrZero = 0.0
     """Share of `optimizer.lr` that stays after the fall."""
 

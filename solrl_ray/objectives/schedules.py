@@ -16,8 +16,9 @@ ROLLBACK_STEP = 0.5
 def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float:
     """Of optimiser step number `step`. The first one of the fall still has the whole `optimizer.lr`.
 
-    As PyTorch's LinearLR, then CosineAnnealingLR. But a pure function of the step, so that a resumed run, or one that
-    goes back to a checkpoint, has the rates of its steps without a scheduler's state.
+    As PyTorch's LinearLR, then CosineAnnealingLR; or the inverse square root of arXiv 1706.03762. It is a pure function
+    of the step, so that a resumed run, or one that goes back to a checkpoint, has the rates of its steps without a
+    scheduler's state.
 
     `rollbacks`: of the run so far (`run.on_collapse`).
     """
@@ -26,9 +27,13 @@ def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float
         return lr * step / schedule.warmup
     if schedule.decay == "none":
         return lr
-    done = min((step - 1 - schedule.warmup) / schedule.steps, 1.0)
-    # Rounded, because libraries disagree on a cosine's last bit.
-    left = 1 - done if schedule.decay == "linear" else round((1 + math.cos(math.pi * done)) / 2, 12)
+    done = (step - 1 - schedule.warmup) / schedule.steps
+    if schedule.decay == "inverse_sqrt":
+        left = 1 / math.sqrt(1 + done)
+    elif schedule.decay == "linear":
+        left = 1 - min(done, 1.0)
+    else:  # rounded, because libraries disagree on a cosine's last bit
+        left = round((1 + math.cos(math.pi * min(done, 1.0))) / 2, 12)
     return lr * (schedule.floor + (1 - schedule.floor) * left)
 
 

@@ -80,6 +80,12 @@ def test_the_average_warms_up_to_its_cap() -> None:
         ({"warmup": 2, "decay": "linear", "steps": 2}, [0.5, 1, 1, 0.5, 0, 0]),
         # (1 + cos(pi / 3)) / 2 = 3 / 4, then 1 / 4
         ({"decay": "cosine", "steps": 3, "floor": 0.2}, [1, 0.8, 0.4, 0.2, 0.2]),
+        # 1 / sqrt(1 + s / 2) for s = 0 … 6, which is a half after three times `steps`
+        (
+            {"decay": "inverse_sqrt", "steps": 2},
+            [1, (2 / 3) ** 0.5, 0.5**0.5, 0.4**0.5, (1 / 3) ** 0.5, (2 / 7) ** 0.5, 0.5],
+        ),
+        ({"warmup": 1, "decay": "inverse_sqrt", "steps": 1, "floor": 0.2}, [1, 1, 0.2 + 0.8 * 0.5**0.5]),
     ],
 )
 def test_the_learning_rate_rises_and_falls_by_its_schedule(schedule: dict[str, Any], rates: list[float]) -> None:
