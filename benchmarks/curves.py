@@ -1,4 +1,4 @@
-"""Rewards of other worlds' runs after some charged seconds: for the results page and for `world_shapes.py`.
+"""Rewards on other data after some simulated GPU time: for results/quality.md and `world_shapes.py`.
 
     python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
     python benchmarks/curves.py benchmarks/results/emoji_shapes.json --each-seed
@@ -21,27 +21,27 @@ from page_tables import measured, read, table, unmeasured
 from shape_results import BASE, HEADLINE, REAL, SHAPES, VIDEO, VIDEO_PREVIEWS
 
 AFTER = {HEADLINE: (300.0, 600.0, 1200.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600.0, 7200.0, 14400.0))
-"""What is charged → seconds after which rewards are shown."""
+"""Simulated model → seconds after which rewards are shown."""
 
 
 def moving(results: Path) -> str:
-    """Block of the results page."""
+    """Block of results/quality.md."""
     return _block(results, "video_shapes.json", VIDEO, "moving")
 
 
 def emoji(results: Path) -> str:
-    """Block of the results page."""
+    """Block of results/quality.md."""
     return _block(results, "emoji_shapes.json", HEADLINE, "emoji")
 
 
 def _block(results: Path, file: str, place: str, name: str) -> str:
     content = read(results, file)
-    scale = f"{BASE} is the untrained model, {REAL} the world's own pictures. Charged as `{place}`."
+    scale = f"{BASE} is the untrained model, {REAL} the real images. Simulated GPU time of `{place}`."
     return f"{curves(content, place)}\n\n{scale} {measured(name)}" if content else unmeasured(name)
 
 
 def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str = HEADLINE) -> float:
-    """A run's reward, or the judge's, after so many charged seconds; nan if it has not trained so long."""
+    """A run's reward, or the judge's, after so many simulated seconds; nan if it has not trained that long."""
     charged = np.array(run["iterations"]) * SHAPES[shape].charged(place)
     values = run.get(of, [])
     return (
@@ -52,11 +52,11 @@ def after(run: dict[str, Any], shape: str, seconds: float, of: str, place: str =
 
 
 def curves(results: dict[str, Any], place: str, *, each_seed: bool = False) -> str:
-    """A table: means over the seeds that trained so long, and how many they are where not all did; or each seed, with
-    the highest of its rewards and the last, whatever was charged by then.
+    """A table of means over the seeds that trained that long, with their number if not all did. With `each_seed`, a row
+    per seed with its highest and its last reward.
     """
     times = AFTER[place]
-    header = ["shape", "rate", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
+    header = ["setting", "lr", "seed" if each_seed else "seeds", *(f"after {each:,.0f} s" for each in times)]
     header += ["highest", "last"] if each_seed else []
     rows = [
         [words(shape), f"{float(rate):g}", name, *(_cell(runs, shape, each, place) for each in times)]
@@ -69,7 +69,7 @@ def curves(results: dict[str, Any], place: str, *, each_seed: bool = False) -> s
 
 
 def _rows(of_seed: dict[str, Any], each_seed: bool) -> list[tuple[str, dict[str, Any]]]:
-    """What rows are about, by name: the runs of one seed each, or those of all."""
+    """Name → runs of a row: one seed each, or all of them."""
     if each_seed:
         return [(seed, {seed: run}) for seed, run in sorted(of_seed.items())]
     return [(str(len(of_seed)), of_seed)]
@@ -89,7 +89,9 @@ def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="what world_shapes.py wrote")
-    parser.add_argument("--as", dest="place", choices=AFTER, default=HEADLINE, help="what an iteration is charged as")
+    parser.add_argument(
+        "--as", dest="place", choices=AFTER, default=HEADLINE, help="model whose time an iteration takes"
+    )
     parser.add_argument("--each-seed", action="store_true", help="in place of means over seeds")
     arguments = parser.parse_args()
     print(curves(json.loads(arguments.file.read_text()), arguments.place, each_seed=arguments.each_seed))

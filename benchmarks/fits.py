@@ -1,9 +1,9 @@
-"""Which model fits which card? Prints the table of the README, which a test holds against the plan.
+"""Which model fits which GPU? Prints the table of the README, which a test compares with the plan.
 
     python benchmarks/fits.py
 
-A cell has the hours of a whole run without its evaluations, and whether frozen weights leave the card while it explores
-(offload); all of it is estimated. Nothing is measured.
+A cell has the planned hours of a whole run without evaluations, and whether frozen weights are offloaded while it
+explores.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from solrl_ray.planning.outline import facts_of
 from solrl_ray.planning.price_list import PriceList
 from solrl_ray.planning.prices import Cluster, Unpriced, orchestration, price_list
 
-PARTS = ("sol_rl", "pickscore")
-"""The other parts of the run."""
+PRESETS = ("sol_rl", "pickscore")
+"""The other presets of the run."""
 CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
-"""Minimum bytes of a GPU → its part; the first match counts."""
-
-
-CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
+"""Minimum bytes of a GPU → its preset; the first match counts."""
+GPUS = ("h200", "h100-80", "l40s", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""
 
 
@@ -42,10 +40,10 @@ class Verdict:
     model: str
     """Its name in configs/models."""
     cluster: str
-    """The part of configs/clusters."""
+    """The preset of configs/clusters."""
     fits: bool
     arithmetic: Arithmetic
-    """With what the GPU decides, if it fits."""
+    """Sizes with the settings that the GPU decides, if it fits."""
 
     @property
     def offloads(self) -> bool:
@@ -68,11 +66,11 @@ def published() -> list[str]:
 
 def verdicts(gpu: Gpu, fastest: str) -> Iterator[Verdict]:
     """For each published model, on a GPU with this fastest tier."""
-    cluster = next(part for least, part in CLUSTERS if gpu.memory >= least)
+    cluster = next(preset for least, preset in CLUSTERS if gpu.memory >= least)
     settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
     for model in published():
-        parts = named.resolve([Path(part) for part in (model, *PARTS, cluster)])
-        config = on_card(load(parts, settings), fastest)
+        presets = named.resolve([Path(preset) for preset in (model, *PRESETS, cluster)])
+        config = on_card(load(presets, settings), fastest)
         checks.check(config)
         shapes = shipped(config.model)
         assert shapes is not None
@@ -93,23 +91,15 @@ def cell(verdict: Verdict, prices: PriceList) -> str:
     return said + ", offload" * verdict.offloads
 
 
-def source(prices: PriceList) -> str:
-    """Where a column's times are from."""
-    if not prices.like:
-        return "measured steps"
-    return "iterations compared" if prices.compared else "from the data sheet"
-
-
 def table() -> list[str]:
-    lists = {card: price_list(card) for card in CARDS}
-    columns = {}
-    for card, prices in lists.items():
+    columns = []
+    for gpu in GPUS:
+        prices = price_list(gpu)
         assert prices.device is not None
         found = {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.device, prices.fastest)}
-        columns[card] = [source(prices), *(found[model] for model in published())]
-    names = ["hours are", *(f"`{model}`" for model in published())]
-    rows = [f"| {' | '.join(cells)} |" for cells in zip(names, *columns.values(), strict=True)]
-    return [f"| `--gpu` | {' | '.join(CARDS)} |", "|---" * (len(CARDS) + 1) + "|", *rows]
+        columns.append([found[model] for model in published()])
+    rows = [f"| {' | '.join(cells)} |" for cells in zip((f"`{model}`" for model in published()), *columns, strict=True)]
+    return [f"| `--gpu` | {' | '.join(GPUS)} |", "|---" * (len(GPUS) + 1) + "|", *rows]
 
 
 if __name__ == "__main__":

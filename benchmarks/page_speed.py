@@ -1,19 +1,16 @@
-"""Tables of the results page: seconds of rollouts and of whole iterations."""
+"""Tables of results/speed.md: seconds of rollouts and of whole iterations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from common import CONFIGS, MODELS, SOL_RL
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
-from solrl_ray.config.loading import load
-
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
-"""Ends of the results files' names, as words."""
-PAGES_CARD = "H200"
-"""On which rollouts are, if their row says nothing else."""
+"""Endings of the results files' names."""
+PAGES_GPU = "H200"
+"""The GPU of rows that name no other one."""
 
 
 def rollouts(results: Path) -> str:
@@ -23,25 +20,24 @@ def rollouts(results: Path) -> str:
             found = read(results, "_".join(["rollout", model, *scope.split()]) + ".json")
             if found is None:
                 continue
-            naive, both = found["seconds"]["naive"], found["two_stage"]
-            paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
+            one_stage, paper = found["seconds"]["naive"], "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f}×"
             said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
-            said += [] if "decoder_compiled" in found else ["decoding not compiled"]
-            said += [f"on an {card(found)}"] if card(found) != PAGES_CARD else []
-            cells = f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper
+            said += [] if "decoder_compiled" in found else ["decoder not compiled"]
+            said += [f"on an {gpu(found)}"] if gpu(found) != PAGES_GPU else []
+            cells = f"{one_stage:.1f}", f"{found['two_stage']:.1f}", f"{found['ratio']:.2f}×", paper
             rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
             for name, one in found.get("pruned", {}).items():
                 after, keep, micro_batch = map(int, name.split(":"))
-                cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×", ""
+                cells = f"{one_stage:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f}×", ""
                 part = f"previews, pruned after {after} to {keep}, micro-batch {micro_batch}"
                 step = a_step(found, part, after, keep)
                 rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
-    sides = ["24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"]
-    return table(["rollout of one prompt, s", *sides, "a step in bfloat16, ms", "in FP8, ms"], rows)
+    times = ["one stage, BF16, s", "two stages, FP8, s", "speed-up", "paper", "step in BF16, ms", "step in FP8, ms"]
+    return table(["rollout of one prompt", *times], rows)
 
 
-def card(found: dict[str, Any]) -> str:
-    """As the page calls it, of `NVIDIA H100 80GB HBM3 (sm_90)`: H100."""
+def gpu(found: dict[str, Any]) -> str:
+    """Short name: H100 of `NVIDIA H100 80GB HBM3 (sm_90)`."""
     return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
@@ -58,29 +54,19 @@ def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> s
 
 
 def gpus(results: Path) -> str:
-    """Whole iterations on one host, from `many_gpus.py`: full depth."""
-    found, missing = whole_iterations(results), []
-    if {row["gpus"] for row in found} < {1, 2}:
-        missing = [unmeasured("gpus", "Not all measured yet" if found else "Not measured yet")]
+    """Whole iterations on one host at full depth, from `many_gpus.py`."""
     rows = []
-    for row in found:
-        seconds, planned = row["seconds"], row["planned"]
-        cells = [(TITLES | OTHERS)[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
-        cells += [placed(row), str(row["prompts"]), seeds(row)]
-        cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
-        cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"]) if planned else "–"]
-        cells += [
-            f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "",
-            f"{max(planned['peak_gb']):.0f}" if planned else "–",
-        ]
-        cells.append(" / ".join(f"{share:.0%}" for share in row["busy"] or ()))
-        rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
-    stages = ["explore", "regenerate", "learn", "publish", "iteration"]
-    memory = ["peak memory, GB", "planned"]
-    what = ["s", "GPU", "GPUs", "placement", "prompts", "seeds"]
-    header = [*what, *stages, "planned", *memory, "busy", "48 prompts, computed"]
-    shown = [table(header, rows)] if rows else []
-    return "\n\n".join([*shown, *missing])
+    for row in whole_iterations(results):
+        taken, planned, peak = row["seconds"], row["planned"], row["peak_gb"]
+        device = row["device"].removeprefix("NVIDIA ").split()[0]
+        cells = [(TITLES | OTHERS)[row["model"]], f"{row['gpus']} × {device}{settings(row)}", str(row["prompts"])]
+        cells += [f"{taken[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
+        cells += [f"**{taken['total']:.1f}**", off(planned["seconds"], taken["total"]) if planned else "–"]
+        cells += [f"{max(peak):.0f}" if peak else "", f"{max(planned['peak_gb']):.0f}" if planned else "–"]
+        rows.append([*cells, " / ".join(f"{share:.0%}" for share in row["busy"] or ())])
+    stages = ["explore, s", "regenerate", "learn", "publish", "iteration"]
+    header = ["model", "GPUs", "prompts", *stages, "planned", "peak, GB", "planned", "GPU busy"]
+    return table(header, rows) if rows else unmeasured("gpus")
 
 
 def whole_iterations(results: Path) -> list[dict[str, Any]]:
@@ -88,27 +74,18 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
     models = [*TITLES, *OTHERS]
-    return sorted(taken, key=lambda row: (models.index(row["model"]), row["gpus"], placed(row), row["prompts"]))
+    return sorted(taken, key=lambda row: (models.index(row["model"]), row["gpus"], settings(row), row["prompts"]))
 
 
-def placed(row: dict[str, Any]) -> str:
-    """Its placement, and what else is not as usual."""
-    other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row.get('zero')}"] * (
-        row.get("zero", 1) > 1
-    )
-    said = [f"`{each}`" for each in row["set"] if each.startswith(("learner.", "model."))]
-    return ", ".join([row["placement"], *other, *said])
-
-
-def seeds(row: dict[str, Any]) -> str:
-    """How many of a prompt's seeds are kept, in words."""
-    needed = ["prompts={train: unused, heldout: unused}", "rewards=[{kind: clipscore}]"]
-    rollout = load([SOL_RL, CONFIGS / "models" / MODELS[row["model"]]], [*needed, *row["set"]]).rollout
-    return f"{rollout.keep} of {rollout.pool}"
+def settings(row: dict[str, Any]) -> str:
+    """Placement and settings that differ from the usual ones."""
+    said = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
+    said += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
+    return "".join(f", {each}" for each in said)
 
 
 def hosts(results: Path) -> str:
-    """What `solrl plan` says of the published iteration on hosts of several sizes, beside the paper's seconds."""
+    """Planned seconds of the published iteration on several numbers of GPUs, beside the paper's."""
     planned, rows = read(results, "many_gpus_planned.json"), []
     if planned is None:
         return unmeasured("hosts", "Not planned yet")
@@ -116,8 +93,8 @@ def hosts(results: Path) -> str:
     for model, paper in PUBLISHED["iteration_seconds"].items():
         seconds = {row["gpus"]: row["seconds"] for row in planned if row["model"] == model}
         rows.append([TITLES[model], *(f"{seconds[count]:.0f}" for count in counts), *map(str, paper)])
-    ours = [f"{count} H100, planned" for count in counts]
-    return table(["48 prompts, s", *ours, "8 B200, one stage (paper)", "two stages (paper)"], rows)
+    ours = [f"{count} × H100, planned" for count in counts]
+    return table(["48 prompts, s", *ours, "8 B200, one stage (paper)", "8 B200, two stages (paper)"], rows)
 
 
 def off(planned: float, measured: float) -> str:

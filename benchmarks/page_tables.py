@@ -1,4 +1,4 @@
-"""What the modules of the results page share: results files, the paper's figures, tables, and commands."""
+"""Results files, the paper's figures, tables and commands: shared by the modules of the results pages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ OTHERS = {
     "wan_14b": "Wan 2.1 14B",
     "wan22": "Wan 2.2 5B",
 }
-"""Models that the paper does not have."""
+"""Models outside the paper."""
 WORLD = "python benchmarks/world_shapes.py {} --gpu --mps --at-once 16 --seconds 480 --seeds {} --rates {}"
 COMMANDS = {
     "shapes": "python benchmarks/shapes.py --gpu --gpus 4 --mps --at-once 64 --seconds 560",
-    "gradient_noise": "python benchmarks/gradient_noise.py (in commit 940fc86f)",
     "moving": WORLD.format("runs/moving/world", 2, "1e-4 2e-4 5e-4"),
     "emoji": WORLD.format("emoji/world", 3, "1e-4 3e-4 6e-4"),
     "ranking": "python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER --device cuda",
-    "rewards": "solrl eval runs/flux1_dev_published --updates 20 --policies base,ema --rewards published_rewards",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
 }
@@ -42,7 +40,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def measured(name: str) -> str:
-    """Under what is measured: its command. It goes on with what a results file has."""
+    """The line under a table: the command that measures it, which continues from the results file."""
     return f"Measured by `{COMMANDS[name]}`"
 
 
@@ -51,6 +49,6 @@ def unmeasured(name: str, what: str = "Not measured yet") -> str:
 
 
 def read(results: Path, name: str) -> Any:
-    """Content of a results file; None if it is not there."""
+    """Content of a results file; None if it does not exist."""
     file = results / name
     return json.loads(file.read_text()) if file.is_file() else None

@@ -1,15 +1,14 @@
-"""Pictures of what was measured, from the numbers under results/: no GPU is needed to draw them again.
+"""Draw the figures of docs/results from the numbers under results/, without a GPU.
 
     python benchmarks/plots.py [--results FOLDER] [--images FOLDER]
 
-Writes into docs/images those of docs/results.md. What was not measured yet is not drawn.
+Figures without results are not drawn.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,7 +17,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from page_shapes import NOISE_FILE, SIDES, shapes_of, side
+from page_shapes import shapes_of, side
 from page_tables import read
 from shape_results import SHAPES, SHARES, best_rate
 
@@ -51,19 +50,19 @@ def fidelity(results: Path, images: Path) -> None:
         x = np.array(sorted(mine)) + 0.12 * (place - len(tiers) / 2)  # beside one another
         mean, high = (np.array([mine[steps][key] for steps in sorted(mine)]) for key in ("spearman", "spearman_high"))
         axes.errorbar(x, mean, yerr=high - mean, label=tier, marker="o", markersize=4, capsize=2)
-    axes.set_ylabel("Spearman")
-    title = f"Testbed, {content['prompts']} prompts × {content['seeds']} seeds, 95 % over prompts"
-    plain(axes, title, "steps of a preview")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel("Spearman with full-precision\nrewards of the same seeds")
+    title = f"Testbed, {content['prompts']} prompts × {content['seeds']} seeds; bars: 95 % interval over prompts"
+    plain(axes, title, "solver steps per preview")
+    axes.legend(frameon=False, fontsize=8, title="preview precision", title_fontsize=8)
     save(figure, images / "results_fidelity.png")
 
 
 def shapes(results: Path, images: Path) -> None:
-    """Charged seconds to each share of the way, by samples of an optimiser step: a mark a shape, and each side's front.
-    Shapes that were not there stand above. A line at a mark has all of its seeds; at a hollow one some were not there.
+    """Simulated GPU time to close each share of the gap, by samples per optimiser step: a marker for each setting and
+    the Pareto front of each side. A bar spans all seeds; a setting that never closed the share stands above the line.
     """
     content = shapes_of(results)
-    figure, panels = plt.subplots(1, len(SHARES), figsize=(1.6 * WIDTH, 4.0), layout="constrained", sharey=True)
+    figure, panels = plt.subplots(1, len(SHARES), figsize=(1.6 * WIDTH, 4.4), layout="constrained", sharey=True)
     best = {(name, share): best_rate(content["runs"], name, share)[0] for name in content["rates"] for share in SHARES}
     above = 1.25 * max((took.mean for took in best.values() if took.there), default=1000.0)
     for axes, share in zip(panels, SHARES, strict=True):
@@ -82,50 +81,24 @@ def shapes(results: Path, images: Path) -> None:
                 )
                 front[x] = min(took.mean, front.get(x, took.mean))
             ends = sorted(front)
-            axes.plot(ends, [front[x] for x in ends], color=color, label=f"{SIDES[two_stage]}, front")
+            axes.plot(ends, [front[x] for x in ends], color=color)
         axes.axhline(0.89 * above, color="0.8", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xticks=[4, 8, 16, 32, 96, 288], yticks=[500, 1000, 2000, 4000])
+        axes.set(xscale="log", yscale="log", xticks=[2, 4, 8, 16, 32, 96, 288], yticks=[500, 1000, 2000, 4000])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        plain(axes, f"to {share:.0%} of the way", "samples of an optimiser step")
-    panels[0].set_ylabel("charged s, FLUX.1-dev on an H200; ×: not there")
-    panels[0].legend(frameon=False, fontsize=8)
+        plain(axes, f"Time to close {share:.0%} of the gap", "samples per optimiser step")
+    panels[0].set_ylabel("simulated GPU time, s\n(FLUX.1-dev on one H200)")
+    legend = [
+        ("o-", "C0", "C0", "two stages (line: fastest)"),
+        ("s-", "C1", "C1", "one stage (line: fastest)"),
+        ("o", "0.5", "none", "hollow: not all seeds reached it"),
+        ("x", "0.5", "0.5", "no seed reached it"),
+    ]
+    for marker, color, filled, label in legend:
+        panels[-1].plot([], [], marker, color=color, markerfacecolor=filled, label=label)
+    panels[-1].legend(frameon=False, fontsize=8, loc="lower right")
     save(figure, images / "results_shapes.png")
-
-
-def gradient_noise(results: Path, images: Path) -> None:
-    """Signal over noise of a group's gradient against its price, with standard errors; a panel a policy. Along a dotted
-    line a second of groups is worth the same.
-    """
-    content: dict[str, Any] = read(results, NOISE_FILE)
-    policies = {  # without options
-        policy: {name: row for name, row in of["rows"].items() if "+" not in name} for policy, of in content.items()
-    }
-    figure, panels = plt.subplots(1, len(policies), figsize=(1.3 * WIDTH, 3.8), layout="constrained", sharey=True)
-    for axes, (policy, rows) in zip(np.atleast_1d(panels), policies.items(), strict=True):
-        pools = dict.fromkeys(name.partition("of")[2] for name in rows if len(set(name.split("of"))) == 2)
-        lines = {"no pool": [name for name in rows if len(set(name.split("of"))) == 1]}
-        lines |= {
-            f"pool of {pool}": [n for n in rows if n.partition("of")[2] == pool != n.partition("of")[0]]
-            for pool in pools
-        }
-        for title, names in lines.items():
-            x, y, error = ([rows[name][key] for name in names] for key in ("seconds", "ratio", "stderr"))
-            axes.errorbar(x, y, error, label=title, marker="o", markersize=4, capsize=2)
-            for name, *at in zip(names, x, y, strict=True):
-                axes.annotate(name.partition("of")[0], at, textcoords="offset points", xytext=(4, 4), fontsize=8)
-        seconds = np.array([min(row["seconds"] for row in rows.values()), max(row["seconds"] for row in rows.values())])
-        for worth in (0.001, 0.002, 0.004, 0.008):
-            axes.plot(seconds, worth * seconds, linestyle=":", color="0.7", linewidth=0.8, zorder=0)
-        axes.set(xscale="log", yscale="log", xticks=[3, 5, 10, 20], yticks=[0.005, 0.01, 0.02, 0.05, 0.1])
-        axes.minorticks_off()
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        plain(axes, f"policy: {policy}", "charged s of a group, FLUX.1-dev on an H200")
-    np.atleast_1d(panels)[0].set_ylabel("signal over noise, a group")
-    np.atleast_1d(panels)[0].legend(frameon=False, fontsize=8)
-    save(figure, images / "results_gradient_noise.png")
 
 
 def main() -> None:
@@ -138,8 +111,6 @@ def main() -> None:
     fidelity(results, images)
     if shapes_of(results):
         shapes(results, images)
-    if (results / NOISE_FILE).is_file():
-        gradient_noise(results, images)
 
 
 if __name__ == "__main__":

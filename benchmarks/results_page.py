@@ -1,10 +1,10 @@
-"""The tables of docs/results.md, from benchmarks/results/ and the paper's figures in benchmarks/published.json.
+"""Write the tables of docs/results, from benchmarks/results/ and the paper's figures in benchmarks/published.json.
 
     python benchmarks/results_page.py
 
-A table stands between ``<!-- NAME -->`` and ``<!-- / -->``; the rest of the page is written by hand and has no figures.
-What has no results file yet is said to be not measured yet, with the command that measures it. A block ``kept-NAME``
-stays as it is: what made it was removed, and the block names a commit that has it.
+A table stands between ``<!-- NAME -->`` and ``<!-- / -->``. The rest of a page is written by hand and has no figures. A
+block ``kept-NAME`` is written by hand too: its figures are measured or taken from a results file, and it names the
+command that prints them, or a commit that has the script.
 """
 
 from __future__ import annotations
@@ -19,42 +19,30 @@ import page_shapes
 import page_speed
 from page_tables import PUBLISHED, RESULTS, ROOT, measured, read, table, unmeasured
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
 KEPT = "kept-"
-
-
-def rewards(results: Path) -> str:
-    paper = PUBLISHED["rewards"]
-    rows = [[f"{name} (paper)", *(f"{value:.4f}" for value in values)] for name, values in paper["rows"].items()]
-    return f"{table(['FLUX.1', *paper['columns']], rows)}\n\n{unmeasured('rewards')}"
+STEPS = (2, 6, 10)
+"""Preview steps in the table of rankings."""
 
 
 def ranking(results: Path) -> str:
-    """The paper's table, and ours in its unit: mean places from 1, over the pool."""
-    paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json")
+    """The paper's table and ours in its unit: mean rank from 1, as a share of the pool."""
+    paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json") or {"previews": ()}
     pairs = [f"{paper['match'][k]:.1%} / {paper['false'][k]:.1%}" for k in ("4", "8", "12")]
     rows = [["paper", "nvfp4", "6", f"{paper['spearman']:.3f}", f"{paper['kendall']:.3f}", *pairs]]
-    for row in found["previews"] if found else ():
+    for row in (row for row in found["previews"] if row["steps"] in STEPS):
         sides = ((row[f"best_beats_{k}"], row[f"worst_beats_{k}"]) for k in (4, 8, 12))
         pairs = [" / ".join(f"{place(share, found['seeds']):.1%}" for share in side) for side in sides]
         fidelity = [f"{row['spearman']:.3f}", f"{row['kendall']:.3f}"]
         rows.append(["testbed", row["tier"], str(row["steps"]), *fidelity, *pairs])
-    ideal = [" / ".join(f"{place(share, 96):.1%}" for share in perfect(k, 96)) for k in (4, 8, 12)]
-    rows.append(["if perfect", "", "", "1", "1", *ideal])
-    header = ["", "tier", "steps", "Spearman", "Kendall", "of 4", "of 8", "of 12"]
-    said = measured("ranking") if found else unmeasured("ranking")
+    header = ["", "precision", "steps", "Spearman", "Kendall", "4 chosen", "8 chosen", "12 chosen"]
+    said = measured("ranking") if found["previews"] else unmeasured("ranking")
     return f"{table(header, rows)}\n\n{said}"
 
 
-def perfect(side: int, seeds: int) -> tuple[float, float]:
-    """Shares of the others that the `side` best and the `side` worst of a pool beat."""
-    worst = (side - 1) / 2 / (seeds - 1)
-    return 1 - worst, worst
-
-
 def place(beaten: float, seeds: int) -> float:
-    """The place of a seed that beats such a share of the others, from 1 for the worst, over the pool."""
+    """Rank of a seed that beats such a share of the others, 1 for the worst, as a share of the pool."""
     return (beaten * (seeds - 1) + 1) / seeds
 
 
@@ -62,19 +50,17 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "headline": page_shapes.headline,
     "shapes-figure": page_shapes.figure,
     "front": page_shapes.front,
-    "gradient-noise": page_shapes.gradient_noise,
     "moving": curves.moving,
     "emoji": curves.emoji,
     "rollouts": page_speed.rollouts,
     "gpus": page_speed.gpus,
     "hosts": page_speed.hosts,
     "ranking": ranking,
-    "rewards": rewards,
 }
 
 
 def render(page: str, results: Path = RESULTS) -> str:
-    """The page with its tables made anew. Raises KeyError: a block of another name."""
+    """The page with new tables. Raises KeyError for a block of another name."""
 
     def block(found: re.Match[str]) -> str:
         if found[1].startswith(KEPT):
@@ -87,8 +73,10 @@ def render(page: str, results: Path = RESULTS) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    PAGE.write_text(render(PAGE.read_text(), parser.parse_args().results))
-    print(PAGE)
+    results = parser.parse_args().results
+    for page in PAGES:
+        page.write_text(render(page.read_text(), results))
+        print(page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The shapes of an iteration that `shapes.py` maps: what each is charged, and what its results say."""
+"""The settings of an iteration that `shapes.py` compares: their simulated GPU time, and what their results say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from solrl_ray.planning.outline import facts_of
 from solrl_ray.planning.prices import Cluster, orchestration, price_list
 
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
-"""As in the demo: with the published decay `old` would lag behind in a run of few updates."""
+"""The demo's objective. With the published decay `old` would lag behind in a run of few updates."""
 FLUX = ModelFacts(
     latent_shape=(16, 64, 64),
     parameters=11_901_408_320,
@@ -31,12 +31,12 @@ FLUX = ModelFacts(
     quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
     touched_parameters=1_793_064_960,
 )
-"""Of the published checkpoint, whose prices are charged."""
+"""Facts of the published checkpoint whose times are simulated."""
 RESAMPLES = 2000
 ENDS = (0.025, 0.975)
-"""Of a 95 % interval."""
+"""Quantiles of a 95 % interval."""
 BASE, REAL = 0.45, 0.95
-"""Held-out rewards of the untrained model and of the world's own pictures: no way and all of the way."""
+"""Held-out rewards of the untrained model and of real images: 0 % and 100 % of the gap closed."""
 SHARES = (0.75, 0.9, 0.95)
 RATES = (1e-3, 5e-4, 2e-3, 4e-3)
 SEEDS = (42, 43, 44, 45, 46)
@@ -75,28 +75,27 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "decay_2000": (),
     "decay_4000": (),
 }
-"""What may take noise from a gradient at the same price, or its price at the same noise. Of 10 steps 4 are trained;
-halves have as many, `two_early` has two. With `decay_2000` and `decay_4000` the learning rate falls in a straight line
-to 0 at the end. All called `kl_0_…` share the noise and have no KL term: `decay_N` is the inverse square root,
-`NofM` trains N of the M noisiest steps, `beta1_95` and `beta2_99` are Adam's, `group_std` divides by the deviation
-of the pair.
+"""Options that may reduce a gradient's noise at the same cost, or its cost at the same noise. 4 of 10 steps are
+trained; halves have as many, `two_early` has two. With `decay_2000` and `decay_4000` the learning rate falls linearly
+to 0 at the end. All `kl_0_…` share the noise and have no KL term: `decay_N` is the inverse square root, `NofM` trains
+N of the M noisiest steps, `beta1_95` and `beta2_99` are Adam's, `group_std` divides by the deviation of the pair.
 """
 HORIZONS = {"decay_2000": 2000.0, "decay_4000": 4000.0}
-"""Charged seconds, as FLUX.1-dev, after which a run with a decay ends. They have to be chosen before: the time to a
-share of the way is that of somebody who gives a run so long, and a run that is not there at its end never is.
+"""Simulated seconds of FLUX.1-dev after which a run with a decay ends. They are chosen before the run: its time to a
+share of the gap holds for this length only, and a run that has not closed the share by its end never does.
 """
 REFERENCE = "12x1_24of24"
 CHARGED_LIMIT = 6000.0
-"""Charged seconds that a run may take, as FLUX.1-dev: more than twice what the best shapes need for 90 %. The
-reference, which needs longer, may take twice as many; a decay of the learning rate has its own.
+"""Maximum simulated seconds of a run, as FLUX.1-dev: more than twice what the best settings need for 90 %. The slower
+reference may take twice as many; a decay of the learning rate has its own limit.
 """
 GPU = "h200"
-"""One of them, whose prices are charged."""
+"""The GPU whose prices are simulated."""
 HEADLINE = "flux1_dev"
 VIDEO = "wan22_5b"
-"""What videos are charged as: 49 frames of 480 x 832 pixels."""
+"""The model whose times stand for videos: 49 frames of 480 x 832 pixels."""
 VIDEO_PREVIEWS = {VIDEO: "[0, 1, 3, 5, 7, 9, 11, 12]", "wan22_5b, all frames": "null"}
-"""Place → latent frames that previews decode: as large a share, rounded up, as 5 of the moving world's 9; or all."""
+"""Place → latent frames that previews decode: the same share, rounded up, as 5 of the video testbed's 9; or all."""
 
 
 def _facts(config: Config) -> ModelFacts:
@@ -115,7 +114,7 @@ class Shape:
     prompts: int
     chosen: int
     pool: int
-    """0: one stage."""
+    """Seeds per prompt; 0: one stage."""
     steps: int
     option: str = ""
 
@@ -153,28 +152,28 @@ class Shape:
 
     @property
     def horizon(self) -> float | None:
-        """Charged seconds of the run, as FLUX.1-dev, if the option fixes them."""
+        """Simulated seconds of the run, as FLUX.1-dev, if the option fixes them."""
         return HORIZONS.get(self.option)
 
     @property
     def schedule(self) -> tuple[str, ...]:
-        """Of the learning rate. It follows from what an iteration is charged, which it does not change."""
+        """The learning rate's schedule. It follows from an iteration's simulated time, which it does not change."""
         if self.horizon is None:
             return ()
         return (f"learner.schedule={{decay: linear, steps: {self.steps * self.iterations_in(self.horizon)}}}",)
 
     @property
     def limit(self) -> float:
-        """Charged seconds of a run, as FLUX.1-dev."""
+        """Maximum simulated seconds of a run, as FLUX.1-dev."""
         return self.horizon or CHARGED_LIMIT * (2 if self.is_reference else 1)
 
     def iterations_in(self, seconds: float) -> int:
-        """Charged seconds, as FLUX.1-dev, in iterations; at least two."""
+        """Simulated seconds of FLUX.1-dev in iterations; at least two."""
         return max(2, math.ceil(seconds / self.charged(HEADLINE)))
 
     @property
     def larger_batches(self) -> tuple[str, ...]:
-        """For the testbed's small model, whose time is that of launching kernels."""
+        """Batch sizes for the testbed's small model, whose time is spent launching kernels."""
         samples = self.prompts * self.chosen
         learner = max(n for n in range(1, 4 * LARGEST_MICRO_BATCH + 1) if samples % n == 0)
         explore = ("rollout.explore.micro_batch=24",) if self.pool == 48 and self.chosen < 24 else ()
@@ -182,7 +181,7 @@ class Shape:
 
     @cache  # noqa: B019 - a few hundred of them
     def charged(self, place: str) -> float:
-        """Seconds of an iteration; `place` is `HEADLINE` or one of `VIDEO_PREVIEWS`."""
+        """Simulated seconds of an iteration; `place` is `HEADLINE` or one of `VIDEO_PREVIEWS`."""
         model = HEADLINE if place == HEADLINE else VIDEO
         workers = "{count: 1, num_gpus: 1}"
         frames = VIDEO_PREVIEWS.get(place) if self.pool else None
@@ -214,7 +213,7 @@ SHAPES = {
 }
 MAP = tuple(name for name, shape in SHAPES.items() if not shape.option)
 Runs = dict[str, dict[str, dict[str, Any]]]
-"""Shape → learning rate → seed → its curve."""
+"""Setting → learning rate → seed → its curve."""
 
 
 def target(share: float) -> float:
@@ -222,7 +221,7 @@ def target(share: float) -> float:
 
 
 def iterations_to(run: dict[str, Any], share: float) -> float:
-    """On straight lines between evaluations; infinite if it was not there."""
+    """Interpolated linearly between evaluations; infinite if the run never reached the share."""
     points = list(zip(run["iterations"], run["reward"], strict=True))
     for (made, before), (later, after) in pairwise(points):
         if after >= target(share):
@@ -232,12 +231,12 @@ def iterations_to(run: dict[str, Any], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long runs of one shape and rate took to a share of the way, a seed each."""
+    """Time of the runs of one setting and learning rate to a share of the gap, one per seed."""
 
     seconds: tuple[float, ...]
-    """Charged; of a run that was not there, what it had in all."""
+    """Simulated; a run that never reached the share counts with its total time."""
     there: int
-    """Runs that were there."""
+    """Number of runs that reached the share."""
 
     @property
     def complete(self) -> bool:
@@ -245,20 +244,20 @@ class Times:
 
     @property
     def mean(self) -> float:
-        """At most the true one, and equal to it where all were there; infinite if none was."""
+        """Lower bound of the mean, exact if all runs reached the share; infinite if none did."""
         return float(np.mean(self.seconds)) if self.there else math.inf
 
     @property
     def order(self) -> tuple[bool, int, float]:
-        """Of many shapes with one seed the soonest is a lucky one: those of most seeds come first."""
+        """Sort key. The fastest of many settings with one seed is lucky, so settings with most seeds come first."""
         return not self.there, -len(self.seconds), self.mean
 
 
 def times(runs: Runs, shape: str, rate: str, share: float = 0.9) -> Times:
-    """Of each seed. A run that was cut short is known once it is there. While one is not, only the first seed speaks,
-    if it is known: the others that are would be the quickest.
+    """Time of each seed to a share of the gap. A run that was cut short counts once it has reached the share. Until
+    then only the first seed counts, if it is known: the others that are known would be the fastest ones.
 
-    Times end at the limit of a shape, also where a longer run was made, so that all rates have as long.
+    Times end at the limit of a setting, also for longer runs, so that all learning rates have equal time.
     """
     of_seed = runs.get(shape, {}).get(rate, {})
     charged = SHAPES[shape].charged(HEADLINE)
@@ -272,7 +271,7 @@ def times(runs: Runs, shape: str, rate: str, share: float = 0.9) -> Times:
 
 
 def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[Times, str]:
-    """The rate of a shape that was soonest there, of those of most seeds; if none was, at the smallest share."""
+    """The fastest learning rate of a setting, most seeds first; if none reached the share, at the smallest share."""
     tried = [
         (times(runs, shape, rate, share), times(runs, shape, rate, SHARES[0]).order, rate)
         for rate in runs.get(shape, {})
@@ -284,7 +283,7 @@ def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[Times, str]:
 
 
 def ranked(runs: Runs, two_stage: bool, share: float = 0.9, options: bool = True) -> list[tuple[Times, str, str]]:
-    """The shapes of one side that came so far and their best rates, soonest first; also those with an option."""
+    """The settings of one side that reached the share, with their best learning rate, fastest first."""
     side = [name for name in runs if (options or name in MAP) and bool(SHAPES[name].pool) == two_stage]
     found = [(took, name, rate) for name in side for took, rate in [best_rate(runs, name, share)]]
     return sorted((one for one in found if one[0].there), key=lambda one: one[0].order)
@@ -295,13 +294,13 @@ def winner(runs: Runs, two_stage: bool) -> str | None:
 
 
 def reference_of(runs: Runs) -> str:
-    """24 of 24: without an option, unless there is only one with it."""
+    """24 of 24, without an option if possible."""
     return next((name for name in (REFERENCE, *runs) if name in runs and SHAPES[name].is_reference), REFERENCE)
 
 
 def ratio(mine: Times, other: Times) -> list[float | None] | None:
-    """How many times sooner, mean over mean, with the interval of a bootstrap over seeds. None if not all of mine were
-    there; a lower bound if not all others were.
+    """Speed-up, mean over mean, with a bootstrap interval over seeds. None if not all of mine reached the target; a
+    lower bound if not all others did.
     """
     if not mine.complete or not other.seconds:
         return None
@@ -317,7 +316,7 @@ def ratio(mine: Times, other: Times) -> list[float | None] | None:
 
 
 def fall(run: dict[str, Any]) -> float:
-    """How far below its best a run ended."""
+    """Distance of the last reward below the best."""
     return float(max(run["reward"]) - run["reward"][-1])
 
 
@@ -358,10 +357,10 @@ def show(results: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Charged seconds after which a run of a side has no chance, if it is not at 75 %."""
+    """Simulated seconds after which a run of a side is stopped if it has not closed 75 %."""
 
     soonest: dict[bool, float]
-    """Whether in two stages → charged seconds to 75 % of the soonest run so far."""
+    """Whether in two stages → simulated seconds to 75 % of the fastest run so far."""
 
     @classmethod
     def of(cls, runs: Runs) -> Pace:
@@ -372,7 +371,7 @@ class Pace:
         return pace
 
     def look(self, shape: str, run: dict[str, Any]) -> bool:
-        """Take a run into account; whether it is behind."""
+        """Take a run into account; return whether it is behind."""
         side, charged = bool(SHAPES[shape].pool), SHAPES[shape].charged(HEADLINE)
         took = iterations_to(run, SHARES[0]) * charged
         self.soonest[side] = min(self.soonest[side], took)

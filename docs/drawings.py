@@ -1,6 +1,6 @@
-"""Draws docs/images/{iteration,card,worker,revision}.svg from the descriptions below: `make reference`.
+"""Draws docs/images/{iteration,gpu_memory,worker,revision}.svg from the descriptions below: `make reference`.
 
-A test compares the pictures with what this makes. Lengths are in pixels of a page's column, 760 wide.
+A test compares the files with the output of this script. Lengths are in pixels of a page's column, 760 wide.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Box:
 @dataclass(frozen=True, slots=True)
 class Arrow:
     points: str
-    """Of its path, as SVG has them: ``M 10 20 H 50``."""
+    """Path in SVG's syntax: ``M 10 20 H 50``."""
     kind: str = ""
     """Empty, ``weights`` or ``proof`` (dashed)."""
 
@@ -52,13 +52,13 @@ class Note:
     y: int
     lines: tuple[str, ...]
     anchor: str = "middle"
-    """Where in its lines x is: ``middle``, ``start`` or ``end``."""
+    """Alignment of its lines at x: ``middle``, ``start`` or ``end``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     title: str
-    """For readers who do not see it."""
+    """The description for screen readers."""
     height: int
     parts: tuple[Box | Arrow | Note, ...]
 
@@ -66,8 +66,8 @@ class Picture:
 PICTURES = {
     "iteration": Picture(
         "One iteration. Encoders embed prompts. Explorers rank seeds in low precision. The selector chooses the "
-        "best and the worst. Regenerators sample those again in full precision. The learner group updates the policy "
-        "and publishes a revision to explorers and regenerators.",
+        "best and the worst. Regenerators sample these seeds again in full precision. The learner group updates the "
+        "policy and publishes a revision to explorers and regenerators.",
         430,
         (
             Box(
@@ -87,7 +87,7 @@ PICTURES = {
                 92,
                 "low",
                 "explorers",
-                ("96 seeds a prompt, 6 steps,", "NVFP4 or FP8; pictures", "stay here"),
+                ("96 seeds per prompt,", "6 steps, NVFP4 or FP8;", "images stay here"),
             ),
             Box(
                 590,
@@ -104,7 +104,7 @@ PICTURES = {
             Arrow("M 160 158 H 266"),
             Note(214, 150, ("embeddings",)),
             Arrow("M 470 158 H 586"),
-            Note(529, 136, ("one number", "a seed")),
+            Note(529, 136, ("one number", "per seed")),
             Arrow("M 670 204 V 306"),
             Note(680, 260, ("chosen", "seeds"), "start"),
             Arrow("M 560 356 H 474"),
@@ -112,15 +112,15 @@ PICTURES = {
             Arrow("M 270 356 H 164"),
             Note(217, 348, ("checkpoint",)),
             Arrow("M 340 310 V 208", "weights"),
-            Note(330, 256, ("revision v + 1:", "packed weights,", "factors on cards"), "end"),
+            Note(330, 256, ("revision v + 1:", "packed weights", "or factors"), "end"),
             Arrow("M 420 310 V 262 H 610 V 306", "weights"),
             Note(515, 252, ("revision v + 1: factors",)),
         ),
     ),
-    "card": Picture(
-        "What a card holds in each of its stages. Base, copy of what LoRA touches, policies, decoder and rewards are "
-        "always there. Text encoders are there while prompts are encoded, the explorer's quantised copy while it "
-        "explores and regenerates, activations while it learns.",
+    "gpu_memory": Picture(
+        "Contents of a GPU's memory in each stage. Base, copy of the layers LoRA modifies, policies, decoder and "
+        "rewards are permanent. Text encoders are loaded while prompts are encoded. The explorer's quantised copy "
+        "exists while exploring and regenerating, activations while learning.",
         334,
         (
             Note(100, 20, ("encode",)),
@@ -134,11 +134,9 @@ PICTURES = {
                 44,
                 "full",
                 "base, in BF16",
-                ("as loaded; merged with a policy to regenerate; written back to learn",),
+                ("as loaded; merged with a policy to regenerate; restored to learn",),
             ),
-            Box(
-                10, 86, 740, 44, "plain", "copy of what LoRA touches", ("from which the base is written back, exactly",)
-            ),
+            Box(10, 86, 740, 44, "plain", "copy of the layers LoRA modifies", ("restores the base exactly",)),
             Box(10, 140, 740, 44, "plain", "policies, optimiser, decoder, rewards", ("loaded once for all roles",)),
             Box(
                 10,
@@ -147,11 +145,11 @@ PICTURES = {
                 130,
                 "plain",
                 "text encoders",
-                ("one batch of prompts;", "they leave when all", "prompts are encoded"),
+                ("one batch of prompts;", "dropped when all", "prompts are encoded"),
             ),
             Box(197, 194, 366, 60, "low", "quantised copy", ("made when exploring begins,", "freed before learning")),
-            Box(197, 264, 180, 60, "low", "a micro-batch", ("of previews, and", "their decoding")),
-            Box(383, 264, 180, 60, "full", "a micro-batch", ("of samples, and", "their decoding")),
+            Box(197, 264, 180, 60, "low", "a micro-batch", ("of previews, with", "their decoding")),
+            Box(383, 264, 180, 60, "full", "a micro-batch", ("of samples, with", "their decoding")),
             Box(
                 570,
                 194,
@@ -159,13 +157,13 @@ PICTURES = {
                 130,
                 "full",
                 "activations",
-                ("of a micro-batch; then", "factors are merged for", "the next revision"),
+                ("of a micro-batch; then", "merging factors for", "the next revision"),
             ),
         ),
     ),
     "worker": Picture(
-        "The life of a worker: waiting, starting, stale, ready. A new revision makes a ready worker stale. A worker "
-        "that is to leave drains. A lost worker is gone, and a replacement with a new name begins at waiting.",
+        "The states of a worker: waiting, starting, stale, ready. A new revision makes a ready worker stale. A worker "
+        "that must leave drains. A lost worker does not return; a replacement with a new name begins at waiting.",
         330,
         (
             Box(10, 70, 140, 92, "plain", "waiting", ("for a place in", "the cluster")),
@@ -187,11 +185,11 @@ PICTURES = {
                 74,
                 "plain",
                 "draining",
-                ("finishes the units that it has, gets no more;", "then it leaves"),
+                ("finishes its units, gets no more,", "then leaves"),
             ),
             Arrow("M 680 162 V 224"),
             Arrow("M 480 162 V 224"),
-            Note(580, 196, ("is to leave, from any state",)),
+            Note(580, 196, ("must leave, in any state",)),
             Box(
                 10,
                 228,
@@ -208,7 +206,7 @@ PICTURES = {
         ),
     ),
     "revision": Picture(
-        "The way of a revision: the learner ranks merge, round and quantise the sampling policy. The payload with its "
+        "The path of a revision: the learner ranks merge, round and quantise the sampling policy. The payload with its "
         "checksums goes through the object store to explorers and regenerators, which answer with receipts. The "
         "controller compares the receipts before it hands out units.",
         440,
@@ -228,19 +226,17 @@ PICTURES = {
                 ("packed weights or factors; a manifest", "with a checksum of each tensor"),
             ),
             Arrow("M 650 102 V 156", "weights"),
-            Box(10, 160, 210, 74, "plain", "run folder", ("factors, checksums;", "the two newest are kept")),
-            Arrow("M 280 197 H 224", "weights"),
             Box(280, 296, 210, 74, "low", "explorers", ("write into their buffers", "in place")),
             Box(540, 296, 210, 74, "full", "regenerators", ("merge the factors", "themselves")),
             Arrow("M 385 234 V 292", "weights"),
             Note(395, 268, ("packed weights",), "start"),
             Arrow("M 645 234 V 292", "weights"),
             Note(655, 268, ("factors",), "start"),
-            Box(10, 296, 210, 74, "plain", "controller", ("receipts agree: units of", "this revision may go")),
+            Box(10, 296, 210, 74, "plain", "controller", ("receipts agree: sends", "units of this revision")),
             Arrow("M 280 333 H 224", "proof"),
             Note(250, 325, ("receipt",)),
             Arrow("M 645 370 V 404 H 115 V 374", "proof"),
-            Note(385, 424, ("receipt: modules changed, digest of the buffers, digest of a test forward",)),
+            Note(385, 424, ("receipt: changed modules, digests of the buffers and of a test forward",)),
         ),
     ),
 }

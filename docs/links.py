@@ -1,8 +1,8 @@
-"""Hooks of MkDocs for links from a page to files outside of docs/, which the site does not hold.
+"""Hooks of MkDocs for links from a page to files outside of docs/, which the site does not contain.
 
 Where the repository itself is read, such links work as they are. On the site they lead to the repository if
-`repo_url` is set in mkdocs.yml; else the path is shown without a link. Pictures of benchmarks/results go along. A file
-that is not there is a warning, which ``--strict`` makes an error.
+`repo_url` is set in mkdocs.yml; else the path is shown without a link. Images of benchmarks/results are copied. A
+missing file is a warning, which ``--strict`` makes an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODE_OR_LINK = re.compile(
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """The site's files with the pictures that benchmarks draw."""
+    """Add the images that benchmarks draw to the site's files."""
     root = Path(config.docs_dir).resolve().parent
     for picture in sorted(root.glob("benchmarks/results/*.png")):
         name = picture.relative_to(root).as_posix()

@@ -1,5 +1,4 @@
-"""Writes docs/reference/{configuration,commands,api}.md and the files of docs/concepts/architecture.md from the code:
-`make reference`.
+"""Writes docs/reference/{configuration,commands,api,files}.md from the code: `make reference`.
 
 A test compares the pages with what this makes, so a key, an option or a docstring cannot change without its page.
 """
@@ -126,7 +125,7 @@ def row(key: str, field: FieldInfo, standard: str) -> tuple[str, ...]:
 
 
 def default(field: FieldInfo, given: BaseModel | None, name: str) -> str:
-    """What a key is if nobody sets it: in the section that a run has by default, else in any section of this kind."""
+    """Default of a key: in the section that a run has by default, else in any section of this kind."""
     if field.is_required() and given is None:
         return "must be given"
     value = field.default if given is None else getattr(given, name)
@@ -297,7 +296,7 @@ def documented(node: ast.ClassDef) -> Iterator[str]:
 
 
 def docstring(node: ast.stmt | None) -> str:
-    """Of an attribute: the text that stands after it."""
+    """Docstring of an attribute, the text after it."""
     said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
     return prose(said) if isinstance(said, str) else ""
 
@@ -324,44 +323,44 @@ def text_of(node: ast.ClassDef | ast.FunctionDef) -> str:
 # Files
 
 
-def architecture() -> str:
-    """The page of the architecture, whose last section is made here."""
-    written, mark, _ = (FOLDER / ARCHITECTURE).read_text(encoding="utf-8").partition("\n## Every file\n")
+def files() -> str:
+    """Packages in the order of their layers, each with its files."""
     parts = [
-        "A room (a package or a module) imports only from rooms below it, without circles (`make lint`). From high to "
-        "low, each file with the first sentence of its docstring.",
+        "# Source files",
         note("the docstrings"),
+        "Each file with the first sentence of its docstring. Packages and modules are listed from high to low: each "
+        "imports only from lower ones, without cycles (`make lint`). [Architecture](../concepts/architecture.md) "
+        "follows a sample through these files.",
     ]
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]:
         for top in contract.get("containers", ()):
-            rooms = [room for layer in contract["layers"] for room in layer.split(" : ")]
-            parts += [f"### {top}/", *map(room_of, [ROOT / top / room for room in rooms])]
-    return written + mark + "\n" + "\n\n".join(parts) + "\n"
+            names = [name for layer in contract["layers"] for name in layer.split(" : ")]
+            parts += [f"## {top}/", *map(package, [ROOT / top / name for name in names])]
+    return "\n\n".join(parts) + "\n"
 
 
-def room_of(place: Path) -> str:
+def package(place: Path) -> str:
     """A module in a line; a package as a list of its files."""
     if not place.is_dir():
         return f"**`{place.relative_to(ROOT)}.py`** {first_sentence(place.with_suffix('.py'))}"
-    files = [file for file in sorted(place.glob("*.py")) if file.name != "__init__.py"]
-    lines = [f"- `{file.name}` {first_sentence(file)}" for file in files]
+    modules = [file for file in sorted(place.glob("*.py")) if file.name != "__init__.py"]
+    lines = [f"- `{file.name}` {first_sentence(file)}" for file in modules]
     return f"**`{place.relative_to(ROOT)}/`** {first_sentence(place / '__init__.py')}\n\n" + "\n".join(lines)
 
 
 def first_sentence(file: Path) -> str:
-    """What the index says of a file; a diagram or an address after it is another paragraph."""
+    """First sentence of a file's docstring, without a diagram or an address after it."""
     said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=\.) (?=[A-Z`])", prose(said.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
 
 
-ARCHITECTURE = "../concepts/architecture.md"
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "api.md": api,
-    ARCHITECTURE: architecture,
+    "files.md": files,
 }
 """File from docs/reference → what makes it."""
 

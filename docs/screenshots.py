@@ -31,9 +31,9 @@ UNDRAWN = 200
 MARGIN = 20
 """Pixels below the last thing of a page."""
 COLUMNS = 88
-"""Of the terminal."""
+"""Width of the terminal."""
 DONE = re.compile(r"iteration (\d+)/(\d+): ")
-"""In a line of the run's log."""
+"""Progress in a line of the run's log."""
 
 
 def photograph(page: str, picture: Path, *, width: int, height: int) -> None:

@@ -7,7 +7,7 @@
 
 A result that it acknowledges is in the journal, on the disk. Groups are written in the background, and `close` waits
 for them. A repeated call changes nothing. Results of one call are synced to the disk once
-(docs/decisions/pushed-units.md). It answers with the units wanted next; the dispatcher decides who does them
+(docs/decisions/controller.md). Acknowledgements name the next units; the dispatcher chooses their workers
 (`scheduling.dispatcher`).
 """
 

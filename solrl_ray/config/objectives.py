@@ -69,7 +69,11 @@ class Anchor(Section):
 
 
 class ObjectiveSection(Section):
-    """What a run asks of its objective. Each kind also has `advantage` and `old_decay`, as keys or as constants."""
+    """Settings of an objective, and its needs: passes, policies, trajectories.
+
+    The section states these needs, not the objective's class, because a plan is made without PyTorch and samplers have
+    no learner. Each kind also has `advantage` and `old_decay`, as keys or as constants.
+    """
 
     kind: str
     implementation: ClassVar[str]

@@ -6,7 +6,7 @@
     publish ─► regenerate ─► learn                                     exploring one iteration ahead, if that takes less
 
 Left out: stragglers, failures, evaluations, prompt encoding, waiting for the disk, and the order in which
-units end: if prompts are no multiple of the workers, the last round is taken for half full. docs/decisions/plans.md
+units end: if prompts are no multiple of the workers, the last round is taken for half full. docs/guides/planning.md
 says how far that is from a simulation of the dispatcher and from measured loops.
 """
 

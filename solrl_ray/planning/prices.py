@@ -149,7 +149,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     forwards = arithmetic.forwards_without_gradient * max(learner.micro_batch * forward.ms, launched)
     started = 4 - activation_memory(config)  # forwards, as many kernels as two in the backward pass
     passes = forwards + arithmetic.backwards * max(learner.micro_batch * backward.ms, started * launched)
-    # Of the first optimiser step: what comes after depends on its result (docs/decisions/learning-early.md).
+    # Only the first optimiser step begins early: later ones depend on its result (docs/decisions/overlap.md).
     early = forwards / learner.optimizer_steps
     figures = {
         f"pool step ({tier})": preview,

@@ -12,7 +12,8 @@ packed codes. On the CPU that takes in-place float32 passes over two scratch buf
 * If every block scale is a normal E4M3 number, no code can leave [-6, 6] and the clamps are skipped.
 
 Linears with the same input tensor (the query, key and value projections of an attention) share one
-`ActivationQuantizer` and thereby one quantisation.
+`ActivationQuantizer` and thereby one quantisation. Chunks that fit the caches, a transposed layout and other forms of
+the block maximum were measured and are not faster.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Before a linear that quantises its rows, the compiler fuses GELU into the quantisation. That reads a row twice, for its
 largest magnitude and for the codes, so it computes GELU twice and waits for the hyperbolic tangent. One exponential
 gives the same: (1 + tanh u) / 2 = σ(2u). In bfloat16, with one read, it gains nothing
-(docs/decisions/explorer-kernels.md).
+(docs/concepts/precision.md).
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ One 32-bit word a normal: values reach ±6.34 (beyond lies a mass of 2**-32, one
 neighbouring values are 6e-10 apart near 0, 5e-8 at ±3 sigma (finer than float32 there), 1.6e-4 at ±5 sigma
 and 0.17 in the last step. Two of n numbers share a word with probability n**2 / 2**33, which does not matter
 to noise.
+
+Box-Muller needs a logarithm and a cosine, which differ in the last bit between libraries. Ziggurat rejects words, so
+its numbers have no fixed addresses.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ STAGED = "fleet.offload=true"
 def test_a_simulation_of_the_dispatcher_took_as_long(
     settings: tuple[str, ...], explorers: int, prompts: int, units: int, update: float, load: float, simulated: float
 ) -> None:
-    # FLUX.1-dev on H200s, previews unpruned in four units or pruned in one (docs/decisions/plans.md).
+    # FLUX.1-dev on H200s, previews unpruned in four units or pruned in one (docs/guides/planning.md).
     stages = Stages(
         explore=4.409 if units == 4 else 12.725,
         regenerate=7.154,

@@ -186,10 +186,10 @@ def test_every_page_and_every_picture_is_linked_from_another_page() -> None:
     assert [page_id(page) for page in wanted if page not in linked] == []
 
 
-def test_every_room_of_the_code_is_on_the_page_of_its_architecture() -> None:
-    listed = quoted(ROOT / "docs" / "concepts" / "architecture.md")
-    rooms = [path for top in ("actors", "solrl_ray") for path in (ROOT / top).iterdir() if any(path.glob("*.py"))]
-    assert [page_id(room) for room in rooms if f"{page_id(room)}/" not in listed] == []
+def test_every_package_is_on_the_page_of_source_files() -> None:
+    listed = quoted(ROOT / "docs" / "reference" / "files.md")
+    packages = [path for top in ("actors", "solrl_ray") for path in (ROOT / top).iterdir() if any(path.glob("*.py"))]
+    assert [page_id(package) for package in packages if f"{page_id(package)}/" not in listed] == []
 
 
 def test_every_row_of_the_failure_table_names_the_test_that_proves_it() -> None:
