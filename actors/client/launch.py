@@ -55,6 +55,7 @@ def train(
     resume: bool = False,
     address: str | None = None,
     live: bool = True,
+    view: LiveView | None = None,
     facts: ModelFacts | None = None,
     classes: ActorClasses | None = None,
 ) -> int:
@@ -62,6 +63,8 @@ def train(
 
     Args:
         resume: continue an existing run folder; if the run is complete, no worker is started.
+        live: redraw a panel if the output is a terminal; else plain lines.
+        view: shows progress in place of those.
         facts: sizes of the model, with which a card decides what is left open to it (`fitting.resolve_auto`); without
             them ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
         classes: other classes for the actors, for tests and benchmarks.
@@ -102,7 +105,15 @@ def train(
             _copy_end(config, folder)
         else:
             try:
-                _work(config, folder, stack, address=address, live=live, facts=facts, classes=classes or ActorClasses())
+                _work(
+                    config,
+                    folder,
+                    stack,
+                    address=address,
+                    view=view or LiveView(plain=not live),
+                    facts=facts,
+                    classes=classes or ActorClasses(),
+                )
             except KeyboardInterrupt:
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
@@ -140,7 +151,7 @@ def _work(
     stack: ExitStack,
     *,
     address: str | None,
-    live: bool,
+    view: LiveView,
     facts: ModelFacts | None,
     classes: ActorClasses,
 ) -> None:
@@ -150,7 +161,7 @@ def _work(
     capacity.await_resources(config)
     config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
-    view = stack.enter_context(LiveView(plain=not live))
+    stack.enter_context(view)
     folder.lock.release()  # the controller claims it, as the process that writes
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
@@ -60,15 +62,24 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     if arguments.resume:
         if getattr(arguments, "init", ""):
             raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
-        folder = located(arguments.resume, "--resume")
-        place = _place(folder, continuation.stored(folder))
-        loaded = load_with_sources(arguments.config or [folder / continuation.FILE], arguments.set, place)
-    else:
-        given = _given(arguments)
-        if given is None:
-            raise UserError("--resume needs a run folder or the run's configuration files.")
-        loaded = given
-        folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
+        return resume_folder(located(arguments.resume, "--resume"), arguments.config, arguments.set)
+    given = _given(arguments)
+    if given is None:
+        raise UserError("--resume needs a run folder or the run's configuration files.")
+    return _continued(given, located(given.config.run.root, "run.root") / given.config.run.name)
+
+
+def resume_folder(
+    folder: Path, files: Sequence[Path], overrides: Sequence[str], options: Mapping[str, tuple[str, Any]] | None = None
+) -> LoadedConfig:
+    """The configuration to resume the run in `folder` with: its own, or `files`; see `load_with_sources`."""
+    place = _place(folder, continuation.stored(folder))
+    return _continued(
+        load_with_sources(files or [folder / continuation.FILE], overrides, place | dict(options or {})), folder
+    )
+
+
+def _continued(loaded: LoadedConfig, folder: Path) -> LoadedConfig:
     was = continuation.stored(folder)
     config = continuation.inherit_from(loaded.config, was)
     loaded = replace(loaded, config=own_functions.attached(config, loaded.sources, resumed=folder))

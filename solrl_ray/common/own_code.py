@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ast
 import atexit
+import base64
 import fcntl
 import hashlib
 import importlib
 import importlib.util
 import json
+import keyword
 import linecache
 import re
 import shutil
@@ -22,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -35,6 +37,8 @@ from solrl_ray.errors import UserError
 FORMS = "'module:function' or 'file.py:function'"
 TEMPORARY = "solrl-code-"
 """Beginning of the name of the folders that `load` imports from."""
+SESSION = "session_"
+"""Beginning of the file names of functions that were given as objects."""
 _OURS = {"solrl_ray", "actors"}
 
 
@@ -97,6 +101,61 @@ def find(spec: str, key: str) -> OwnCode | None:
             "a file elsewhere is named by its path, such as mine/my_rewards.py:function."
         )
     return None
+
+
+def by_value(function: Callable[..., Any], key: str) -> tuple[str, OwnCode]:
+    """The spec and the code of a function object, for a configuration made in Python.
+
+    A function of a user's file is named by that file. Any other one (of a notebook cell, a closure, a method) becomes a
+    file of its own that holds its pickle, by value. Like every own file it is code, which is executed where the run
+    scores and when it resumes.
+
+    Raises UserError naming `key` if it cannot be pickled.
+    """
+    import cloudpickle
+
+    name, module = getattr(function, "__name__", "reward"), sys.modules.get(getattr(function, "__module__", ""))
+    file = getattr(module, "__file__", None) if module and module.__name__ != "__main__" else None
+    if file and getattr(module, name, None) is function:
+        spec = f"{file if _is_own(Path(file)) else module.__name__}:{name}"  # type: ignore[union-attr]
+        if code := find(spec, key):
+            return spec, code
+    own = [m for m in list(sys.modules.values()) if _is_own(Path(getattr(m, "__file__", None) or sys.prefix))]
+    for each in own:
+        cloudpickle.register_pickle_by_value(each)
+    try:
+        pickled = base64.b64encode(cloudpickle.dumps(function)).decode()
+    except Exception as error:  # whatever the objects that it refers to raise
+        raise UserError(
+            f"{key} is {name}, which cannot be sent to the workers: {type(error).__name__}: {error}."
+        ) from error
+    finally:
+        for each in own:
+            cloudpickle.unregister_pickle_by_value(each)
+    name = re.sub(r"\W", "_", name).strip("_")
+    name = name if name and not keyword.iskeyword(name) else "reward"  # of a lambda
+    text = f"import base64, cloudpickle\n\n{name} = cloudpickle.loads(base64.b64decode({pickled!r}))\n"
+    place = f"{SESSION}{name}_{short_digest(text.encode())}.py"
+    return f"{place}:{name}", OwnCode(_entry(place), (SourceFile(_entry(place), place, place, text),))
+
+
+def is_by_value(spec: str) -> bool:
+    """Whether `by_value` made it: there is no file of the user's to look at."""
+    return spec.startswith(SESSION)
+
+
+def short_digest(content: bytes) -> str:
+    """12 hex digits of SHA-256, for the names of files."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _is_own(file: Path) -> bool:
+    """Whether it is a module of the user's: neither installed, nor Python's, nor this package's."""
+    return (
+        not any(map(_is_environment, file.parents))
+        and not file.is_relative_to(sys.prefix)
+        and not (file.is_relative_to(sys.base_prefix) or file.is_relative_to(Path(__file__).parents[2]))
+    )
 
 
 def load(code: OwnCode) -> ModuleType:

@@ -76,8 +76,8 @@ def attached(config: Config, sources: Sources | None = None, *, resumed: Path | 
     for function in of(config):
         codes[function.key] = function.code or _found(function.spec, sources.named(function.key), resumed)
     _check_helpers(codes, sources)
-    rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
-    evaluation = _with(config.evaluation, codes.get("evaluation.reference"))
+    rewards = [with_code(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
+    evaluation = with_code(config.evaluation, codes.get("evaluation.reference"))
     return config.model_copy(update={"rewards": rewards, "evaluation": evaluation})
 
 
@@ -102,7 +102,8 @@ def changes(config: Config, run: Path, uses: str) -> list[str]:
     `uses`: which of both the command uses.
     """
     said = []
-    for spec, key in dict.fromkeys((function.spec, function.key) for function in of(config)):
+    named = (function for function in of(config) if not own_code.is_by_value(function.spec))
+    for spec, key in dict.fromkeys((function.spec, function.key) for function in named):
         if stored := own_code.read(spec, run / FOLDER):
             present = _present(spec, key)
             now, was = present.texts if present else {}, stored.texts
@@ -148,7 +149,8 @@ def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> Non
                 )
 
 
-def _with(section: T, code: OwnCode | None) -> T:
+def with_code(section: T, code: OwnCode | None) -> T:
+    """The section with the code of its function; unchanged for None."""
     if code is None:
         return section
     section = section.model_copy()

@@ -62,7 +62,7 @@ def with_activation_memory(config: Config, facts: ModelFacts, card: Gpu) -> Conf
         return compiled_learner.keeping(config, 0.0)
     for share, micro_batch in _passes(config.learner.micro_batch, facts):
         kept = compiled_learner.keeping(config, share, micro_batch)
-        if min(map(_peak, _ways(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
+        if min(map(peak, _ways(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
             return kept
     return compiled_learner.keeping(config, 0.0)
 
@@ -87,9 +87,9 @@ def fitted(arithmetic: Arithmetic, card: Gpu) -> Arithmetic | None:
     """The run with what `fleet.offload` means on such cards: false unless the peak is then close to what may be filled.
     None if the run does not fit them.
     """
-    ways = [way for way in _ways(arithmetic) if _peak(way) <= card.usable]
-    roomy = (way for way in ways if _peak(way) <= WARN_FILL * card.usable)
-    return next(roomy, min(ways, key=_peak, default=None))
+    ways = [way for way in _ways(arithmetic) if peak(way) <= card.usable]
+    roomy = (way for way in ways if peak(way) <= WARN_FILL * card.usable)
+    return next(roomy, min(ways, key=peak, default=None))
 
 
 def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
@@ -102,9 +102,9 @@ def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
     )
     if changes := fitting_changes(arithmetic, card):
         words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
-        peak = min(map(_peak, _ways(_changed(arithmetic, changes))))
-        raise UserError(f"{needs}; it fits with {words} ({describe_size(peak)}).")
-    smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=_peak)
+        least = min(map(peak, _ways(_changed(arithmetic, changes))))
+        raise UserError(f"{needs}; it fits with {words} ({describe_size(least)}).")
+    smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=peak)
     said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
     full = [process for process in gpu_memories(smallest)[0].processes if process.peak > card.usable]
     if any(process.fullest == ENCODE for process in full):
@@ -179,13 +179,14 @@ def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
     return [_changed(arithmetic, {"fleet.offload": offload}) for offload in (False, True)]
 
 
-def _peak(arithmetic: Arithmetic) -> int:
+def peak(arithmetic: Arithmetic) -> int:
+    """Bytes that the fullest GPU holds at most, estimated; 0 without GPUs."""
     return max((card.peak for card in gpu_memories(arithmetic)), default=0)
 
 
 def _least(arithmetic: Arithmetic) -> str:
     """``47 GB to explore``, ``42 GB to load with fleet.offload``."""
-    least = min(_ways(arithmetic), key=_peak)
+    least = min(_ways(arithmetic), key=peak)
     fullest = gpu_memories(least)[0]
     stages = listed(list(dict.fromkeys(process.fullest for process in fullest.processes)))
     return f"{describe_size(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
@@ -235,8 +236,8 @@ def sentence(arithmetic: Arithmetic, card: Gpu) -> str:
     offload = (
         "" if made.config == arithmetic.config else f"fleet.offload null is {str(made.config.fleet.offload).lower()}: "
     )
-    peak, usable = describe_size(_peak(made)), describe_size(card.usable)
-    return f"{offload}{peak} of {usable}, which are {MAX_FILL:.0%} of {card.name}"
+    needs, usable = describe_size(peak(made)), describe_size(card.usable)
+    return f"{offload}{needs} of {usable}, which are {MAX_FILL:.0%} of {card.name}"
 
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
