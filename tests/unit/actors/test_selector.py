@@ -76,6 +76,15 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         assert summary.selections[0].best[0].index == 1  # as by the first result
 
 
+def test_a_group_that_comes_again_is_acknowledged_as_one_that_does_not_count(tmp_path: Path) -> None:
+    selector = begun(tmp_path)
+    group = group_of(replace(PLAN.pool_units()[0], stage="regenerate", indices=(1, 0)))
+    others = replace(group, rewards=(0.9, 0.2)), group_of(replace(PLAN.pool_units()[0], indices=(1, 0)), latent=7.0)
+    assert selector.accept_groups(group, *others) == [Ack(repeats=True)] * 3
+    assert selector._of(4).state.counts().violations == 2
+    assert selector.stored(4, "beef")[0] == group.rewards
+
+
 def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_stays_wanted(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
     units = selector.open(PLAN).units
