@@ -73,7 +73,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         summary = selector.close(4)
         assert summary.counts.violations == len(summary.violations) == 3
         assert summary.violations[0] == sentence
-        assert summary.selections[0].best[0].index == 1  # as by the first result
+        assert summary.selections[0].top[0].index == 1  # as by the first result
 
 
 def test_a_group_that_comes_again_is_acknowledged_as_one_that_does_not_count(tmp_path: Path) -> None:

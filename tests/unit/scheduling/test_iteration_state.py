@@ -65,7 +65,7 @@ def test_a_prompt_moves_on_with_its_last_unit_and_is_wanted_until_its_group_is_t
         assert state.wanted("beef") == left
     outcome, selection = state.record(result(second))
     assert outcome is Outcome.ACCEPTED
-    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1, 3], [0, 4])
+    assert ([c.index for c in selection.top], [c.index for c in selection.bottom]) == ([1, 3], [0, 4])
     (regenerate,) = state.wanted("beef")
     assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
     assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
@@ -116,7 +116,7 @@ def test_nonsense_is_refused_by_name() -> None:
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
         with pytest.raises(
-            ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
+            ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with scores"
         ):
             state.record(bad)
     assert state.all_wanted() == tuple(PLAN.pool_units())
@@ -135,7 +135,7 @@ def test_samples_that_were_not_asked_for_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"expected \(1, 3, 0, 4\) of revision 4"):
         state.record_group(reversed_group)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="a latent that is not finite"):
         state.record_group(group(selection, shift=float("nan")))
 
 
@@ -158,7 +158,7 @@ def test_a_pruned_pool_is_ranked_by_the_previews_that_were_finished() -> None:
     outcome, selection = state.record(pruned_result(beef))
     assert outcome is Outcome.ACCEPTED
     # Of 0.1, 0.6, 0.5 and 0.4: 1 is the best, 0 the worst.
-    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1], [0])
+    assert ([c.index for c in selection.top], [c.index for c in selection.bottom]) == ([1], [0])
     assert state.regenerate_unit(selection).prune is None
     assert state.counts().dropped == 2
     state.record(pruned_result(cafe))
@@ -237,7 +237,7 @@ def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() 
     selection = state.selections["beef"]
     made = group(selection)
     again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))
-    assert state.with_first_scores(again).rewards == tuple(c.reward for c in selection.chosen)
+    assert state.with_first_scores(again).rewards == tuple(REWARDS["beef"][c.index] for c in selection.chosen)
 
 
 PLANS: list[dict[str, object]] = [
