@@ -341,7 +341,7 @@ class Samplers:
         return self._samplers[shape_of(prompt, self._shapes, self._run_seed)]
 
 
-def _columns(scores: Tensor) -> dict[str, tuple[Any, ...]]:
+def _columns(scores: Tensor) -> dict[str, Any]:
     """Those of `Scores`, of what a `Scorer` has found."""
     rewards, *components = scores.T.tolist()
     return {"rewards": tuple(rewards), "components": tuple(zip(*components, strict=True))}

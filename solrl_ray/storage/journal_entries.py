@@ -59,7 +59,7 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    columns = {each.name: _column(entry, each) for each in fields(Scores) if each.name in entry}
+    columns: dict[str, Any] = {each.name: _column(entry, each) for each in fields(Scores) if each.name in entry}
     return UnitResult(
         **columns,
         unit=WorkUnit(

@@ -66,7 +66,7 @@ def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -
     group = assemble(unit, [sampled(source) for source in PLAN.pool_units_of("cafe")[1:]])
     assert group.rewards == (1.0, 0.0)
     assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
-    assert group.worker == "explorer-1, explorer-2"
+    assert (group.worker, group.seconds) == ("explorer-1, explorer-2", 1.0)
     assert state.record_group(group) is Outcome.ACCEPTED
 
 

@@ -73,5 +73,7 @@ def test_of_an_odd_number_the_smaller_half_is_the_better_one_and_ties_go_to_earl
     assert rank_fidelity([[0, 3, 2, 1, -1]], [[0, 1, 3, 2, -1]]).side_agreement == pytest.approx(3 / 5)
     # Seeds 0 and 1, by their places among four equal ones; seeds 3 and 4. Seed 2 stays.
     assert rank_fidelity([[1, 1, 1, 1, 0]], [[1, 2, 3, 4, 5]]).side_agreement == pytest.approx(1 / 5)
+    # Of 100, seeds 0 to 49 are better by their places, and seeds 50 to 99: none is on its side.
+    assert rank_fidelity([[1] * 100], [list(range(100))]).side_agreement == 0.0
     # All are equal under both: the same seeds are better.
     assert rank_fidelity([[0] * 5], [[7] * 5]).side_agreement == 1.0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solrl_ray.config import selection_rules
 from solrl_ray.config.selection_rules import SelectionKind
 from solrl_ray.records import Address, Candidate, Scores, Selection
 from solrl_ray.rollout.selection import PromptSelection, SelectionRule, selection_digest
@@ -91,6 +92,12 @@ def test_an_incomplete_pool_selects_nothing() -> None:
 def test_k_must_fit_the_pool(keep: int) -> None:
     with pytest.raises(ValueError, match=f"between 2 and the pool's 4, got {keep}"):
         PromptSelection(4, keep, prompt_id="cat")
+
+
+@pytest.mark.parametrize("keep", [-1, 0, 1, 5])
+def test_a_choice_of_less_than_two_or_more_than_all_is_refused(keep: int) -> None:
+    with pytest.raises(ValueError, match=f"between 2 and the 4 rewards, got {keep}"):
+        selection_rules.choose([0.1, 0.2, 0.3, 0.4], keep)
 
 
 def candidate(prompt_id: str, index: int, reward: float) -> Candidate:

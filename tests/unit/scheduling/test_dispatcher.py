@@ -186,6 +186,18 @@ def test_a_worker_that_has_a_unit_twice_returns_it_once_when_it_is_lost() -> Non
     assert it.waiting() == 1
 
 
+def test_a_lost_worker_does_not_return_a_unit_that_another_one_has_by_now() -> None:
+    it = dispatcher(0)
+    it.ready("w0", "explorers", holds=OLD)
+    given(it)
+    it.forget(unit(0))
+    it.ready("w1", "explorers", holds=OLD)
+    it.add(unit(0), pool="explorers", order=(0,))
+    assert given(it) == [("w1", "p000")]
+    assert it.lost("w0") == []
+    assert (it.waiting(), it.units_of("w1")) == (0, [unit(0)])
+
+
 def test_a_late_answer_to_a_unit_of_the_same_name_ends_no_other() -> None:
     it = dispatcher(0)
     it.ready("w0", "explorers", holds=("old", 0))

@@ -1,6 +1,7 @@
 import itertools
 import random
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import torch
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.selection import SelectionRule, dropped
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, plan_iteration
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import plan_entry
+from tests.support import made_runs
+from tests.support.made_configs import changed
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, unit=2)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
@@ -39,6 +42,40 @@ def explored(plan: IterationPlan = PLAN) -> IterationState:
     for unit in plan.pool_units():
         state.record(result(unit))
     return state
+
+
+def test_the_plan_of_an_iteration_is_what_the_configuration_says() -> None:
+    preview, run = {"prune": {"after": 2, "keep": 12}}, {"seed": 7}
+    two_stage = changed(made_runs.config(), run=run, rollout={"max_staleness": 1, "preview": preview})
+    given: dict[str, Any] = {"score_class": "s", "policy_digest": "d"}
+    assert plan_iteration(two_stage, 3, ["b", "a"], **given) == IterationPlan(
+        iteration=3,
+        revision=3,
+        staleness=1,
+        prompt_ids=("b", "a"),
+        pool=24,
+        keep=8,
+        unit=24,
+        selection=SelectionRule(kind="best_worst", run_seed=7),
+        prune=Pruning(after=2, keep=12),
+        **given,
+    )
+    rewards = [{"kind": "clipscore", "path": "c", "weight": 0.5, "reproducible": False}]
+    rollout = {"strategy": "scaled", "selection": "best", "regenerate": {"micro_batch": 8}}
+    own = {"advantage": {"std": "gdpo"}}
+    one_stage = changed(made_runs.config(), run=run, rollout=rollout, rewards=rewards, objective=own)
+    assert plan_iteration(one_stage, 0, ["a"], **given) == IterationPlan(
+        iteration=0,
+        revision=0,
+        prompt_ids=("a",),
+        pool=24,
+        keep=8,
+        unit=8,
+        selection=SelectionRule(kind="best", run_seed=7, reward_weights=(0.5,)),
+        one_stage=True,
+        reproducible=False,
+        **given,
+    )
 
 
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
@@ -179,9 +216,9 @@ def test_an_early_score_is_part_of_an_answers_bytes() -> None:
 def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused() -> None:
     state = IterationState(PRUNED)
     beef = PRUNED.pool_units()[0]
-    for changed in ({"early": (float("nan"), *EARLY["beef"][1:])}, {"rewards": tuple(REWARDS["beef"])}):
+    for wrong in ({"early": (float("nan"), *EARLY["beef"][1:])}, {"rewards": tuple(REWARDS["beef"])}):
         with pytest.raises(ValueError, match="explorer-0 answered explore "):
-            state.record(pruned_result(beef, **changed))
+            state.record(pruned_result(beef, **wrong))
     assert state.wanted("beef") == (beef,)
 
 
