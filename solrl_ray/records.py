@@ -217,12 +217,8 @@ def flat(column: Iterable[Any]) -> Iterator[float]:
 
 def scores_of(rows: Sequence[tuple[Scores, int]]) -> Scores:
     """The numbers of samples that are each a row of a record."""
-    return Scores(
-        **{
-            name: tuple(column[row] for scores, row in rows if (column := getattr(scores, name)))
-            for name in (each.name for each in fields(Scores))
-        }
-    )
+    names = (each.name for each in fields(Scores))
+    return Scores(**{name: tuple(its[row] for each, row in rows if (its := getattr(each, name))) for name in names})
 
 
 _MOMENTARY: Mapping[str, bool] = {"kept": False}

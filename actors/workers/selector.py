@@ -160,12 +160,7 @@ class Selector(Callee):
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         results, groups = self._replay_all(state, now)
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
-        return Opened(
-            groups=groups,
-            units=opened.wanted(),
-            results=results,
-            message=message,
-        )
+        return Opened(groups=groups, units=opened.wanted(), results=results, message=message)
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
         """Set the policy that regenerates an iteration which was explored ahead.
@@ -230,7 +225,7 @@ class Selector(Callee):
 
     def record(self, result: UnitResult) -> Ack:
         """Take a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
-        opened = self._answered(result)
+        opened = self._open_for(result.worker, result.unit.iteration)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
             outcome, selection = state.record(result)
@@ -246,9 +241,7 @@ class Selector(Callee):
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written in the background. Raises as `record`."""
-        if group.iteration not in self._open:
-            raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
-        opened = self._of(group.iteration)
+        opened = self._open_for(group.worker, group.iteration)
         lost = opened.state.has_lost(group.prompt_id)
         try:
             outcome = opened.state.record_group(group)
@@ -320,10 +313,10 @@ class Selector(Callee):
             raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
         return self._open[iteration]
 
-    def _answered(self, result: UnitResult) -> _Open:
-        if result.unit.iteration not in self._open:
-            raise NonsenseError(f"{result.worker} answered {result.unit.describe()}, whose iteration is not open")
-        return self._of(result.unit.iteration)
+    def _open_for(self, worker: str, iteration: int) -> _Open:
+        if iteration not in self._open:
+            raise NonsenseError(f"{worker} answered a unit of iteration {iteration + 1}, which is not open")
+        return self._open[iteration]
 
     def _stop_if_differs(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that ends the run.

@@ -18,6 +18,7 @@ import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from solrl_ray.config.selection_rules import SelectionKind, choose
 from solrl_ray.objectives.gdpo import Normalizer
@@ -182,14 +183,11 @@ def selection_digest(selections: Iterable[Selection]) -> str:
     Raises:
         ValueError: two selections are of the same iteration and prompt.
     """
-    named: dict[tuple[int, str], Selection] = {}
-    for selection in selections:
-        name = (selection.iteration, selection.prompt_id)
-        if name in named:
-            raise ValueError(f"two selections of iteration {name[0]}, prompt {name[1]}")
-        named[name] = selection
-    digest = hashlib.sha256()
-    for _, selection in sorted(named.items()):
+    digest, ordered = hashlib.sha256(), sorted(selections, key=lambda each: (each.iteration, each.prompt_id))
+    for one, other in pairwise(ordered):
+        if (one.iteration, one.prompt_id) == (other.iteration, other.prompt_id):
+            raise ValueError(f"two selections of iteration {one.iteration}, prompt {one.prompt_id}")
+    for selection in ordered:
         for text in (str(selection.iteration).encode(), selection.prompt_id.encode()):
             digest.update(b"%d:%s," % (len(text), text))
         digest.update(struct.pack("<II", len(selection.top), len(selection.bottom)))

@@ -91,6 +91,42 @@ async def test_a_unit_that_was_refused_once_may_be_refused_again_after_its_answe
     assert second.given == [beef, beef]
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_prompt_is_regenerated_while_others_are_explored_unless_the_stages_are_apart(
+    tmp_path: Path, staged: bool
+) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(staged=staged)
+            explorer = await scene.worker("explorer-0", "explorers")
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            explorer.given, of_cafe = explorer.given[:2], explorer.given[2:]
+            await scene.answer(explorer)
+            assert ids(regenerator.given) == ([] if staged else ["regenerate/4/beef/1-0"])
+            explorer.given = of_cafe
+            await scene.answer(explorer)
+            assert sorted(ids(regenerator.given)) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
+            await scene.answer(regenerator)
+            assert is_finished(this)
+
+    asyncio.run(acted())
+
+
+@scene
+async def test_what_rewards_cost_is_the_sum_over_all_accepted_answers(scene: Scene) -> None:
+    this = await scene.begin()
+    for name, pool in (("explorer-0", "explorers"), ("regenerator-0", "regenerators")):
+        worker = await scene.worker(name, pool)
+        for number, unit in enumerate(list(worker.given)):
+            value, large = answer_to(unit, worker.name)
+            costs = {"requests": 3, "retries": number} if number else None
+            scene.router.answered(worker, unit, replace(value, reward_costs=costs), Reference(large))
+        await settled()
+    # Three of the four units of pools and one of the two groups have costs.
+    assert (await this.finish()).reward_costs == {"requests": 3 * 4, "retries": 1 + 2 + 3 + 1}
+
+
 @scene
 async def test_an_iteration_goes_before_the_next(scene: Scene) -> None:
     this = await scene.begin(PLAN)

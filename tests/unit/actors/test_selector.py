@@ -207,7 +207,7 @@ def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> Non
     selector.drop(3)
     with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
         selector.close(3)
-    with pytest.raises(NonsenseError, match="made a group of iteration 3, which is not open"):
+    with pytest.raises(NonsenseError, match="regenerator-0 answered a unit of iteration 4, which is not open"):
         selector.record_group(group_of(replace(of_three[0], stage="regenerate")))
     selector.drop(3)  # nothing to do
 
