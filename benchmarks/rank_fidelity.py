@@ -90,7 +90,7 @@ class Bench:
         for prompt, embedding in zip(self._prompts, self._embeddings, strict=True):
             indices = tuple(range(self._seeds))
             unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
-            rows.append(draw(unit, prompt, embedding).rewards.tolist())
+            rows.append(draw(unit, prompt, embedding).rewards)
         return np.array(rows)
 
 

@@ -109,11 +109,9 @@ class World:
         selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
         for start in range(0, rollout.pool, rollout.explore.micro_batch):
             unit = self._unit("explore", range(start, start + rollout.explore.micro_batch))
-            scores = self.explore.preview(unit, self.prompt, self.embedding).rewards.tolist()
-            for index, score in zip(unit.indices, scores, strict=True):
-                selection.add(index, score)
-        best, worst = selection.select()
-        return [candidate.index for candidate in best + worst]
+            selection.add(unit.indices, self.explore.preview(unit, self.prompt, self.embedding))
+        top, bottom = selection.select()
+        return [candidate.index for candidate in top + bottom]
 
     def pruned(self, after: int, keep: int, micro_batch: int) -> Callable[[], Any]:
         """Previews of which the middle is dropped after some steps."""

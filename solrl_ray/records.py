@@ -13,8 +13,8 @@ after a restart:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -180,31 +180,67 @@ _VALUES_OF_UNIT: Callable[[WorkUnit], tuple[Any, ...]] = attrgetter(*(field.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitResult:
-    """The answer to a unit: one reward (float32 value) per index. For a preview nothing else; the samples of
-    a ``sample`` unit stay in the object store.
+class Scores:
+    """The numbers of several samples, all float32 values: a column per field, which has a value per sample, or none.
+
+    For another number per sample, add a field here and fill it in `rollout.sampler`. Digests, checks, the journal and
+    stored groups take every column.
+    """
+
+    rewards: tuple[float, ...]
+    """The reward that each sample is ranked or learned from by. For a pruned preview: its early score."""
+    components: tuple[tuple[float, ...], ...] = field(default=(), metadata={"nested": True})
+    """Each reward's own value, if they are summed with their own statistics (`objectives.gdpo`). For a pruned preview:
+    those of its early score.
+    """
+    early: tuple[float, ...] = ()
+    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue. With
+    `components`: their normalized sums inside the unit.
+    """
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """By name, as arguments of another record with scores."""
+        return {each.name: getattr(self, each.name) for each in fields(Scores)}
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of them, column by column."""
+        return tuple(number for column in self.columns.values() for number in flat(column))
+
+
+def flat(column: Iterable[Any]) -> Iterator[float]:
+    """The numbers of a column of `Scores`, which has one or several per sample."""
+    for value in column:
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def scores_of(rows: Sequence[tuple[Scores, int]]) -> Scores:
+    """The numbers of samples that are each a row of a record."""
+    names = (each.name for each in fields(Scores))
+    return Scores(**{name: tuple(its[row] for each, row in rows if (its := getattr(each, name))) for name in names})
+
+
+_MOMENTARY: Mapping[str, bool] = {"kept": False}
+"""Marks a field that only a live run reads, so that the journal leaves it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult(Scores):
+    """The answer to a unit: the scores of its indices. For a preview nothing else; the samples of a ``sample`` unit
+    stay in the object store.
     """
 
     unit: WorkUnit
-    rewards: tuple[float, ...]
-    """For a pruned member: its early score (`rollout.selection.dropped`)."""
     worker: str
     score_class: str
     """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""
     seconds: float
-    started: float = 0.0
+    started: float = field(default=0.0, metadata=_MOMENTARY)
     """Start of computing: seconds since 1970, by the worker's clock. Only the trace reads it."""
-    early: tuple[float, ...] = ()
-    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue. With
-    `components`: their contrasts inside the unit (`objectives.gdpo`).
-    """
-    components: tuple[tuple[float, ...], ...] = ()
-    """Per index each reward's own value (float32), if they are summed with their own statistics: as `rewards`, of a
-    pruned member those of its early score.
-    """
     samples_digest: str = ""
     """For a ``sample`` unit: digest of its samples (`scheduling.iteration_state.group_digest`)."""
-    reward_costs: Mapping[str, int] | None = None
+    reward_costs: Mapping[str, int] | None = field(default=None, metadata=_MOMENTARY)
     """Its use of reward servers and judges: see `IterationMetrics.reward_costs`."""
 
 
@@ -214,14 +250,14 @@ class Candidate:
     index: int
     reward: float
     """Ranks the pool; for a preview, a proxy that only ranks (design law 1). Of several rewards with their own
-    statistics: their contrast in the pool (`objectives.gdpo`).
+    statistics: their normalized sum in the pool (`objectives.gdpo`).
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order. With another
-    rule than ``best_worst``, these are the upper and the lower half of the seeds that it keeps.
+    """The seeds of one prompt to be trained on, in two halves (`config.selection_rules`): ``top`` in falling,
+    ``bottom`` in rising order of rewards.
 
     The journal has it for readers. A resumed run selects again, from the journal's results.
     """
@@ -229,12 +265,12 @@ class Selection:
     iteration: int
     revision: int
     prompt_id: str
-    best: tuple[Candidate, ...]
-    worst: tuple[Candidate, ...]
+    top: tuple[Candidate, ...]
+    bottom: tuple[Candidate, ...]
 
     @property
     def chosen(self) -> tuple[Candidate, ...]:
-        return self.best + self.worst
+        return self.top + self.bottom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,18 +284,16 @@ class Trajectory(Portable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleGroup(Portable):
-    """The chosen samples of one prompt: all that a learner sees of a rollout. For a ``sample`` unit, all samples."""
+class SampleGroup(Portable, Scores):
+    """The chosen samples of one prompt: all that a learner sees of a rollout. For a ``sample`` unit, all samples. Their
+    scores are those of the full-precision images.
+    """
 
     iteration: int
     revision: int
     prompt_id: str
     indices: tuple[int, ...]
-    """Candidate indices, in the selection's order (best, then worst)."""
-    rewards: tuple[float, ...]
-    """Rewards of the full-precision images, one per index."""
-    components: tuple[tuple[float, ...], ...] = ()
-    """As of `UnitResult`."""
+    """Candidate indices, in the selection's order (top, then bottom)."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
     shape: SampleShape | None = None

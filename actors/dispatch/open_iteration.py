@@ -16,7 +16,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.dispatch.selector_client import SelectorClient
@@ -160,9 +160,13 @@ class OpenIteration:
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-        if prompt_id not in self.groups:  # one regenerated before a resume came with the revision
-            reply, _ = await self._accepted(chosen[0])
-            self._give_to_learner(prompt_id, reply.value.rewards, reply.large)
+        while prompt_id not in self.groups:  # one regenerated before a resume came with the revision
+            reply, ack = await self._accepted(chosen[0])
+            rewards, group = reply.value.rewards, reply.large
+            if ack.repeats:  # the acknowledgement of the first group was lost with a selector
+                rewards, group = await self._selector.stored(self.plan.iteration, prompt_id)
+            if group is not None:
+                self._give_to_learner(prompt_id, rewards, group)
 
     async def _all_accepted(self, units: Sequence[WorkUnit]) -> dict[WorkUnit, tuple[Reply, Ack]]:
         """`_accepted` of several units at once."""
@@ -189,6 +193,7 @@ class OpenIteration:
                 self._tell(f"{unit.describe()} is done again ({error.reason})")
             else:
                 if not ack.refused:
+                    self._router.accepted(unit)
                     break
                 self._router.strike(reply.worker, unit, ack.refused)
             self._requeued += 1
@@ -274,7 +279,7 @@ class OpenIteration:
             groups=[self.groups[p] for p in order],
             embeddings=[self.embeddings[p] for p in order],
             rewards=[self.rewards[p] for p in order],
-            clocks=self.clocks,
+            clocks={stage: replace(clock) for stage, clock in self.clocks.items()},
             publication=self._publication,
             staleness=self.plan.staleness,
             requeued=self._requeued,
@@ -294,8 +299,8 @@ class OpenIteration:
         """References of the groups in prompt order, from the run folder; groups that it lacks by now are made again."""
         stored: dict[str, Any] = {}
         for prompt_id in self.plan.prompt_ids:
-            units, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)
-            if units:
+            _, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)
+            if stored[prompt_id] is None:
                 self._tell(f"the stored group of prompt {prompt_id} is damaged: it is made again")
         if None in stored.values():
             await self.make_again(regenerating)

@@ -104,11 +104,11 @@ class SelectorClient:
         self._groups.setdefault(unit.iteration, []).append(group)
         return rewards, group
 
-    async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], Any]:
-        """A finished group from the run folder, by reference; or the units that make it again, and None."""
+    async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[float, ...], Any]:
+        """`Selector.stored`: rewards, and the reference of the group; or neither."""
         what = f"reading the group of prompt {prompt_id}"
-        units, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
-        return units, None if units else group
+        rewards, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
+        return rewards, group if rewards else None
 
     # Results that come while the selector answers go in its next call
 
@@ -152,7 +152,7 @@ class SelectorClient:
             if each.iteration not in self._plans:  # it was dropped meanwhile, and a new selector knows nothing of it
                 each.ack.cancel()
                 continue
-            if not (ack.refused or ack.differs):
+            if not (ack.refused or ack.differs or ack.repeats):
                 accepted: dict[int, list[Any]] = self._groups if each.is_group else self._results
                 accepted.setdefault(each.iteration, []).append(each.result)
             if not each.ack.done():  # else who sent it is gone

@@ -108,6 +108,10 @@ class UnitRouter:
             self._requests.pop(unit.id, None)
             self._dispatcher.forget(unit)
 
+    def accepted(self, unit: WorkUnit) -> None:
+        """Note that a unit's reply counts. If it is ever repeated, an earlier refusal is no reason to end the run."""
+        self._strikes.accepted(unit)
+
     def strike(self, worker: str, unit: WorkUnit, reason: str) -> None:
         """Note an answer that cannot be right, whose unit is repeated. After too many the worker is replaced.
 
@@ -214,4 +218,4 @@ class UnitRouter:
         self._dispatcher.answered(worker.name, unit)
         self.wake()
         request = self._requests.get(unit.id)
-        return request if request is not None and not request.reply.done() else None
+        return request if request is not None and request.unit == unit and not request.reply.done() else None

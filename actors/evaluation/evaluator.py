@@ -60,6 +60,7 @@ async def score_policy(
         needed = [embeddings[one] for one in ids if method != "score_reference" or one in embeddings]
         call = Call(method, (unit, [by_id[one] for one in ids], images, *needed))
         reply = await router.request(unit, call, pool=REGENERATORS, order=(position,), holds=holds)
+        router.accepted(unit)
         answers.update({one.unit.prompt_id: one for one in (replace(reply.value, beside=()), *reply.value.beside)})
         changed(len(answers), len(prompts))
 

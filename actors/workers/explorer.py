@@ -82,8 +82,7 @@ class Explorer(SamplingWorker):
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a unit's candidates with exactly its revision; twice if the unit is pruned."""
-        result, previewed = self._scored(self._sampler.preview, unit, prompt, embedding)
-        return replace(result, early=tuple(previewed.early.tolist()))
+        return self._scored(self._sampler.preview, unit, prompt, embedding)[0]
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         """As `explore`, with the samples as a second part, which stays on this node until fetched."""

@@ -100,7 +100,8 @@ class LearnerRank(Callee):
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size, deadlines = self._config.learner.world_size, self._config.fleet.deadlines
         self._collectives = Collectives(self._rank, self._device)
-        with progress_note(f"joining the learner group at {address} (learner.world_size {world_size})"):
+        joining = f"joining the learner group at {address} (learner.world_size {world_size})"
+        with progress_note(joining), self._collectives.watched():
             process_group(
                 self._rank,
                 world_size,

@@ -189,9 +189,8 @@ class SamplingWorker(Callee):
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)
         result = UnitResult(
+            **sampled.columns,
             unit=unit,
-            rewards=tuple(sampled.rewards.tolist()),
-            components=tuple(map(tuple, sampled.components.tolist())) if sampled.components.numel() else (),
             worker=self._name,
             score_class=self._score_class,
             seconds=time.perf_counter() - started,

@@ -51,6 +51,10 @@ class Ack:
     """Once its prompt's pool is complete: the seeds to sample again, unless their group has arrived."""
     differs: str = ""
     """If it came again with other bytes than the first result, which counts: who brought what, as a sentence."""
+    repeats: bool = False
+    """For a group: one was accepted before, which counts. It may have other bytes or, where scores are not
+    reproducible, other rewards.
+    """
     refused: str = ""
     """Why it was refused, if it is no answer."""
 
@@ -156,12 +160,7 @@ class Selector(Callee):
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         results, groups = self._replay_all(state, now)
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
-        return Opened(
-            groups=groups,
-            units=opened.wanted(),
-            results=results,
-            message=message,
-        )
+        return Opened(groups=groups, units=opened.wanted(), results=results, message=message)
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
         """Set the policy that regenerates an iteration which was explored ahead.
@@ -216,23 +215,23 @@ class Selector(Callee):
 
     def _acknowledged(self, brought: UnitResult | SampleGroup) -> Ack:
         try:
-            if isinstance(brought, SampleGroup):
-                self.record_group(brought)
-            else:
+            if not isinstance(brought, SampleGroup):
                 return self.record(brought)
+            if self.record_group(brought) in (Outcome.DUPLICATE, Outcome.VIOLATION):
+                return Ack(repeats=True)
         except NonsenseError as error:
             return Ack(refused=str(error))
         return _COUNTED
 
     def record(self, result: UnitResult) -> Ack:
         """Take a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
-        opened = self._answered(result)
+        opened = self._open_for(result.worker, result.unit.iteration)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
             outcome, selection = state.record(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
-        self._judge(state, outcome)
+        self._stop_if_differs(state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
         wanted = state.wanted(prompt_id) if prompt_id in state.selections else ()
@@ -242,15 +241,13 @@ class Selector(Callee):
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written in the background. Raises as `record`."""
-        if group.iteration not in self._open:
-            raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
-        opened = self._of(group.iteration)
+        opened = self._open_for(group.worker, group.iteration)
         lost = opened.state.has_lost(group.prompt_id)
         try:
             outcome = opened.state.record_group(group)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-        self._judge(opened.state, outcome, lost=lost)
+        self._stop_if_differs(opened.state, outcome, lost=lost)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             digest = opened.state.group_digest_of(group.prompt_id)
             entry = {"kind": "regenerate", "prompt": group.prompt_id, "digest": digest}
@@ -270,21 +267,21 @@ class Selector(Callee):
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
-    def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], SampleGroup | None]:
-        """An acknowledged group, read from the run folder, and no units.
+    def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[float, ...], SampleGroup | None]:
+        """Rewards of an acknowledged group, and the group, read from the run folder.
 
-        If the folder no longer holds its bytes: the units that make it again, and None.
+        If the folder no longer holds its bytes, neither: from now on `wanted` has the units that make it again.
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
         try:
             group = self._folder.load_group(iteration, prompt_id)
             if opened.state.holds(group):
-                return (), group
+                return group.rewards, group
         except Unreadable:
             pass
         opened.state.lose_group(prompt_id)
-        return opened.state.wanted(prompt_id), None
+        return (), None
 
     def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
         """The summary of an iteration, once all of it is on the disk; or the missing units, if it is not complete:
@@ -316,12 +313,12 @@ class Selector(Callee):
             raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
         return self._open[iteration]
 
-    def _answered(self, result: UnitResult) -> _Open:
-        if result.unit.iteration not in self._open:
-            raise NonsenseError(f"{result.worker} answered {result.unit.describe()}, whose iteration is not open")
-        return self._of(result.unit.iteration)
+    def _open_for(self, worker: str, iteration: int) -> _Open:
+        if iteration not in self._open:
+            raise NonsenseError(f"{worker} answered a unit of iteration {iteration + 1}, which is not open")
+        return self._open[iteration]
 
-    def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
+    def _stop_if_differs(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that ends the run.
 
         `lost`: the first result's data is gone, so this one was to replace it.

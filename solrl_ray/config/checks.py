@@ -17,6 +17,7 @@ from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import STOCHASTIC, Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
+from solrl_ray.config.selection_rules import RULES
 from solrl_ray.config.strategies import (
     UNQUANTIZED_TIERS,
     PoolSampling,
@@ -282,7 +283,7 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
 
 def _selection(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
-    if rollout.selection == "best_worst":
+    if RULES[rollout.selection].keeps_ends:
         return
     if is_one_stage(config):
         yield Problem("rollout.selection", f"best_worst with rollout.strategy {rollout.strategy}")

@@ -19,12 +19,12 @@ from solrl_ray.config.resolution import Resolution, Shapes, as_shapes
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero, Workers
+from solrl_ray.config.selection_rules import SelectionKind
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
-SelectionKind = Literal["best_worst", "best", "random"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 

@@ -65,6 +65,8 @@ class Collectives:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """Whether an error of a collective says that another rank is out of reach. gloo has no class for its errors."""
-    text = str(error)
-    return isinstance(error, torch.distributed.DistError) or ("gloo/transport" in text and "Timed out" not in text)
+    """Whether an error of a collective says that another rank is gone, not that it is slow or never came. gloo has no
+    class for its errors.
+    """
+    text = str(error).lower()
+    return "timed out" not in text and (isinstance(error, torch.distributed.DistError) or "gloo/transport" in text)

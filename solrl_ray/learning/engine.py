@@ -95,9 +95,10 @@ def process_group(
 
 def abort_process_group(device: torch.device) -> None:
     """End collectives that wait for a rank that is gone: NCCL's kernels may do so for ever. What they and later ones
-    return is of no use, until later ones raise (`Collectives.watched`). Any thread may call it.
+    return is of no use, until later ones raise (`Collectives.watched`). Any thread may call it, also before the group
+    exists: nothing is to be ended then.
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.distributed.is_initialized():
         torch.distributed.distributed_c10d._abort_process_group()  # not public; there is no other way for all groups
 
 

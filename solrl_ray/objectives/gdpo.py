@@ -5,8 +5,8 @@ advantage. Here each reward k of a prompt's group is standardised alone::
 
     c = sum_k w_k (r_k - mean_k) / (std_k + 1e-4)
 
-Choosing seeds ranks a pool by c. An advantage is c standardised once more, over all samples of an iteration. Standard
-deviations are unbiased (n - 1), as in the released code.
+Choosing seeds ranks a pool by c, the normalized sum. An advantage is c standardised once more, over all samples of an
+iteration. Standard deviations are unbiased (n - 1), as in the released code.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ EPSILON = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
-    """Rewards on one scale, by the statistics of one group."""
+class Normalizer:
+    """Sums rewards on one scale, by the statistics of one group."""
 
     weights: tuple[float, ...]
     means: tuple[float, ...]
     stds: tuple[float, ...]
 
     @classmethod
-    def of(cls, components: ArrayLike, weights: Sequence[float]) -> Contrast:
+    def of(cls, components: ArrayLike, weights: Sequence[float]) -> Normalizer:
         """Of a group's own values.
 
         Args:
@@ -50,9 +50,9 @@ class Contrast:
         return total
 
 
-def contrasts(components: ArrayLike, weights: Sequence[float]) -> NDArray[np.float64]:
-    """c of each member of one group by the group's own statistics, float64 [n]; see `Contrast.of`."""
-    return Contrast.of(components, weights)(components)
+def normalized_sums(components: ArrayLike, weights: Sequence[float]) -> NDArray[np.float64]:
+    """c of each member of one group by the group's own statistics, float64 [n]; see `Normalizer.of`."""
+    return Normalizer.of(components, weights)(components)
 
 
 def advantages(components: ArrayLike, groups: NDArray[np.int64], weights: Sequence[float]) -> NDArray[np.float64]:
@@ -61,13 +61,13 @@ def advantages(components: ArrayLike, groups: NDArray[np.int64], weights: Sequen
     Sums are correctly rounded, so the order of the samples changes no bit.
 
     Args:
-        components: as of `Contrast.of`, of all samples of an iteration.
+        components: as of `Normalizer.of`, of all samples of an iteration.
         groups: one integer per prompt, [n].
     """
     values, result = np.asarray(components, dtype=np.float64), np.empty(len(groups))
     for group in np.unique(groups):
         members = groups == group
-        result[members] = contrasts(values[members], weights)
+        result[members] = normalized_sums(values[members], weights)
     mean, std = statistics(result)
     return (result - mean) / (std + EPSILON)
 

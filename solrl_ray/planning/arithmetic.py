@@ -16,7 +16,7 @@ from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, selection_rules
 from solrl_ray.config.fleet import WorkerResources
 from solrl_ray.config.pools import (
     REGENERATORS,
@@ -177,6 +177,7 @@ class Arithmetic:
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
             one_stage=is_one_stage(config),
             pool=pool_sampling(config),
+            chosen=selection_rules.describe(config.rollout.selection, config.rollout.keep, config.rollout.pool),
             reserved=[counted(count, name) for name, count in (("CPU", cpus), ("GPU", self.gpus)) if count],
             references=references(config),
             model_guidance=config.model.cfg.describe(),

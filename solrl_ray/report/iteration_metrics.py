@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from solrl_ray.config.schema import Config
+from solrl_ray.config.selection_rules import RULES
 from solrl_ray.config.strategies import is_one_stage, previews
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
@@ -46,7 +47,7 @@ def iteration_metrics(
     """
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)
-    compared = np.array(summary.contrasts, dtype=np.float64) if summary.contrasts else full
+    compared = np.array(summary.rewards, dtype=np.float64)
     # Of the chosen seeds, [prompts, K], in prompt and selection order.
     proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
     fidelity = None if is_one_stage(config) else rank_fidelity(proxies, compared)
@@ -79,8 +80,7 @@ def iteration_metrics(
         dropped=counts.dropped,
         expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
         constant_groups=_constant_rows(compared),
-        # Of the best and the worst: if those are equal, all others are.
-        constant_pools=_constant_rows(proxies) if preview and rollout.selection == "best_worst" else 0,
+        constant_pools=_constant_rows(proxies) if preview and RULES[rollout.selection].keeps_ends else 0,
         **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
     )
 

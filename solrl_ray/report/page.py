@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from solrl_ray.config import selection_rules
 from solrl_ray.config.problems import counted
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -93,12 +94,7 @@ def _line(config: Config) -> str:
     """Model and training, in one line."""
     rollout, pool = config.rollout, pool_sampling(config)
     rewards = " + ".join(reward.kind for reward in config.rewards)
-    if rollout.strategy == "direct":
-        chosen = f"all of {rollout.pool} seeds"
-    elif rollout.selection != "best_worst":
-        chosen = f"{rollout.keep} {rollout.selection} of {rollout.pool} seeds"
-    else:
-        chosen = f"{rollout.keep // 2} best and {rollout.keep // 2} worst of {rollout.pool} seeds"
+    chosen = selection_rules.describe(rollout.selection, rollout.keep, rollout.pool)
     sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"
     if not is_one_stage(config):
         samples = f"samples {rollout.regenerate.steps} steps in {config.model.dtype}"

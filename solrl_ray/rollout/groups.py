@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from solrl_ray.records import SampleGroup, Trajectory, WorkUnit
+from solrl_ray.records import SampleGroup, Trajectory, WorkUnit, scores_of
 
 
 def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
@@ -31,8 +31,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
         revision=unit.revision,
         prompt_id=unit.prompt_id,
         indices=unit.indices,
-        rewards=tuple(part.rewards[row] for part, row in chosen),
-        components=tuple(part.components[row] for part, row in chosen if part.components),
+        **scores_of(chosen).columns,
         latents=torch.stack([part.latents[row] for part, row in chosen]),
         shape=parts[0].shape,
         trajectory=_trajectory(chosen),

@@ -22,7 +22,7 @@ from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import reward_weights
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.objectives.gdpo import contrasts
+from solrl_ray.objectives.gdpo import normalized_sums
 from solrl_ray.prompts.prompt_set import shape_of
 from solrl_ray.records import (
     Address,
@@ -30,6 +30,7 @@ from solrl_ray.records import (
     PromptEmbedding,
     SampleGroup,
     SampleShape,
+    Scores,
     Trajectory,
     UnitResult,
     WorkUnit,
@@ -48,17 +49,13 @@ WARM_UP_SIGMA = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """The samples of a unit, in the order of its indices."""
+class Sampled(Scores):
+    """The samples of a unit with their scores, in the order of its indices."""
 
     latents: Tensor
     """Clean latents x0, float32 [n, *latent_shape], on the sampling device."""
     images: Tensor
     """float32 [n, 3, H, W], of videos [n, 3, T, H, W], in [0, 1], on the sampling device."""
-    rewards: Tensor
-    """float32 [n], on the CPU."""
-    components: Tensor
-    """Each reward's own values, float32 [n, rewards], on the CPU; [n, 0] unless they have their own statistics."""
     trajectory: Trajectory | None = None
     """Of a sampler that records; on the CPU."""
     shape: SampleShape | None = None
@@ -68,17 +65,9 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Previewed:
+class Previewed(Scores):
     """The scores of a unit of previews, in the order of its indices. Images and latents are not kept."""
 
-    rewards: Tensor
-    """float32 [n], on the CPU; for a pruned member its early score."""
-    components: Tensor
-    """As of `Sampled`; for a pruned member those of its early score."""
-    early: Tensor
-    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; [0] if the unit is not pruned. Of rewards with
-    their own statistics: contrasts inside the unit.
-    """
     reward_costs: Mapping[str, int]
     """As of `Sampled`, for both scorings."""
 
@@ -165,10 +154,9 @@ class Sampler:
         latents, images, scores, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
         start = window_start(self._sampler, unit, self._run_seed)
         return Sampled(
+            **_columns(scores),
             latents=latents,
             images=images,
-            rewards=scores[:, 0],
-            components=scores[:, 1:],
             trajectory=Trajectory(states=states, first_step=start) if self._record else None,
             shape=self._shape,
             reward_costs=self._reward.take_costs(),
@@ -194,10 +182,9 @@ class Sampler:
         images = self._model.decode(state.latents)[:count]
         scores = self._scorer(*zip(prompts, embeddings, strict=True), each=True)(images)
         return Sampled(
+            **_columns(scores),
             latents=state.latents[:count].float(),
             images=images.float(),
-            rewards=scores[:, 0],
-            components=scores[:, 1:],
             shape=self._shape,
             reward_costs=self._reward.take_costs(),
         )
@@ -210,7 +197,7 @@ class Sampler:
         if unit.prune is None:
             ends = (self._advance(part, self._noise(part), batch)[0] for part in self._micro_batches(unit))
             parts = [scored(self._decode_preview(end.latents)) for end in ends]
-            return self._previewed(torch.cat(parts)[:count], torch.empty(0))
+            return Previewed(**_columns(torch.cat(parts)[:count]), reward_costs=self._reward.take_costs())
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
@@ -218,14 +205,13 @@ class Sampler:
         early = torch.cat([scored(self._decode_preview(x0)) for x0 in estimates])[:count]
         deciding = early[:, 0]
         if self._weights:
-            deciding = torch.from_numpy(contrasts(early[:, 1:], self._weights)).float()
+            deciding = torch.from_numpy(normalized_sums(early[:, 1:], self._weights)).float()
         kept = survivors(deciding.tolist(), unit.prune.keep)
         final = self._finish(unit, solvers.together(begun), kept, scored, batch)
-        return self._previewed(early.index_copy(0, torch.tensor(kept), final), deciding)
-
-    def _previewed(self, scores: Tensor, early: Tensor) -> Previewed:
         return Previewed(
-            rewards=scores[:, 0], components=scores[:, 1:], early=early, reward_costs=self._reward.take_costs()
+            **_columns(early.index_copy(0, torch.tensor(kept), final)),
+            early=tuple(deciding.tolist()),
+            reward_costs=self._reward.take_costs(),
         )
 
     def _finish(
@@ -275,7 +261,7 @@ class Sampler:
 
     def _scorer(self, *members: tuple[Prompt, PromptEmbedding], each: bool = False) -> Scorer:
         """Gives images, as many of each prompt in turn, their scores, float32 [B, 1 + rewards] on the CPU: the reward,
-        then what `Sampled.components` has. `each`: these also where the objective needs them not.
+        then each reward's own value, if they have their own statistics, or for `each`.
         """
 
         def scores(images: Tensor) -> Tensor:
@@ -355,6 +341,12 @@ class Samplers:
         return self._samplers[shape_of(prompt, self._shapes, self._run_seed)]
 
 
+def _columns(scores: Tensor) -> dict[str, Any]:
+    """Those of `Scores`, of what a `Scorer` has found."""
+    rewards, *components = scores.T.tolist()
+    return {"rewards": tuple(rewards), "components": tuple(zip(*components, strict=True))}
+
+
 def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
     """A unit's samples as they are learned from."""
     unit = result.unit
@@ -363,8 +355,7 @@ def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
         revision=unit.revision,
         prompt_id=unit.prompt_id,
         indices=unit.indices,
-        rewards=result.rewards,
-        components=result.components,
+        **result.columns,
         latents=sampled.latents.cpu(),
         shape=sampled.shape,
         trajectory=sampled.trajectory,

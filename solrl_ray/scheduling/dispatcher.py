@@ -133,7 +133,7 @@ class Dispatcher:
         """Forget a worker; returns its units, which wait for another one now."""
         self.not_ready(worker)
         mine = self._workers.pop(worker, None)
-        held = [self._entries.get(unit.id) for unit in mine.units] if mine else []
+        held = [self._entries.get(unit_id) for unit_id in {unit.id: None for unit in mine.units}] if mine else []
         returned = [entry for entry in held if entry is not None and entry.worker == worker]
         for entry in returned:
             entry.worker = ""
@@ -151,7 +151,7 @@ class Dispatcher:
             mine.units.remove(unit)
             self._offer_slot(worker, mine)
         entry = self._entries.get(unit.id)
-        if entry is not None and entry.worker == worker:
+        if entry is not None and entry.worker == worker and entry.unit == unit:
             self.forget(unit)
 
     # The decision

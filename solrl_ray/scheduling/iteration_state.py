@@ -17,7 +17,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 
@@ -97,8 +96,10 @@ class IterationSummary:
     counts: Counts
     violations: tuple[str, ...] = ()
     """A sentence for each repeated result with other bytes; the first one counted."""
-    contrasts: tuple[tuple[float, ...], ...] = ()
-    """Of several rewards with own statistics: those of the groups, in prompt order, to compare with the selections'."""
+    rewards: tuple[tuple[float, ...], ...] = ()
+    """Of each group, in prompt order, to compare with the selections'. Of several with their own statistics: normalized
+    sums.
+    """
 
 
 def staleness_of(iteration: int, max_staleness: int) -> int:
@@ -121,7 +122,7 @@ def plan_iteration(
     config: Config, iteration: int, prompt_ids: Sequence[str], *, score_class: str, policy_digest: str
 ) -> IterationPlan:
     """The plan of an iteration of a run; see the fields of `IterationPlan`."""
-    rollout, sampling = config.rollout, pool_sampling(config)
+    rollout, sampling, weights = config.rollout, pool_sampling(config), reward_weights(config)
     return IterationPlan(
         iteration=iteration,
         revision=iteration,
@@ -130,7 +131,7 @@ def plan_iteration(
         pool=rollout.pool,
         keep=rollout.keep,
         unit=sampling.unit,
-        selection=SelectionRule(kind=rollout.selection, run_seed=config.run.seed, weights=reward_weights(config)),
+        selection=SelectionRule(kind=rollout.selection, run_seed=config.run.seed, reward_weights=weights),
         one_stage=is_one_stage(config),
         policy_digest=policy_digest,
         score_class=score_class,
@@ -155,7 +156,7 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
 
     `scores`: include the rewards; only if they are reproducible.
     """
-    values = (*group.rewards, *chain.from_iterable(group.components)) if scores else ()
+    values = group.numbers if scores else ()
     digest = hashlib.sha256(struct.pack(f"<{len(values)}f", *values))
     digest.update(np.ascontiguousarray(group.latents).data)
     if group.trajectory is not None:
@@ -172,8 +173,8 @@ class IterationState:
         self.ledger = Ledger()
         self.selections: dict[str, Selection] = {}
         self.group_rewards: dict[str, tuple[float, ...]] = {}
-        """Prompt id → rewards of its accepted group; of several with their own statistics, their contrasts as of the
-        prompt's pool, so that they compare with those of previews.
+        """Prompt id → rewards of its accepted group; of several with their own statistics, their normalized sums as of
+        the prompt's pool, so that they compare with those of previews.
         """
         self._units: dict[str, list[WorkUnit]] = {prompt_id: [] for prompt_id in plan.prompt_ids}
         """Prompt id → its units so far, in the order of their stages."""
@@ -187,21 +188,23 @@ class IterationState:
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
         """Take an explorer's answer; returns the prompt's Selection once, with the last unit of its pool.
 
-        Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
+        Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite scores, pruned candidates
         that contradict its early scores).
         """
-        unit = result.unit
-        self._refuse_nonsense(result)
-        out = set(dropped(result))
-        values = (*result.rewards, *result.early, *chain.from_iterable(result.components))
-        scores = rewards_digest(values) if self.plan.reproducible else "scores that may differ"
+        unit, plan = result.unit, self.plan
+        if (unit.iteration, unit.revision) != (plan.iteration, plan.exploring_revision):
+            raise ValueError(
+                f"{result.worker} answered {unit.describe()} of revision {unit.revision}; expected iteration "
+                f"{plan.iteration + 1}, revision {plan.exploring_revision}"
+            )
+        self._refuse_scores(result, unit)
+        out = dropped(result)
+        scores = rewards_digest(result.numbers) if plan.reproducible else "scores that may differ"
         outcome = self._finish(unit, scores + result.samples_digest, result.worker)
         if outcome is not Outcome.ACCEPTED:
             return outcome, None
         pool = self._pools[unit.prompt_id]
-        components = result.components or ((),) * len(unit.indices)
-        for index, reward, each in zip(unit.indices, result.rewards, components, strict=True):
-            (pool.drop if index in out else pool.add)(index, reward, each)
+        pool.add(unit.indices, result, out)
         return outcome, self._select(unit.prompt_id) if pool.complete else None
 
     def record_group(self, group: SampleGroup) -> Outcome:
@@ -215,13 +218,12 @@ class IterationState:
                 f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
                 f"expected {unit.indices} of revision {unit.revision}"
             )
-        self._refuse_components(group.components, len(group.indices), group.worker)
-        if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(np.asarray(group.latents)).all())):
-            raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
+        self._refuse_scores(group, unit)
+        if not np.isfinite(np.asarray(group.latents)).all():
+            raise ValueError(f"group of prompt {group.prompt_id} has a latent that is not finite")
         outcome = self._finish(unit, self.digest(group), group.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            weights, pool = self.plan.selection.weights, self._pools[group.prompt_id]
-            self.group_rewards[group.prompt_id] = pool.contrasts(group.components) if weights else group.rewards
+            self.group_rewards[group.prompt_id] = self._pools[group.prompt_id].ranking(group)
         return outcome
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
@@ -261,9 +263,7 @@ class IterationState:
         """A group of kept samples with the scores that chose them: samples that were made again may have others."""
         if self.plan.reproducible:
             return group
-        pool = self._pools[group.prompt_id]
-        rewards, components = zip(*(pool.given(index) for index in group.indices), strict=True)
-        return replace(group, rewards=rewards, components=components if group.components else ())
+        return replace(group, **self._pools[group.prompt_id].scores(group.indices).columns)
 
     def regenerate_unit(self, selection: Selection) -> WorkUnit:
         """A selection, as a unit."""
@@ -290,13 +290,13 @@ class IterationState:
     @property
     def proxy_mean(self) -> float:
         """Mean of the rewards that rank all candidates of the iteration (summed in prompt and index order)."""
-        scores = np.array([self._pools[p].scores for p in self.plan.prompt_ids], dtype=np.float32)
+        scores = np.array([self._pools[p].rewards for p in self.plan.prompt_ids], dtype=np.float32)
         return float(np.mean(scores, dtype=np.float64))
 
     def counts(self) -> Counts:
         pools = self._pools.values()
         return Counts(
-            candidates=sum(len(pool.scores) for pool in pools),
+            candidates=sum(len(pool.rewards) for pool in pools),
             dropped=sum(len(pool.dropped) for pool in pools),
             selections=len(self.selections),
             groups=len(self.group_rewards),
@@ -313,7 +313,7 @@ class IterationState:
             proxy_mean=self.proxy_mean,
             counts=self.counts(),
             violations=tuple(self._violations),
-            contrasts=tuple(self.group_rewards[p] for p in self.plan.prompt_ids) if self.plan.selection.weights else (),
+            rewards=tuple(self.group_rewards[p] for p in self.plan.prompt_ids),
         )
 
     def ordered_selections(self) -> tuple[Selection, ...]:
@@ -329,9 +329,9 @@ class IterationState:
 
     def _select(self, prompt_id: str) -> Selection:
         plan, pool = self.plan, self._pools[prompt_id]
-        best, worst = pool.select()
+        top, bottom = pool.select()
         selection = Selection(
-            iteration=plan.iteration, revision=plan.revision, prompt_id=prompt_id, best=best, worst=worst
+            iteration=plan.iteration, revision=plan.revision, prompt_id=prompt_id, top=top, bottom=bottom
         )
         self.selections[prompt_id] = selection
         self._plan(self.regenerate_unit(selection))
@@ -344,21 +344,14 @@ class IterationState:
             self._violations.append(f"{worker} brought other bytes for {unit.describe()} than {first}")
         return outcome
 
-    def _refuse_components(self, components: Sequence[Sequence[float]], count: int, worker: str) -> None:
-        rewards = len(self.plan.selection.weights)
-        sizes = [rewards] * count if rewards else []
-        if [len(each) for each in components] != sizes or not all(map(math.isfinite, chain.from_iterable(components))):
-            raise ValueError(f"{worker} brought components {components} for {count} samples and {rewards} rewards")
-
-    def _refuse_nonsense(self, result: UnitResult) -> None:
-        unit = result.unit
-        revision = self.plan.exploring_revision
-        if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
+    def _refuse_scores(self, scores: UnitResult | SampleGroup, unit: WorkUnit) -> None:
+        """Raise ValueError unless each sample of the unit has all its numbers, and they are finite."""
+        count, weights = len(unit.indices), self.plan.selection.reward_weights
+        sizes = [len(weights)] * count if weights else []
+        complete = len(scores.rewards) == count and [len(each) for each in scores.components] == sizes
+        if not complete or not all(map(math.isfinite, scores.numbers)):
+            rewards = f", each with {len(weights)} rewards" if weights else ""
             raise ValueError(
-                f"{result.worker} answered {unit.describe()} of revision {unit.revision}; expected iteration "
-                f"{self.plan.iteration + 1}, revision {revision}"
+                f"{scores.worker} answered {unit.describe()} with scores {scores.columns}, which are not the finite "
+                f"numbers of {count} samples{rewards}"
             )
-        scores = (*result.rewards, *result.early)
-        if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
-            raise ValueError(f"{result.worker} answered {unit.describe()} with rewards {scores}")
-        self._refuse_components(result.components, len(unit.indices), result.worker)

@@ -188,17 +188,8 @@ def table(fits: Sequence[Fit]) -> str:
     rows = [("", "actors", "each", "labels", "nodes", "present", "missing")]
     for entry in fits:
         request = entry.request
-        rows.append(
-            (
-                request.key,
-                str(request.count),
-                amounts(request.each),
-                request.where,
-                str(entry.nodes),
-                amounts(entry.present),
-                str(entry.missing) if entry.missing else "none",
-            )
-        )
+        wanted = request.key, str(request.count), amounts(request.each), request.where
+        rows.append((*wanted, str(entry.nodes), amounts(entry.present), str(entry.missing or "none")))
     return plain_table(rows)
 
 

@@ -1,8 +1,8 @@
 """Answers that cannot be right: whether the worker or the run is at fault.
 
 A refused answer is a strike against its worker, and its unit is repeated. A worker with too many strikes is retired.
-The run is at fault, and ends, when a second worker (a replacement counts as one) gives nonsense for the same unit; or
-when there is no other worker and this one has never been right.
+The run is at fault, and ends, when a second worker (a replacement counts as one) gives nonsense for the same unit, no
+answer to which was accepted; or when there is no other worker and this one has never been right.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ class Strikes:
         self._counts: Counter[str] = Counter()
         self._right: set[str] = set()
         self._refused: dict[str, str] = {}
-        """Id of a unit → the worker whose answer was refused."""
+        """Id of a unit without an accepted answer → the worker whose answer was refused."""
 
     def answered(self, worker: str) -> None:
         """Note an answer that may be right."""
         self._right.add(worker)
+
+    def accepted(self, unit: WorkUnit) -> None:
+        """Forget who was refused before an answer to the unit was accepted."""
+        self._refused.pop(unit.id, None)
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, alone: bool) -> int:
         """Note a refused answer; returns the worker's strikes.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import chain
+from dataclasses import Field, asdict, fields
 from typing import Any
 
-from solrl_ray.records import Selection, UnitResult, WorkUnit
+from solrl_ray.records import Scores, Selection, UnitResult, WorkUnit, flat
 from solrl_ray.rollout.selection import dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
@@ -25,8 +24,9 @@ def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 def plan_entry(plan: IterationPlan) -> dict[str, Any]:
     """All of it, as JSON has it."""
     entry: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
-    if not plan.selection.weights:  # as in journals of versions without them
-        del entry["selection"]["weights"]
+    weights = entry["selection"].pop("reward_weights")
+    if weights:  # as in journals of earlier versions
+        entry["selection"]["weights"] = weights
     return entry
 
 
@@ -49,9 +49,8 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
         "kind": result.unit.stage,
         "prompt": result.unit.prompt_id,
         "indices": list(result.unit.indices),
-        "rewards": _hex(result.rewards),
-        **({"early": _hex(result.early), "dropped": list(dropped(result))} if result.early else {}),
-        **({"components": _hex([*chain.from_iterable(result.components)])} if result.components else {}),
+        **{name: _hex([*flat(column)]) for name, column in result.columns.items() if column},
+        **({"dropped": list(dropped(result))} if result.early else {}),
         "worker": result.worker,
         "score_class": result.score_class,
         "seconds": result.seconds,
@@ -60,9 +59,9 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    components = _floats(entry.get("components", ""))
-    rewards = len(plan.selection.weights)
+    columns: dict[str, Any] = {each.name: _column(entry, each) for each in fields(Scores) if each.name in entry}
     return UnitResult(
+        **columns,
         unit=WorkUnit(
             stage=entry["kind"],
             iteration=plan.iteration,
@@ -71,9 +70,6 @@ def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
             indices=tuple(entry["indices"]),
             prune=plan.prune,
         ),
-        rewards=_floats(entry["rewards"]),
-        early=_floats(entry.get("early", "")),
-        components=tuple(components[i : i + rewards] for i in range(0, len(components), rewards)) if rewards else (),
         worker=entry["worker"],
         score_class=entry["score_class"],
         seconds=entry["seconds"],
@@ -85,15 +81,19 @@ def _hex(values: Sequence[float]) -> str:
     return struct.pack(f"<{len(values)}f", *values).hex()
 
 
-def _floats(text: str) -> tuple[float, ...]:
-    raw = bytes.fromhex(text)
-    return struct.unpack(f"<{len(raw) // 4}f", raw)
+def _column(entry: dict[str, Any], column: Field[Any]) -> tuple[Any, ...]:
+    """A column of `Scores`."""
+    raw = bytes.fromhex(entry[column.name])
+    numbers = struct.unpack(f"<{len(raw) // 4}f", raw)
+    size = len(numbers) // len(entry["indices"])
+    nested = column.metadata.get("nested", False)
+    return tuple(numbers[i : i + size] for i in range(0, len(numbers), size)) if nested else numbers
 
 
 def selection_entry(selection: Selection) -> dict[str, Any]:
     return {
         "kind": "selection",
         "prompt": selection.prompt_id,
-        "best": [c.index for c in selection.best],
-        "worst": [c.index for c in selection.worst],
+        "top": [c.index for c in selection.top],
+        "bottom": [c.index for c in selection.bottom],
     }

@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.checked_json import as_record, parse, read_record, with_checksum
 from solrl_ray.common.files import (
@@ -30,7 +30,7 @@ from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.records import SampleGroup, SampleShape, Trajectory
+from solrl_ray.records import SampleGroup, SampleShape, Scores, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.storage.folder_lock import FolderLock, unwritable
@@ -263,12 +263,10 @@ class RunFolder:
         header = {
             "revision": group.revision,
             "indices": group.indices,
-            "rewards": group.rewards,
             "seconds": group.seconds,
             "worker": group.worker,
+            **{name: column for name, column in group.columns.items() if column},
         }
-        if group.components:
-            header["components"] = group.components
         if group.shape:
             header["shape"] = astuple(group.shape)
         tensors = {"latents": group.latents}
@@ -297,8 +295,7 @@ class RunFolder:
                 revision=header["revision"],
                 prompt_id=prompt_id,
                 indices=tuple(header["indices"]),
-                rewards=tuple(header["rewards"]),
-                components=tuple(tuple(each) for each in header.get("components", ())),
+                **{each.name: _column(header[each.name]) for each in fields(Scores) if each.name in header},
                 latents=tensors["latents"],
                 shape=SampleShape(*header["shape"]) if "shape" in header else None,
                 trajectory=trajectory,
@@ -356,6 +353,11 @@ def _ended_after(summary: Path) -> int:
         return int(parse(read_regular(summary))["iterations"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _column(values: list[Any]) -> tuple[Any, ...]:
+    """A column of `Scores`, as JSON has it."""
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def _line(record: Measured) -> bytes:

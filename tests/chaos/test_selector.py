@@ -130,8 +130,8 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_onc
             assert [tuple(c.index for c in selection.chosen) for selection in summary.selections] == [(1, 0), (3, 1)]
             assert summary.proxy_mean == pytest.approx(0.5)
             assert (summary.counts.candidates, summary.counts.groups, summary.counts.violations) == (8, 2, 0)
-            units, group = await line.client.stored(4, "cafe")
-            assert units == ()
+            rewards, group = await line.client.stored(4, "cafe")
+            assert rewards == group_of(regenerate[1]).rewards
             assert group_digest(await group) == group_digest(group_of(regenerate[1]))
             # Each time both iterations were gone on with, and the younger one's units are wanted as before.
             assert await line.wanted(5) == ids(ahead)
@@ -196,7 +196,7 @@ def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_n
             ray.kill(line.client._actor.handle)
             line.client._groups[4][0] = lost_object()
             (tmp_path / "closing").touch()
-            assert (await line.client.stored(4, "cafe"))[0] == ()
+            assert (await line.client.stored(4, "cafe"))[0] == group_of(of_cafe).rewards
             assert await line.wanted() == [of_beef.id]
             assert await line.bring_group(ray.put(group_of(of_beef))) == Ack()
             assert (await line.client.close(4)).counts.groups == 2

@@ -118,7 +118,7 @@ class Scene:
             self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
         )
 
-    async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:
+    async def begin(self, plan: IterationPlan = PLAN, *, staged: bool = False) -> OpenIteration:
         this = OpenIteration(
             plan,
             [Prompt(id=key, text="") for key in plan.prompt_ids],
@@ -130,6 +130,7 @@ class Scene:
             publication=lambda: {"bytes": 7.0},
             tell=self.watching.said.append,
             changed=lambda: None,
+            staged=staged,
         )
         this.begin(await self.selector.open(plan))
         await settled()

@@ -28,5 +28,5 @@ def test_every_choice_in_the_journal_is_the_oracles(calm: Config, plain: oracle.
         entries = RunFolder(folder(calm)).journal(iteration).entries()
         chosen = {e["prompt"]: (e["best"], e["worst"]) for e in entries if e["kind"] == "selection"}
         assert chosen == {
-            prompt_id: ([c.index for c in s.best], [c.index for c in s.worst]) for prompt_id, s in selections.items()
+            prompt_id: ([c.index for c in s.top], [c.index for c in s.bottom]) for prompt_id, s in selections.items()
         }

@@ -60,13 +60,13 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
             unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
             return sample(unit, prompt, embedding)
 
-        pool = draw(*range(8)).rewards.tolist()
+        pool = draw(*range(8)).rewards
         ranked = sorted(range(8), key=lambda i: (-pool[i], i))
         chosen = (*ranked[:2], *ranked[:-3:-1])
         group = run.load_group(0, prompt.id)
         assert group.indices == chosen
         again = draw(*chosen)
-        assert group.rewards == tuple(again.rewards.tolist()) == tuple(pool[i] for i in chosen)
+        assert group.rewards == again.rewards == tuple(pool[i] for i in chosen)
         assert torch.equal(group.latents, again.latents)
 
 

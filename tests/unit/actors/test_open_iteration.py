@@ -64,6 +64,67 @@ async def test_units_go_from_explorers_to_regenerators_until_every_prompt_has_it
     assert {name: clock.busy for name, clock in found.clocks.items()} == {"explore": 2.0, "regenerate": 4.0}
     assert (found.publication, found.requeued) == ({"bytes": 7.0}, 0)
     assert scene.watching.said == []
+    this.clocks["regenerate"].add(200.0, 300.0, 100.0)  # a group that is made again later
+    assert found.walls == {"explore": 10.0, "regenerate": 5.0}
+
+
+@scene
+async def test_a_unit_that_was_refused_once_may_be_refused_again_after_its_answer_was_accepted(scene: Scene) -> None:
+    this = await scene.begin()
+    await scene.answer(await scene.worker("explorer-0", "explorers"))
+    first = await scene.worker("regenerator-0", "regenerators")
+    await scene.worker("regenerator-1", "regenerators")
+    (beef,) = [unit for unit in first.given if unit.prompt_id == "beef"] or [first.given[0]]
+    scene.router.nonsense(first, beef, "NaN")
+    await settled()
+    scene.router.lost("regenerator-1")
+    await settled()
+    await scene.answer(first)
+    assert is_finished(this)
+    this.groups.pop(beef.prompt_id)
+    scene.router.lost("regenerator-0")
+    this._start([beef])  # its group was lost
+    second = await scene.worker("regenerator-2", "regenerators")
+    scene.router.nonsense(second, beef, "NaN")
+    await settled()
+    assert "strike 1 of 2 for regenerator-2" in scene.watching.said[-1]
+    assert second.given == [beef, beef]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_prompt_is_regenerated_while_others_are_explored_unless_the_stages_are_apart(
+    tmp_path: Path, staged: bool
+) -> None:
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(staged=staged)
+            explorer = await scene.worker("explorer-0", "explorers")
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            explorer.given, of_cafe = explorer.given[:2], explorer.given[2:]
+            await scene.answer(explorer)
+            assert ids(regenerator.given) == ([] if staged else ["regenerate/4/beef/1-0"])
+            explorer.given = of_cafe
+            await scene.answer(explorer)
+            assert sorted(ids(regenerator.given)) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
+            await scene.answer(regenerator)
+            assert is_finished(this)
+
+    asyncio.run(acted())
+
+
+@scene
+async def test_what_rewards_cost_is_the_sum_over_all_accepted_answers(scene: Scene) -> None:
+    this = await scene.begin()
+    for name, pool in (("explorer-0", "explorers"), ("regenerator-0", "regenerators")):
+        worker = await scene.worker(name, pool)
+        for number, unit in enumerate(list(worker.given)):
+            value, large = answer_to(unit, worker.name)
+            costs = {"requests": 3, "retries": number} if number else None
+            scene.router.answered(worker, unit, replace(value, reward_costs=costs), Reference(large))
+        await settled()
+    # Three of the four units of pools and one of the two groups have costs.
+    assert (await this.finish()).reward_costs == {"requests": 3 * 4, "retries": 1 + 2 + 3 + 1}
 
 
 @scene
@@ -121,6 +182,48 @@ async def test_a_group_that_is_lost_on_its_way_is_made_again(scene: Scene) -> No
     await scene.answer(regenerator)
     assert is_finished(this)
     assert (await this.finish()).requeued == 2
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_learner_gets_the_group_that_the_selector_keeps_if_its_acknowledgement_was_lost(
+    tmp_path: Path, reproducible: bool, damaged: bool
+) -> None:
+    """A selector dies after it has written a group, the group's node is lost with it, and a repetition differs: in its
+    samples, or, where scores are not reproducible, in its rewards alone.
+    """
+
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(replace(PLAN, reproducible=reproducible))
+            await scene.answer(await scene.worker("explorer-0", "explorers"))
+            regenerator = await scene.worker("regenerator-0", "regenerators")
+            beef, cafe = regenerator.given
+            scene.selector._actor.accept_groups(samples(beef))
+            scene.selector._actor._of(4).settle(wait=True)
+            await scene.selector._restart(WorkerGone("the selector", "a test"))
+            value, large = answer_to(beef, regenerator.name)
+            assert large is not None
+            other = replace(large, rewards=(9.0, 8.0))
+            if reproducible:
+                other = replace(other, latents=large.latents + 1)
+            if damaged:
+                next(tmp_path.rglob("beef.safetensors")).write_bytes(b"no more")
+            regenerator.given = []
+            scene.router.answered(regenerator, beef, replace(value, rewards=other.rewards), Reference(other))
+            await settled()
+            if damaged:  # it is made again, to the same bytes
+                assert ids(regenerator.given) == ["regenerate/4/beef/1-0"]
+                await scene.answer(regenerator)
+            regenerator.given = [cafe]
+            await scene.answer(regenerator)
+            found = await this.finish()
+            assert found.rewards == [(0.6, 0.1), (1.0, 0.25)]
+            assert [group.value.latents.tolist() for group in found.groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
+            assert (await scene.selector.close(4)).counts.violations == int(reproducible)
+
+    asyncio.run(acted())
 
 
 @scene

@@ -14,6 +14,7 @@ import torch
 from actors.workers.regenerator import Regenerator
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
+from solrl_ray.rollout.sampler import Sampled
 from tests.support.small import small_config
 
 R = TypeVar("R", bound=Regenerator)
@@ -44,9 +45,8 @@ def test_an_answer_for_several_prompts_has_for_each_its_own_part_and_carries_no_
     prompts = [Prompt(id=name, text="") for name in "pqr"]
     embeddings = [replace(EMBEDDING, prompt_id=prompt.id) for prompt in prompts]
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 64, 64).contiguous()
-    sampled = SimpleNamespace(
-        rewards=torch.arange(6.0), components=torch.empty(6, 0), images=images, reward_costs={"questions": 6}
-    )
+    rewards = tuple(torch.arange(6.0).tolist())
+    sampled = Sampled(rewards=rewards, latents=images, images=images, reward_costs={"questions": 6})
     worker._evaluate = SimpleNamespace(evaluate=lambda *_: sampled)  # type: ignore[assignment]
     unit = replace(UNIT, indices=(0, 1), beside=("q", "r"))
     sent = pickle.dumps(worker.evaluate(unit, prompts, 2, *embeddings))
@@ -64,9 +64,10 @@ def test_an_answer_for_several_prompts_has_for_each_its_own_part_and_carries_no_
 
 def test_an_answer_of_several_rewards_has_for_each_prompt_its_scores_by_each_of_them(config: Config) -> None:
     worker = started(Regenerator("regenerator-0", config))
-    sampled = SimpleNamespace(
-        rewards=torch.arange(4.0),
-        components=torch.tensor([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]),
+    sampled = Sampled(
+        rewards=(0.0, 1.0, 2.0, 3.0),
+        components=((0.0, 4.0), (1.0, 5.0), (2.0, 6.0), (3.0, 7.0)),
+        latents=torch.zeros(4, 3, 2, 2),
         images=torch.zeros(4, 3, 2, 2),
         reward_costs={},
     )

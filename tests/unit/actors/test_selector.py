@@ -73,7 +73,16 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         summary = selector.close(4)
         assert summary.counts.violations == len(summary.violations) == 3
         assert summary.violations[0] == sentence
-        assert summary.selections[0].best[0].index == 1  # as by the first result
+        assert summary.selections[0].top[0].index == 1  # as by the first result
+
+
+def test_a_group_that_comes_again_is_acknowledged_as_one_that_does_not_count(tmp_path: Path) -> None:
+    selector = begun(tmp_path)
+    group = group_of(replace(PLAN.pool_units()[0], stage="regenerate", indices=(1, 0)))
+    others = replace(group, rewards=(0.9, 0.2)), group_of(replace(PLAN.pool_units()[0], indices=(1, 0)), latent=7.0)
+    assert selector.accept_groups(group, *others) == [Ack(repeats=True)] * 3
+    assert selector._of(4).state.counts().violations == 2
+    assert selector.stored(4, "beef")[0] == group.rewards
 
 
 def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_stays_wanted(tmp_path: Path) -> None:
@@ -198,7 +207,7 @@ def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> Non
     selector.drop(3)
     with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
         selector.close(3)
-    with pytest.raises(NonsenseError, match="made a group of iteration 3, which is not open"):
+    with pytest.raises(NonsenseError, match="regenerator-0 answered a unit of iteration 4, which is not open"):
         selector.record_group(group_of(replace(of_three[0], stage="regenerate")))
     selector.drop(3)  # nothing to do
 

@@ -112,19 +112,19 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
 
 def test_a_stored_group_that_is_not_whole_when_it_is_asked_for_is_made_again(tmp_path: Path) -> None:
     selector = begun(tmp_path)
-    units, group = selector.stored(4, "beef")
-    assert units == ()
+    rewards, group = selector.stored(4, "beef")
     assert group is not None
+    assert rewards == group.rewards == (0.9, 0.1)
     path = next(tmp_path.rglob("beef.safetensors"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     for _ in range(2):
-        units, group = selector.stored(4, "beef")
-        assert (ids(units), group) == ([OF_BEEF], None)
-    assert ids(selector.wanted(4)) == [OF_BEEF, POOL[3]]
+        assert selector.stored(4, "beef") == ((), None)
+    units = selector.wanted(4)
+    assert ids(units) == [OF_BEEF, POOL[3]]
     assert on_disk(selector, group_of(units[0])) is Outcome.RESTORED
     assert path.read_bytes() == whole
-    assert selector.stored(4, "beef")[0] == ()
+    assert selector.stored(4, "beef")[0] == (0.9, 0.1)
     assert on_disk(selector, group_of(units[0])) is Outcome.DUPLICATE
     assert entries(selector).count("regenerate") == 1
 
@@ -132,7 +132,8 @@ def test_a_stored_group_that_is_not_whole_when_it_is_asked_for_is_made_again(tmp
 def test_a_lost_group_that_comes_back_with_other_bytes_ends_the_run(tmp_path: Path) -> None:
     selector = begun(tmp_path)
     next(tmp_path.rglob("beef.safetensors")).unlink()
-    (unit,), _ = selector.stored(4, "beef")
+    selector.stored(4, "beef")
+    unit, _ = selector.wanted(4)
     with pytest.raises(RunError, match="whose samples are lost"):
         selector.accept_groups(group_of(unit, rewards=(0.9, 0.2)))
 

@@ -96,6 +96,16 @@ def scene(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], No
 
         asyncio.run(acted())
 
+    run.__name__ = getattr(test, "__name__", "")
+    return run
+
+
+def scene_with(test: Callable[[Scene, str], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
+    """The same for a test with a parameter, `end`."""
+
+    def run(end: str) -> None:
+        scene(lambda it: test(it, end))()
+
     run.__name__ = test.__name__
     return run
 
@@ -254,6 +264,32 @@ async def test_a_cancelled_request_is_handed_to_nobody_and_a_late_answer_to_it_i
         end(hand, A, RunError("late"))  # type: ignore[arg-type]
     assert scene.router.lost("regenerator-0") == 0
     assert out.cancelled()
+
+
+@pytest.mark.parametrize("end", ["answered", "failed", "nonsense"])
+@scene_with
+async def test_a_late_answer_to_a_cancelled_unit_does_not_end_a_request_of_the_same_name(
+    scene: Scene, end: str
+) -> None:
+    """An id has no revision: an evaluation that was cancelled may be made again with another one."""
+    (cancelled,) = await scene.requested(A)
+    hand = await scene.worker("regenerator-0")
+    cancelled.cancel()
+    await settled()
+    newer = replace(A, revision=1)
+    (reply,) = await scene.requested(newer)
+    if end == "answered":
+        scene.router.answered(hand, A, Value(A), None)
+    else:
+        getattr(scene.router, end)(hand, A, RunError("late"))
+    await settled()
+    assert not reply.done()
+    scene.router.ready(hand, ("old", 1))
+    await settled()
+    assert hand.units == [A, newer]
+    await scene.answer(hand, newer)
+    assert (await reply).value == Value(newer)
+    assert (await reply).requeued == 0
 
 
 @scene

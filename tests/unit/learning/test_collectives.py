@@ -27,6 +27,21 @@ def test_without_an_abort_results_and_errors_pass() -> None:
         raise RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1000ms for recv operation")
 
 
+def test_a_group_that_never_comes_together_is_no_lost_rank() -> None:
+    """Else a run whose ranks cannot reach each other would be rebuilt until all replacements are used."""
+    with pytest.raises(torch.distributed.DistStoreError), Collectives(3, CPU).watched():
+        raise torch.distributed.DistStoreError("Timed out after 3 seconds waiting for clients. 1/2 clients joined.")
+    with pytest.raises(PeerGone, match="its connections are closed: Connection reset"), Collectives(3, CPU).watched():
+        raise torch.distributed.DistNetworkError("Connection reset by peer")
+
+
+def test_an_abort_before_there_is_a_group_is_noted_and_no_error_of_its_own() -> None:
+    rank = Collectives(3, torch.device("cuda"))
+    rank.abort()
+    with pytest.raises(PeerGone, match=LOST):
+        rank.check()
+
+
 def aborted(rank: Collectives, error: Exception | None) -> None:
     """A block that is aborted from another thread, and then ends, maybe with an error."""
     with rank.watched():

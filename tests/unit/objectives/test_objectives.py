@@ -98,7 +98,7 @@ class Bench:
             revision=iteration,
             prompt_id=prompt.id,
             indices=chosen,
-            rewards=tuple(sampled.rewards.tolist()),
+            rewards=sampled.rewards,
             latents=sampled.latents,
             trajectory=sampled.trajectory,
         )

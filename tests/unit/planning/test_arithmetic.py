@@ -227,7 +227,7 @@ def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # t
     assert all(words in explored for words in ("36 of 96 seeds", "2,880 previews", "576 are padding"))
 
 
-@pytest.mark.parametrize(("rule", "said"), [("best_worst", "4 best and 4 worst"), ("random", "an addressed draw")])
+@pytest.mark.parametrize(("rule", "said"), [("best_worst", "4 best and 4 worst"), ("random", "8 by an addressed draw")])
 def test_the_plan_says_by_which_rule_seeds_are_chosen(rule: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert solrl("plan", "demo", "--set", f"rollout.selection={rule}") == 0
-    assert f"8 of 24 seeds a prompt: {said}\n" in capsys.readouterr().out
+    assert f"8 of 24 seeds per prompt ({said})\n" in capsys.readouterr().out

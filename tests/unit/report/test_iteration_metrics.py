@@ -17,7 +17,7 @@ from tests.support.made_configs import changed
 
 def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
     chosen = tuple(Candidate(prompt_id=prompt_id, index=i, reward=r) for i, r in enumerate(rewards))
-    return Selection(iteration=2, revision=2, prompt_id=prompt_id, best=chosen[:1], worst=chosen[1:])
+    return Selection(iteration=2, revision=2, prompt_id=prompt_id, top=chosen[:1], bottom=chosen[1:])
 
 
 def record(
@@ -28,7 +28,8 @@ def record(
     rewards: tuple[tuple[float, ...], ...] = ((0.8, 0.2), (0.1, 0.5)),
 ) -> IterationMetrics:
     counts = Counts(candidates=288, selections=2, groups=2, duplicates=0, violations=0, dropped=7)
-    summary = IterationSummary(selections=tuple(map(selection, ("aa", "bb"), previews)), proxy_mean=0.25, counts=counts)
+    selections = tuple(map(selection, ("aa", "bb"), previews))
+    summary = IterationSummary(selections=selections, proxy_mean=0.25, counts=counts, rewards=rewards)
     update = UpdateMetrics(
         iteration=2,
         revision=3,

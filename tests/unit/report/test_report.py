@@ -171,7 +171,7 @@ def test_names_are_escaped_and_gpus_and_the_rule_of_selection_are_said(tmp_path:
     assert "b" not in shown.tags
     assert "<b> & co: report" in shown.text
     assert "(CPU, 1 thread, 2 GPUs):" in shown.text
-    assert "8 random of 24 seeds" in shown.text
+    assert "8 of 24 seeds per prompt (8 by an addressed draw)" in shown.text
 
 
 def test_guidance_is_said_of_samples_and_of_evaluations_if_theirs_is_another(tmp_path: Path) -> None:
@@ -204,15 +204,15 @@ def test_a_run_with_pruned_previews_says_what_was_dropped(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "keep", "said"),
     [
-        ("direct", "all of 24 seeds"),
-        ("scaled", "4 best and 4 worst of 24 seeds"),
-        ("quantized", "as sampled in low precision"),
+        ("direct", 24, "all 24 seeds per prompt"),
+        ("scaled", 8, "8 of 24 seeds per prompt (4 best and 4 worst)"),
+        ("quantized", 8, "as sampled in low precision"),
     ],
 )
-def test_every_strategy_of_one_stage_has_a_report(tmp_path: Path, strategy: str, said: str) -> None:
-    folder = write_run(tmp_path / "run", rollout={"strategy": strategy})
+def test_every_strategy_of_one_stage_has_a_report(tmp_path: Path, strategy: str, keep: int, said: str) -> None:
+    folder = write_run(tmp_path / "run", rollout={"strategy": strategy, "keep": keep})
     without = {"spearman": None, "kendall": None, "side_agreement": None}
     write_metrics(folder, [replace(iteration(number), **without) for number in range(3)])
     shown = page(folder)

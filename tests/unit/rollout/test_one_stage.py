@@ -66,7 +66,7 @@ def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -
     group = assemble(unit, [sampled(source) for source in PLAN.pool_units_of("cafe")[1:]])
     assert group.rewards == (1.0, 0.0)
     assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
-    assert group.worker == "explorer-1, explorer-2"
+    assert (group.worker, group.seconds) == ("explorer-1, explorer-2", 1.0)
     assert state.record_group(group) is Outcome.ACCEPTED
 
 
@@ -164,12 +164,12 @@ def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_pa
     explore(selector, selector.open(PLAN).units)
     before = selector.close(4)
     next(tmp_path.rglob("beef.safetensors")).write_bytes(b"")
-    (unit,), group = selector.stored(4, "beef")
-    assert (unit.id, group) == ("regenerate/4/beef/1-0", None)
+    assert selector.stored(4, "beef") == ((), None)
+    (unit,) = selector.wanted(4)
+    assert unit.id == "regenerate/4/beef/1-0"
     selector.assemble(unit, sampled(PLAN.pool_units()[0]))
     assert selector.close(4) == before
-    (nothing, again) = selector.stored(4, "beef")
-    assert nothing == ()
+    _, again = selector.stored(4, "beef")
     assert again is not None
     assert again.latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
 

@@ -131,8 +131,8 @@ def test_pruned_units_have_the_bytes_of_the_oracle(tier: str, solver: str, size:
     for first in range(0, 12, size):
         unit = replace(UNIT, indices=tuple(range(first, first + size)), prune=prune)
         previewed = bench.preview(unit)
-        kept = survivors(previewed.early.tolist(), prune.keep)
-        found |= {unit.indices[position]: float(previewed.rewards[position]) for position in kept}
+        kept = survivors(previewed.early, prune.keep)
+        found |= {unit.indices[position]: previewed.rewards[position] for position in kept}
     seeds = [oracle.address(config, "initial-noise", 2, ("p", index)) for index in range(12)]
     assert found == oracle.explore(config, bench.model, bench.reward.score, PROMPT.text, bench.embedding, seeds)
 
@@ -149,13 +149,14 @@ def test_whoever_goes_on_ends_where_an_unpruned_preview_ends(sampler: str) -> No
     """Solvers keep their history and noise its addresses, in whatever micro-batch a member goes on."""
     bench = Bench(configured(sampler=sampler), "float32")
     whole, pruned = bench.preview(replace(UNIT, prune=None)), bench.preview(UNIT)
-    kept = survivors(pruned.early.tolist(), 6)
+    kept = survivors(pruned.early, 6)
     assert kept != tuple(range(6))
-    torch.testing.assert_close(pruned.rewards[list(kept)], whole.rewards[list(kept)], rtol=1e-4, atol=1e-5)
+    finished = [pruned.rewards[position] for position in kept]
+    assert finished == pytest.approx([whole.rewards[position] for position in kept], rel=1e-4, abs=1e-5)
     out = [position for position in range(12) if position not in kept]
-    assert torch.equal(pruned.rewards[out], pruned.early[out])
-    assert not torch.isclose(pruned.rewards[list(kept)], pruned.early[list(kept)], atol=1e-5).any()
-    assert len(set(whole.rewards.tolist())) == 12
+    assert [pruned.rewards[position] for position in out] == [pruned.early[position] for position in out]
+    assert all(abs(pruned.rewards[position] - pruned.early[position]) > 1e-5 for position in kept)
+    assert len(set(whole.rewards)) == 12
 
 
 def test_a_pruned_unit_is_scored_twice_in_micro_batches_of_one_shape_and_its_last_one_is_padded(
@@ -196,7 +197,7 @@ class Brightness(Reward):
         return 1000 * images.mean(dim=(1, 2, 3))
 
 
-def test_a_unit_of_several_rewards_is_pruned_by_their_contrast_inside_the_unit() -> None:
+def test_a_unit_of_several_rewards_is_pruned_by_their_normalized_sum_inside_the_unit() -> None:
     rewards = "rewards=[{kind: 'a.py:redness'}, {kind: 'a.py:brightness'}]"
     config = load([CONFIGS / "demo.yaml"], [rewards, "objective.advantage.std=gdpo"])
     model, embedding = model_in("float32")
@@ -205,14 +206,16 @@ def test_a_unit_of_several_rewards_is_pruned_by_their_contrast_inside_the_unit()
         for one in (config, load([CONFIGS / "demo.yaml"], [rewards]))
     ]
     own, plain = previewed
-    assert own.components.shape == (12, 2)
-    assert plain.components.shape == (12, 0)
-    torch.testing.assert_close(own.rewards, own.components.sum(dim=1))
-    dropped_rows = [row for row in range(12) if row not in survivors(own.early.tolist(), 6)]
-    early = own.components[dropped_rows].double()  # their components are those of their early scores
-    assert survivors(own.early.tolist(), 6) != survivors(plain.early.tolist(), 6)
-    found = own.early[dropped_rows].double()
-    # Contrasts are linear in both rewards: three of the dropped seeds fix the plane, the others lie on it.
+    assert [len(each) for each in own.components] == [2] * 12
+    assert plain.components == ()
+    assert own.rewards == pytest.approx([sum(each) for each in own.components])
+    dropped_rows = [row for row in range(12) if row not in survivors(own.early, 6)]
+    early = torch.tensor(
+        [own.components[row] for row in dropped_rows]
+    ).double()  # their components are those of their early scores
+    assert survivors(own.early, 6) != survivors(plain.early, 6)
+    found = torch.tensor([own.early[row] for row in dropped_rows]).double()
+    # Normalized sums are linear in both rewards: three of the dropped seeds fix the plane, the others lie on it.
     plane = torch.linalg.lstsq(torch.cat([early, torch.ones(6, 1)], dim=1), found[:, None]).solution
     torch.testing.assert_close(
         torch.cat([early, torch.ones(6, 1)], dim=1) @ plane, found[:, None], atol=1e-3, rtol=1e-3

@@ -55,6 +55,21 @@ def test_a_proxy_that_does_not_separate_counts_as_no_correlation() -> None:
     found = rank_fidelity([[2.0, 2.0, 2.0, 2.0], rising], [rising, rising])
     assert found.spearman == pytest.approx(0.5)
     assert found.kendall == pytest.approx(0.5)
+    for prompts in (2, 16, 64, 1000):  # whatever was in the memory of the result before
+        separates, equal = [rising] * prompts, [[2.0] * 4] * prompts
+        for found in (rank_fidelity(separates, equal), rank_fidelity(equal, separates)):
+            assert (found.spearman, found.kendall) == (0.0, 0.0)
+
+
+def test_sides_of_many_ties_are_those_of_a_sorted_list() -> None:
+    rng = np.random.default_rng(3)
+    proxy, full = rng.integers(0, 3, (2, 8, 97)).tolist()
+
+    def better(rewards: list[int]) -> set[int]:
+        return set(sorted(range(97), key=lambda seed: (-rewards[seed], seed))[:48])
+
+    same = [97 - len(better(x) ^ better(y)) for x, y in zip(proxy, full, strict=True)]
+    assert rank_fidelity(proxy, full).side_agreement == pytest.approx(sum(same) / (8 * 97))
 
 
 def test_bad_rewards_are_refused() -> None:

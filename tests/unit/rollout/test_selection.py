@@ -13,16 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solrl_ray.config.schema import SelectionKind
-from solrl_ray.records import Address, Candidate, Selection
+from solrl_ray.config import selection_rules
+from solrl_ray.config.selection_rules import SelectionKind
+from solrl_ray.records import Address, Candidate, Scores, Selection
 from solrl_ray.rollout.selection import PromptSelection, SelectionRule, selection_digest
 from solrl_ray.sampling.noise import permutation
+
+
+def scores(*rewards: float) -> Scores:
+    return Scores(rewards=rewards)
 
 
 def choose(rewards: list[float], keep: int, order: list[int] | None = None) -> tuple[list[int], list[int]]:
     selection = PromptSelection(len(rewards), keep, prompt_id="cat")
     for index in order if order is not None else range(len(rewards)):
-        selection.add(index, rewards[index])
+        selection.add([index], scores(rewards[index]))
     best, worst = selection.select()
     return [candidate.index for candidate in best], [candidate.index for candidate in worst]
 
@@ -48,8 +53,8 @@ def test_rewards_are_compared_as_float32() -> None:
     nearly = 1.0 + 2**-30  # rounds to 1 in float32: a tie, which the index decides
     assert choose([1.0, nearly, 0.0], keep=2) == ([0], [2])
     selection = PromptSelection(2, 2, prompt_id="cat")
-    selection.add(0, 0.1)
-    selection.add(1, 0.2)
+    selection.add([0], scores(0.1))
+    selection.add([1], scores(0.2))
     best, _ = selection.select()
     assert best == (Candidate(prompt_id="cat", index=1, reward=float(np.float32(0.2))),)
 
@@ -58,28 +63,28 @@ def test_rewards_are_compared_as_float32() -> None:
 def test_a_reward_that_is_not_a_finite_float32_is_refused(reward: float) -> None:
     selection = PromptSelection(4, 2, prompt_id="cat")
     with pytest.raises(ValueError, match="reward of index 3 of prompt cat"):
-        selection.add(3, reward)
-    selection.add(3, 1.0)  # the refused one left no trace
+        selection.add([3], scores(reward))
+    selection.add([3], scores(1.0))  # the refused one left no trace
 
 
 def test_an_index_counts_once_and_belongs_to_the_pool() -> None:
     selection = PromptSelection(4, 2, prompt_id="cat")
-    selection.add(1, 0.5)
+    selection.add([1], scores(0.5))
     with pytest.raises(ValueError, match="index 1 of prompt cat was added before"):
-        selection.add(1, 0.5)
+        selection.add([1], scores(0.5))
     for index in (-1, 4):
         with pytest.raises(ValueError, match=f"index {index} of prompt cat is outside of its pool of 4"):
-            selection.add(index, 0.5)
+            selection.add([index], scores(0.5))
 
 
 def test_an_incomplete_pool_selects_nothing() -> None:
     selection = PromptSelection(3, 2, prompt_id="cat")
-    selection.add(2, 0.5)
-    selection.add(0, 0.5)
+    selection.add([2], scores(0.5))
+    selection.add([0], scores(0.5))
     assert not selection.complete
     with pytest.raises(ValueError, match="prompt cat has 2 of 3 rewards"):
         selection.select()
-    selection.add(1, 0.5)
+    selection.add([1], scores(0.5))
     assert selection.complete
 
 
@@ -87,6 +92,12 @@ def test_an_incomplete_pool_selects_nothing() -> None:
 def test_k_must_fit_the_pool(keep: int) -> None:
     with pytest.raises(ValueError, match=f"between 2 and the pool's 4, got {keep}"):
         PromptSelection(4, keep, prompt_id="cat")
+
+
+@pytest.mark.parametrize("keep", [-1, 0, 1, 5])
+def test_a_choice_of_less_than_two_or_more_than_all_is_refused(keep: int) -> None:
+    with pytest.raises(ValueError, match=f"between 2 and the 4 rewards, got {keep}"):
+        selection_rules.choose([0.1, 0.2, 0.3, 0.4], keep)
 
 
 def candidate(prompt_id: str, index: int, reward: float) -> Candidate:
@@ -97,8 +108,8 @@ CAT = Selection(
     iteration=3,
     revision=3,
     prompt_id="cat",
-    best=(candidate("cat", 7, 0.5),),
-    worst=(candidate("cat", 2, -0.25),),
+    top=(candidate("cat", 7, 0.5),),
+    bottom=(candidate("cat", 2, -0.25),),
 )
 DOG = replace(CAT, prompt_id="dog")
 
@@ -117,10 +128,10 @@ def test_the_digest_does_not_depend_on_the_order_of_prompts() -> None:
     [
         replace(CAT, iteration=4),
         replace(CAT, prompt_id="car"),
-        replace(CAT, best=(candidate("cat", 8, 0.5),)),
-        replace(CAT, best=(candidate("cat", 7, float(np.nextafter(np.float32(0.5), np.float32(1)))),)),
-        replace(CAT, best=CAT.worst, worst=CAT.best),
-        replace(CAT, best=CAT.chosen, worst=()),
+        replace(CAT, top=(candidate("cat", 8, 0.5),)),
+        replace(CAT, top=(candidate("cat", 7, float(np.nextafter(np.float32(0.5), np.float32(1)))),)),
+        replace(CAT, top=CAT.bottom, bottom=CAT.top),
+        replace(CAT, top=CAT.chosen, bottom=()),
     ],
 )
 def test_the_digest_sees_everything_that_was_chosen(other: Selection) -> None:
@@ -135,15 +146,15 @@ def test_a_prompt_selected_twice_in_an_iteration_is_refused() -> None:
 def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
     selection = PromptSelection(6, 2, prompt_id="cat")
     for index, reward in ((1, 0.2), (3, 0.4), (4, 0.1)):
-        selection.add(index, reward)
+        selection.add([index], scores(reward))
     for index in (0, 5):
-        selection.drop(index, 0.5)
+        selection.add([index], scores(0.5), dropped=[index])
     assert not selection.complete
     with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
-        selection.drop(5, 0.5)
+        selection.add([5], scores(0.5), dropped=[5])
     with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
-        selection.add(5, 0.9)
-    selection.drop(2, 0.5)
+        selection.add([5], scores(0.9))
+    selection.add([2], scores(0.5), dropped=[2])
     assert selection.dropped == (0, 2, 5)
     best, worst = selection.select()
     assert [(c.index, c.reward) for c in best] == [(3, pytest.approx(0.4))]
@@ -153,8 +164,7 @@ def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
 def chosen_by(kind: SelectionKind, rewards: list[float], keep: int, **where: Any) -> tuple[list[int], list[int]]:
     rule = SelectionRule(kind=kind, run_seed=where.pop("run_seed", 7))
     selection = PromptSelection(len(rewards), keep, **{"prompt_id": "cat", "rule": rule, "iteration": 3} | where)
-    for index, reward in enumerate(rewards):
-        selection.add(index, reward)
+    selection.add(range(len(rewards)), scores(*rewards))
     best, worst = selection.select()
     return [candidate.index for candidate in best], [candidate.index for candidate in worst]
 

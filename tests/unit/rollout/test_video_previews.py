@@ -57,4 +57,4 @@ def test_a_preview_is_scored_on_the_chosen_latent_frames_and_a_sample_on_all(
     if prune is None:
         latents = sampled.latents if chosen is None else sampled.latents[:, :, chosen]
         expected = torch.cat([model.decode(part).flatten(1).mean(dim=1) for part in latents.split(2)])
-        torch.testing.assert_close(previewed.rewards, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(torch.tensor(previewed.rewards), expected, atol=1e-6, rtol=0)

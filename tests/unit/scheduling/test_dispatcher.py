@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -171,6 +172,43 @@ def test_a_late_answer_to_a_forgotten_unit_does_not_end_its_new_request() -> Non
     it.answered("explorer-0", unit(0))
     assert it.lost("explorer-1") == [unit(0)]
     assert given(it) == [("explorer-0", "p000")]
+
+
+def test_a_worker_that_has_a_unit_twice_returns_it_once_when_it_is_lost() -> None:
+    it = dispatcher(0)
+    it.ready("w0", "explorers", holds=("old", 0))
+    assert given(it) == [("w0", "p000")]
+    it.forget(unit(0))
+    it.add(unit(0), pool="explorers", order=(0,))
+    assert given(it) == [("w0", "p000")]
+    assert it.units_of("w0") == [unit(0)] * 2
+    assert it.lost("w0") == [unit(0)]
+    assert it.waiting() == 1
+
+
+def test_a_lost_worker_does_not_return_a_unit_that_another_one_has_by_now() -> None:
+    it = dispatcher(0)
+    it.ready("w0", "explorers", holds=OLD)
+    given(it)
+    it.forget(unit(0))
+    it.ready("w1", "explorers", holds=OLD)
+    it.add(unit(0), pool="explorers", order=(0,))
+    assert given(it) == [("w1", "p000")]
+    assert it.lost("w0") == []
+    assert (it.waiting(), it.units_of("w1")) == (0, [unit(0)])
+
+
+def test_a_late_answer_to_a_unit_of_the_same_name_ends_no_other() -> None:
+    it = dispatcher(0)
+    it.ready("w0", "explorers", holds=("old", 0))
+    given(it)
+    it.forget(unit(0))
+    newer = replace(unit(0), revision=1)
+    it.add(newer, pool="explorers", order=(0,))
+    it.ready("w0", "explorers", holds=("old", 1))
+    assert given(it) == [("w0", "p000")]
+    it.answered("w0", unit(0))
+    assert it.lost("w0") == [newer]
 
 
 def test_a_unit_that_is_added_again_needs_what_it_is_added_with() -> None:

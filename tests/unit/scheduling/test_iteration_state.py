@@ -1,6 +1,7 @@
 import itertools
 import random
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import torch
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.selection import SelectionRule, dropped
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, plan_iteration
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import plan_entry
+from tests.support import made_runs
+from tests.support.made_configs import changed
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, unit=2)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
@@ -41,6 +44,40 @@ def explored(plan: IterationPlan = PLAN) -> IterationState:
     return state
 
 
+def test_the_plan_of_an_iteration_is_what_the_configuration_says() -> None:
+    preview, run = {"prune": {"after": 2, "keep": 12}}, {"seed": 7}
+    two_stage = changed(made_runs.config(), run=run, rollout={"max_staleness": 1, "preview": preview})
+    given: dict[str, Any] = {"score_class": "s", "policy_digest": "d"}
+    assert plan_iteration(two_stage, 3, ["b", "a"], **given) == IterationPlan(
+        iteration=3,
+        revision=3,
+        staleness=1,
+        prompt_ids=("b", "a"),
+        pool=24,
+        keep=8,
+        unit=24,
+        selection=SelectionRule(kind="best_worst", run_seed=7),
+        prune=Pruning(after=2, keep=12),
+        **given,
+    )
+    rewards = [{"kind": "clipscore", "path": "c", "weight": 0.5, "reproducible": False}]
+    rollout = {"strategy": "scaled", "selection": "best", "regenerate": {"micro_batch": 8}}
+    own = {"advantage": {"std": "gdpo"}}
+    one_stage = changed(made_runs.config(), run=run, rollout=rollout, rewards=rewards, objective=own)
+    assert plan_iteration(one_stage, 0, ["a"], **given) == IterationPlan(
+        iteration=0,
+        revision=0,
+        prompt_ids=("a",),
+        pool=24,
+        keep=8,
+        unit=8,
+        selection=SelectionRule(kind="best", run_seed=7, reward_weights=(0.5,)),
+        one_stage=True,
+        reproducible=False,
+        **given,
+    )
+
+
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
     units = PLAN.pool_units()
     assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3
@@ -65,7 +102,7 @@ def test_a_prompt_moves_on_with_its_last_unit_and_is_wanted_until_its_group_is_t
         assert state.wanted("beef") == left
     outcome, selection = state.record(result(second))
     assert outcome is Outcome.ACCEPTED
-    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1, 3], [0, 4])
+    assert ([c.index for c in selection.top], [c.index for c in selection.bottom]) == ([1, 3], [0, 4])
     (regenerate,) = state.wanted("beef")
     assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
     assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
@@ -116,7 +153,7 @@ def test_nonsense_is_refused_by_name() -> None:
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
         with pytest.raises(
-            ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
+            ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with scores"
         ):
             state.record(bad)
     assert state.all_wanted() == tuple(PLAN.pool_units())
@@ -135,7 +172,7 @@ def test_samples_that_were_not_asked_for_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"expected \(1, 3, 0, 4\) of revision 4"):
         state.record_group(reversed_group)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="a latent that is not finite"):
         state.record_group(group(selection, shift=float("nan")))
 
 
@@ -158,7 +195,7 @@ def test_a_pruned_pool_is_ranked_by_the_previews_that_were_finished() -> None:
     outcome, selection = state.record(pruned_result(beef))
     assert outcome is Outcome.ACCEPTED
     # Of 0.1, 0.6, 0.5 and 0.4: 1 is the best, 0 the worst.
-    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1], [0])
+    assert ([c.index for c in selection.top], [c.index for c in selection.bottom]) == ([1], [0])
     assert state.regenerate_unit(selection).prune is None
     assert state.counts().dropped == 2
     state.record(pruned_result(cafe))
@@ -179,9 +216,9 @@ def test_an_early_score_is_part_of_an_answers_bytes() -> None:
 def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused() -> None:
     state = IterationState(PRUNED)
     beef = PRUNED.pool_units()[0]
-    for changed in ({"early": (float("nan"), *EARLY["beef"][1:])}, {"rewards": tuple(REWARDS["beef"])}):
+    for wrong in ({"early": (float("nan"), *EARLY["beef"][1:])}, {"rewards": tuple(REWARDS["beef"])}):
         with pytest.raises(ValueError, match="explorer-0 answered explore "):
-            state.record(pruned_result(beef, **changed))
+            state.record(pruned_result(beef, **wrong))
     assert state.wanted("beef") == (beef,)
 
 
@@ -237,7 +274,7 @@ def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() 
     selection = state.selections["beef"]
     made = group(selection)
     again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))
-    assert state.with_first_scores(again).rewards == tuple(c.reward for c in selection.chosen)
+    assert state.with_first_scores(again).rewards == tuple(REWARDS["beef"][c.index] for c in selection.chosen)
 
 
 PLANS: list[dict[str, object]] = [

@@ -22,6 +22,11 @@ def missing(wanted: list[ResourceRequest], nodes: list[Node]) -> dict[str, int]:
     return {entry.request.key: entry.missing for entry in fit(wanted, nodes)}
 
 
+def test_actors_ask_for_nothing_that_their_request_does_not_name() -> None:
+    request = ResourceRequest(key="fleet.explorers", count=3, each={"CPU": 2.0})
+    assert (request.total("CPU"), request.total("GPU")) == (6.0, 0.0)
+
+
 def test_actors_have_room_only_on_nodes_with_their_labels() -> None:
     explorers = ResourceRequest(key="explorers", count=3, each={"GPU": 1.0}, labels={"role": "explorer"})
     ranks = ResourceRequest(key="learners", count=2, each={"GPU": 1.0}, labels={"role": "learner"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from solrl_ray.records import Pruning, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Pruning, SampleGroup, Scores, UnitResult, WorkUnit
 from solrl_ray.rollout.groups import assemble
 from solrl_ray.rollout.selection import PromptSelection, SelectionRule
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
@@ -19,7 +20,7 @@ from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal_entries import unit_entry, unit_result
 
 WEIGHTS = (1.0, 2.0)
-RULE = SelectionRule(weights=WEIGHTS)
+RULE = SelectionRule(reward_weights=WEIGHTS)
 OWN = {
     "beef": [(0.0, 400.0), (0.5, 100.0), (0.25, 900.0), (0.75, 200.0), (1.0, 300.0), (0.125, 500.0)],
     "cafe": [(0.5, 1.0), (0.5, 3.0), (0.5, 2.0), (0.5, 6.0), (0.5, 4.0), (0.5, 5.0)],
@@ -34,6 +35,10 @@ def worked(rows: Sequence[tuple[float, ...]], of: Sequence[tuple[float, ...]] | 
     mean, std = known.mean(axis=0), known.std(axis=0, ddof=1)
     found: list[float] = ((np.array(rows) - mean) / (std + 1e-4) @ np.array(WEIGHTS)).tolist()
     return found
+
+
+def scores(*own: tuple[float, ...]) -> Scores:
+    return Scores(rewards=tuple(map(sum, own)), components=own)
 
 
 def order_of(values: Sequence[float]) -> list[int]:
@@ -67,19 +72,18 @@ def test_a_pool_is_ranked_by_the_sum_of_standardised_rewards_in_any_order_of_arr
         pool, arrivals = PromptSelection(6, 4, prompt_id="beef", rule=RULE), list(range(6))
         random.Random(seed).shuffle(arrivals)
         for index in arrivals:
-            pool.add(index, sum(own[index]), own[index])
-        best, worst = pool.select()
-        assert [candidate.index for candidate in (*best, *worst)] == [*order[:2], *order[:-3:-1]]
-        rewards = [candidate.reward for candidate in (*best, *worst)]
+            pool.add([index], scores(own[index]))
+        chosen = [*itertools.chain(*pool.select())]
+        assert [candidate.index for candidate in chosen] == [*order[:2], *order[:-3:-1]]
+        rewards = [candidate.reward for candidate in chosen]
         assert rewards == pytest.approx([expected[i] for i in (*order[:2], *order[:-3:-1])], rel=1e-6)
 
 
 def test_dropped_seeds_have_no_part_in_the_statistics() -> None:
     pool, own = PromptSelection(6, 2, prompt_id="beef", rule=RULE), OWN["beef"]
-    for index, each in enumerate(own):
-        (pool.drop if index in (2, 5) else pool.add)(index, sum(each), each)
+    pool.add(range(6), scores(*own), dropped=(2, 5))
     kept = [own[i] for i in (0, 1, 3, 4)]
-    assert list(pool.ranking) == pytest.approx(worked(own, of=kept), rel=1e-6)
+    assert list(pool.ranking(scores(*own))) == pytest.approx(worked(own, of=kept), rel=1e-6)
     chosen = {candidate.index for side in pool.select() for candidate in side}
     assert chosen == {(0, 1, 3, 4)[order_of(worked(kept))[place]] for place in (0, -1)}
 
@@ -91,7 +95,7 @@ def test_samples_are_compared_by_the_statistics_of_their_pool() -> None:
     for prompt_id in PLAN.prompt_ids:
         state.record_group(group(state.regenerate_unit(state.selections[prompt_id]).indices, prompt_id))
     summary = state.close()
-    for prompt_id, selection, seen in zip(PLAN.prompt_ids, summary.selections, summary.contrasts, strict=True):
+    for prompt_id, selection, seen in zip(PLAN.prompt_ids, summary.selections, summary.rewards, strict=True):
         of_all = dict(enumerate(worked(OWN[prompt_id])))
         assert list(seen) == pytest.approx([of_all[c.index] for c in selection.chosen], rel=1e-6, abs=1e-6)
     assert summary.proxy_mean == pytest.approx(np.mean([sum(each) for pool in OWN.values() for each in pool]))
@@ -110,10 +114,10 @@ def test_a_journal_gives_each_rewards_values_back() -> None:
 def test_an_answer_without_every_rewards_values_is_refused(components: tuple[tuple[float, ...], ...]) -> None:
     unit = PLAN.pool_units()[0]
     state = IterationState(PLAN)
-    with pytest.raises(ValueError, match="explorer-7 brought components"):
+    with pytest.raises(ValueError, match=r"^explorer-7 answered explore .* of 2 samples, each with 2 rewards$"):
         state.record(replace(result(unit, "explorer-7"), components=components))
     plain = IterationState(replace(PLAN, selection=SelectionRule()))
-    with pytest.raises(ValueError, match="2 samples and 0 rewards"):
+    with pytest.raises(ValueError, match=r" of 2 samples$"):
         plain.record(result(unit))
 
 
