@@ -31,8 +31,6 @@ PARTS = ("sol_rl", "pickscore")
 """The other parts of the run."""
 CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
 """Minimum bytes of a GPU → its part; the first match counts."""
-
-
 CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""
 
