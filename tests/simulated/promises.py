@@ -5,10 +5,13 @@ A mistake in most of these changes no digest: a resumed run makes the same bytes
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
-from tests.simulated.players import MODULE
+from tests.simulated.players import MODULE, STEPS
 
 COUNTS = ("updates", "steps", "rollbacks")
 PARTS = tuple(field.name for field in fields(LearnerState) if field.name not in COUNTS)
@@ -170,6 +173,40 @@ def check_best(folder: RunFolder, config: Config) -> None:
     b, strength = f"{MODULE}.lora_B", config.model.lora.alpha / config.model.lora.rank
     average = LearnerState.load(folder.checkpoint(updates)).ema[b] * strength
     assert torch.equal(load(file.read_bytes())[f"transformer.{b}.weight"], average), f"{file} is not after {updates}"
+
+
+def check_rollbacks(folder: RunFolder, config: Config, saved: Mapping[int, LearnerState]) -> None:
+    """What a run went back to follows from its evaluations, by arithmetic of our own: an undisturbed run may be wrong
+    as well, and a disturbed one then equals it.
+
+    `saved`: as in `Promises`.
+    """
+    run, went = read_run(folder.path), 0
+    found = {e.iteration: e for policy in ("base", "ema") for e in run.evaluations if e.policy == policy}
+    for record in run.iterations:
+        updates = record.iteration
+        # max() gives the first of equal ones.
+        best = max((found[n] for n in sorted(found) if n < updates), key=lambda each: each.reward_mean, default=None)
+        newest = found.get(updates) if config.run.on_collapse == "rollback" else None
+        fell = best is not None and newest is not None and _is_a_fall(best.rewards, newest.rewards)
+        expected = best.iteration if fell and best is not None else None
+        assert record.rollback == expected, f"iteration {updates} goes back to {record.rollback}, not {expected}"
+        went += fell
+        made = saved.get(updates + 1)
+        origin = updates if expected is None else expected
+        if made is None or origin not in saved:  # a driver was killed before it said that it is saved
+            continue
+        if expected is None:
+            counts = [made.rollbacks, made.steps - saved[origin].steps]
+            assert counts == [went, STEPS], f"the state after {updates + 1} updates has {counts}"
+        else:
+            check_equal(made, replace(saved[origin], updates=updates + 1, rollbacks=went))
+
+
+def _is_a_fall(best: Mapping[str, Sequence[float]], newest: Mapping[str, Sequence[float]]) -> bool:
+    """Of two prompts: Student's t with one degree of freedom is Cauchy's distribution; its quantile is a cotangent."""
+    one, other = (fmean(newest[prompt]) - fmean(best[prompt]) for prompt in best)
+    return -(one + other) / 2 > abs(one - other) / 2 / math.tan(math.pi * 1e-4)
 
 
 def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, exactly: bool) -> None:

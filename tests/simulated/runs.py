@@ -32,7 +32,14 @@ from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import players
-from tests.simulated.promises import Promises, check_budget, check_forgotten, check_requeued, check_result
+from tests.simulated.promises import (
+    Promises,
+    check_budget,
+    check_forgotten,
+    check_requeued,
+    check_result,
+    check_rollbacks,
+)
 from tests.simulated.world import NOTICED, SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +126,7 @@ def run(plan: Plan, *, lost: int | None = None) -> Ended:
         if over:
             summary = read_summary(folder)
             last = check_result(RunFolder(folder), config)
+            check_rollbacks(RunFolder(folder), config, promises.saved)
             ended.digests = summary.selection_digest, summary.lora_digest, *last
             break
         disk.lose_power(attempt + (plan.seed if lost is None else lost))
