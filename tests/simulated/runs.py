@@ -206,7 +206,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             spoken = [text for _, text in told]
-            check_budget(controller._run, world.causes, spoken, exactly=not plan.colocated)
+            check_budget(controller._run, world.affected, spoken, cards=plan.colocated)
             check_requeued(controller._run, spoken)
         return not world.crashed.is_set()
     finally:

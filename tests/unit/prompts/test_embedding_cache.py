@@ -12,7 +12,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.prompts import embedding_cache
 from solrl_ray.prompts.embedding_cache import EmbeddingCache, embedding_digest
 from solrl_ray.prompts.prompt_set import prompt_id
-from solrl_ray.records import Prompt, PromptEmbedding
+from solrl_ray.records import Prompt, PromptEmbedding, Reference
 
 IDENTITY = {"text_encoder": "one", "device": "cpu/1"}
 SIZE = 1000
@@ -61,6 +61,24 @@ def test_what_another_encoder_made_is_not_there(tmp_path: Path) -> None:
     written(tmp_path, "a cat")
     for change in ({"text_encoder": "two"}, {"micro_batch": "16"}, {"device": "cuda/NVIDIA H100"}):
         assert EmbeddingCache(tmp_path, IDENTITY | change).lacking(prompts_of("a cat"))
+
+
+def test_an_embedding_is_of_a_text_and_the_bytes_of_its_pictures_wherever_they_are(tmp_path: Path) -> None:
+    def seeing(*pictures: tuple[str, str]) -> Prompt:
+        references = tuple(Reference(path=path, digest=digest) for path, digest in pictures)
+        return Prompt(id=prompt_id("a cat", references), text="a cat", references=references)
+
+    cache, made = EmbeddingCache(tmp_path, IDENTITY), seeing(("a.png", "aa"), ("b.png", "bb"))
+    cache.write([made], [embedding_of(made)])
+    moved = seeing(("elsewhere/a.png", "aa"), ("b.png", "bb"))
+    others = [
+        seeing(("a.png", "other bytes"), ("b.png", "bb")),
+        seeing(("b.png", "bb"), ("a.png", "aa")),
+        seeing(("a.png", "aa")),
+        seeing(),
+    ]
+    assert cache.lacking([moved, *others]) == others
+    assert cache.read(moved) is not None
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no header", "of others"])
