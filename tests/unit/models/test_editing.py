@@ -176,7 +176,7 @@ def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "height", "width"), [("flux_kontext", 16, 32), ("flux2_klein", 64, 32), ("qwen_image_edit", 32, 64)]
+    ("name", "height", "width"), [("flux_kontext", 16, 32), ("flux2_klein", 64, 96), ("qwen_image_edit", 32, 64)]
 )
 def test_an_edited_picture_that_is_not_square_equals_the_stock_pipelines(
     name: str, height: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
