@@ -76,6 +76,7 @@ def test_an_embedding_is_of_a_text_and_the_bytes_of_its_pictures_wherever_they_a
         seeing(("b.png", "bb"), ("a.png", "aa")),
         seeing(("a.png", "aa")),
         seeing(),
+        *prompts_of("a cataabb"),
     ]
     assert cache.lacking([moved, *others]) == others
     assert cache.read(moved) is not None
@@ -119,6 +120,9 @@ def test_what_fits_beside_the_wanted_free_space_is_affordable(tmp_path: Path, mo
     for room, expected in ((0, 0), (size - 1, 0), (2 * size, 2), (100 * size, 4), (-5, 0)):
         monkeypatch.setattr("solrl_ray.prompts.embedding_cache.free_bytes", lambda folder, room=room: 3e9 + room)
         assert cache.affordable(wanted, 3.0) == wanted[:expected]
+        resumed = EmbeddingCache(tmp_path, IDENTITY)
+        assert resumed.read(prompts_of("a cat")[0]) is not None
+        assert resumed.affordable(wanted, 3.0) == wanted[:expected]
 
 
 def test_the_digest_covers_names_dtypes_shapes_and_bytes() -> None:
