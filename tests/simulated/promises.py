@@ -243,7 +243,9 @@ def check_budget(parts: RunComponents, affected: Collection[frozenset[str]], tol
     for name, count in Counter(paid).items():
         kind = SHARED.get(name)
         possible = [names for names in affected if name in names or (kind and any(kind in each for each in names))]
-        assert count <= (len(possible) if kind else min(1, len(possible))), f"{name} is paid for {count} times: {told}"
+        assert count <= (len(possible) if kind else min(1, len(possible))), (
+            f"{count} replacements are used up for {name}: {told}"
+        )
     rebuilt = sum(text.startswith(SPENT) for text in told)
     replaced = sum(" was lost (" in text and text.endswith(" takes its place") for text in told)
     if not cards:

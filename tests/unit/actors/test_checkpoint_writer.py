@@ -62,7 +62,7 @@ def back(
 
 
 def back_at(number: int, went: bool) -> IterationMetrics:
-    return replace(made_runs.iteration(number), rollback=2 if went else None)
+    return replace(made_runs.iteration(number), rollback=0 if went else None)  # to the base
 
 
 def test_after_a_fall_the_best_checkpoint_is_the_state_after_the_next_update(tmp_path: Path) -> None:
