@@ -190,6 +190,8 @@ def test_an_encoder_gets_the_files_of_references_which_the_negative_prompt_sees_
     contents = [Path(prompt.references[0].path).read_bytes() for prompt in (first, second)]
 
     async def play(scene: Scene) -> None:
+        # Ahead of time too: all of them, so that `of` need not wait.
+        assert await scene.embeddings.encode([first, second]) == 4
         found = await scene.embeddings.of([first, second], model)
         for prompt, negative in zip((first, second), against, strict=True):
             assert negative
