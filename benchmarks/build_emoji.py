@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,7 @@ import numpy as np
 import torch
 import yaml
 from emoji_assets import captions, networks, objectives, pictures, tokenizers
-from emoji_assets.fit import Fit, Stage, Unusable
+from emoji_assets.fit import Fit, Stage, Unusable, command
 from emoji_assets.judgement import SHOWN, Judgement, psnr
 from emoji_assets.objectives import Latents, Pairs
 from torch import Tensor, nn
@@ -159,15 +158,11 @@ class Build:
 
     # Results
 
-    @property
-    def done(self) -> bool:
-        return all(stage.name in self.fits and self.fits[stage.name].done for stage in STAGES)
-
-    def write(self) -> None:
+    def write(self, done: bool) -> None:
         """OUT/world, of what there is."""
         world = self.out / "world"
         sizes = {"resolution": self.sizes.resolution, "max_sequence_length": self.sizes.length}
-        record: dict[str, Any] = {"done": self.done, "sizes": sizes}
+        record: dict[str, Any] = {"done": done, "sizes": sizes}
         record |= {
             name: {"steps": fit.steps, "seconds": round(fit.spent, 1), "loss": fit.loss, "done": fit.done}
             for name, fit in self.fits.items()
@@ -344,27 +339,12 @@ def _count(part: nn.Module) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pictures", type=Path, metavar="PICTURES")
-    parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--seconds", type=float, default=1e9, help="of this command, its start and end included")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--tiny", action="store_true")
-    arguments = parser.parse_args()
-    until = time.monotonic() + arguments.seconds - LAST_SECONDS
-    # cuDNN's attention has failed in FLUX-class training (illegal memory access on an H200, torch 2.11).
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.set_float32_matmul_precision("high")
-    sizes = networks.TINY if arguments.tiny else networks.FULL
-    build = Build(arguments.pictures, arguments.out, torch.device(arguments.device), arguments.scale, sizes)
-    try:
-        done = build.run(until)
-    except Unusable as reason:
-        build.write()
-        print(reason, file=sys.stderr)
-        return 1
-    build.write()
-    print("all stages are done" if done else "not done: give the same command again", flush=True)
-    return 0
+
+    def build(arguments: argparse.Namespace) -> Build:
+        sizes = networks.TINY if arguments.tiny else networks.FULL
+        return Build(arguments.pictures, arguments.out, arguments.device, arguments.scale, sizes)
+
+    return command(parser, build, LAST_SECONDS)
 
 
 if __name__ == "__main__":

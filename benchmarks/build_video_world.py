@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emoji_assets.fit import Fit, Stage, Unusable
+from emoji_assets.fit import Fit, Stage, Unusable, command
 from emoji_assets.judgement import page
 from torch import Tensor, nn
 from video_assets import clips, networks, scores
@@ -275,27 +274,12 @@ def _shifted(t: Tensor) -> Tensor:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--tiny", action="store_true")
-    arguments = parser.parse_args()
-    until = time.monotonic() + arguments.seconds
-    # cuDNN's attention has failed in training (illegal memory access on an H200, torch 2.11).
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.set_float32_matmul_precision("high")
-    sizes = networks.TINY if arguments.tiny else networks.FULL
-    build = Build(arguments.out, torch.device(arguments.device), arguments.scale, sizes)
-    try:
-        done = build.run(until)
-    except Unusable as reason:
-        build.write(False)
-        print(reason, file=sys.stderr)
-        return 1
-    build.write(done)
-    print("all is done" if done else "the same command goes on", flush=True)
-    return 0
+
+    def build(arguments: argparse.Namespace) -> Build:
+        sizes = networks.TINY if arguments.tiny else networks.FULL
+        return Build(arguments.out, arguments.device, arguments.scale, sizes)
+
+    return command(parser, build)
 
 
 if __name__ == "__main__":

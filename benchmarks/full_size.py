@@ -211,14 +211,10 @@ def wan_texts(size: Size) -> list[tuple[Any, Any]]:
     return [t5_text(size, torch.bfloat16, (transformers.UMT5EncoderModel, published.UMT5_XXL, UMT5_TOKENS))]
 
 
-def qwen_image_texts(size: Size) -> list[tuple[Any, Any]]:
-    tokenizer = qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS))
-    return [(size.network(transformers.Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B), tokenizer)]
-
-
-def qwen_image_edit_texts(size: Size) -> list[tuple[Any, Any]]:
-    tokenizer = qwen_words(qwen_image_template(diffusers.QwenImageEditPlusPipeline), size.tokens(QWEN_TOKENS))
-    settings = published.QWEN_2_5_VL_7B | vision_tokens(tokenizer)
+def qwen_image_texts(size: Size, kind: Any = diffusers.QwenImagePipeline) -> list[tuple[Any, Any]]:
+    tokenizer = qwen_words(qwen_image_template(kind), size.tokens(QWEN_TOKENS))
+    pictures = vision_tokens(tokenizer) if kind is diffusers.QwenImageEditPlusPipeline else {}
+    settings = published.QWEN_2_5_VL_7B | pictures
     return [(size.network(transformers.Qwen2_5_VLForConditionalGeneration, settings), tokenizer)]
 
 
@@ -259,7 +255,11 @@ REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]
     "sana": (diffusers.SanaPipeline, {"shift": 3.0}, lambda size: [gemma_text(size)]),
     "sana_video": (diffusers.SanaVideoPipeline, {"shift": 8.0}, lambda size: [gemma_text(size)]),
     "qwen_image": (diffusers.QwenImagePipeline, QWEN_SCHEDULER, qwen_image_texts),
-    "qwen_image_edit": (diffusers.QwenImageEditPlusPipeline, QWEN_SCHEDULER, qwen_image_edit_texts),
+    "qwen_image_edit": (
+        diffusers.QwenImageEditPlusPipeline,
+        QWEN_SCHEDULER,
+        partial(qwen_image_texts, kind=diffusers.QwenImageEditPlusPipeline),
+    ),
     "wan": (diffusers.WanPipeline, {"shift": 3.0}, wan_texts),
     "wan_14b": (diffusers.WanPipeline, {"shift": 3.0}, wan_texts),
     "wan22": (partial(diffusers.WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),

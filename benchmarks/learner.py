@@ -161,10 +161,7 @@ def sides(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Names and settings."""
     eager: list[tuple[str, dict[str, Any]]] = [("eager", {"compile__learner": False})]
     compiled = [
-        (
-            f"compiled, activation memory {memory:g}",
-            {"compile__learner": True, "learner__activation_memory": memory},
-        )
+        (f"compiled, activation memory {memory:g}", {"compile__learner": True, "learner__activation_memory": memory})
         for memory in arguments.memory
     ]
     if models.family(settled(arguments).model).TRAINS_ON_CUDNN and not arguments.deterministic:

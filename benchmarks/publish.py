@@ -1,18 +1,14 @@
-"""What does a new policy revision weigh on the wire, and how long does it take to make and to swap in?
+"""What does a new policy revision weigh on the wire, and how long does each step take until an explorer has it?
 
     python benchmarks/publish.py                                   # the testbed's shapes, seconds on a CPU
     python benchmarks/publish.py flux --layers 4                   # FLUX.1-dev's shapes, few of its 190 touched layers
     python benchmarks/publish.py flux --device cuda                # all of them: 1.79 B weights; under three minutes
-    python benchmarks/publish.py flux --layers 24 --only-steps     # a few hundred MB; shares on a CPU, in minutes
+    python benchmarks/publish.py flux --layers 24                  # a few hundred MB; shares on a CPU, in minutes
 
 Base weights are Gaussian, B A is random of the LoRA rank, and from one revision to the next the merged weights move by
-0.1 % of their norm. Times are the median over the repetitions, of everything that happens to one revision:
+0.1 % of their norm. Measured are the payloads' bytes and, through Ray, each step from the end of an update to the proof
+of an explorer that is sent packed weights: medians over the repetitions.
 
-    merge, quantise, swap     factors into the base in FP64, packed once, written into live layers (aim on a GPU: 0.2 s)
-    prove                     checksums of all live buffers, as for a receipt
-    packed weights, all of it what an explorer does with a payload of `publish.mode` packed
-
-Then, through Ray, each step from the end of an update to the proof of an explorer that is sent packed weights.
 As in a run, the rank of the learners and an explorer are processes of their own, and what passes between them and the
 controller, which is this process, goes through Ray's object store. The model is the touched layers alone: there are no
 forwards. Steps are named ``<process>: <what it does>``.
@@ -46,10 +42,9 @@ from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.planning import FORMAT_OF_TIER
 from solrl_ray.quantization.scope import LAYERS
-from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
-from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble, merge_module
+from solrl_ray.weight_sync.publish import Publisher, RevisionShard, assemble
 from solrl_ray.weight_sync.receive import Receiver
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,54 +96,12 @@ class World:
             found[f"{module}.lora_B"] = self._unit[module] * (DRIFT * self._b[module] + change * self._step[module])
         return found
 
-    def refresh(self, factors: dict[str, torch.Tensor]) -> None:
-        """What an explorer in mode ``lora`` does, and a learner all but the swap."""
-        for module, layer in self.layers.items():
-            merged = merge_module(self.base[module], module, factors, 1.0)
-            layer.load(pack(self.format, merged, self.amax[module]))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def median(function: Callable[[], Any], repeats: int) -> float:
-    function()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
-
 
 def sizes(before: Publication) -> dict[str, int]:
     """Bytes of the payloads."""
     found = {"packed": before.payload(EXPLORER).nbytes, "factors": before.payload(REGENERATOR).nbytes}
     for name, size in found.items():
         print(f"payload of {name:<8} {size / 1e6:9.2f} MB", flush=True)
-    return found
-
-
-def times(world: World, before: Publication, repeats: int) -> dict[str, float]:
-    """Median seconds."""
-    factors = world.factors(CHANGE)
-    sent = before.payload(EXPLORER)
-    receiver = Receiver(world.model)
-
-    def taken() -> None:
-        sent.verify()
-        receiver.apply(sent)
-
-    found = {
-        "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
-        "learner: merge, quantise, checksums": median(lambda: world.publisher.shard(2, factors), repeats),
-        "prove": median(
-            lambda: tensors_digest({f"{m}.{n}": t for m, x in world.layers.items() for n, t in x.tensors().items()}),
-            repeats,
-        ),
-        "explorer: packed weights, all of it": median(taken, repeats),
-    }
-    for name, seconds in found.items():
-        print(f"{name:<38} {seconds:8.4f} s", flush=True)
     return found
 
 
@@ -284,7 +237,6 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only-steps", action="store_true", help="neither sizes nor the times of single stages")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     device, load = torch.device(arguments.device), os.getloadavg()[0]
@@ -303,16 +255,13 @@ def main() -> None:
     with torch.no_grad():
         world = make()
         content |= {"layers": len(world.base), "weights": sum(weight.numel() for weight in world.base.values())}
-        if not arguments.only_steps:
-            before = Publication(revision=world.publisher.build(1, world.factors(0.0)), mode="packed")
-            content |= {"sizes": sizes(before), "seconds": times(world, before, arguments.repeats)}
+        content["sizes"] = sizes(Publication(revision=world.publisher.build(1, world.factors(0.0)), mode="packed"))
         del world  # two processes have one of their own
         if device.type == "cuda":
             torch.cuda.empty_cache()
         content["steps"] = steps(make, device=device, repeats=arguments.repeats)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    kind = "publish_steps" if arguments.only_steps else "publish"
-    file = arguments.out / f"{kind}_{arguments.shape}_{device.type}.json"
+    file = arguments.out / f"publish_{arguments.shape}_{device.type}.json"
     file.write_text(json.dumps(content, indent=1) + "\n")
     print(file)
 

@@ -121,19 +121,11 @@ def make(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def cold(arguments: argparse.Namespace) -> dict[str, Any]:
-    shutil.rmtree(arguments.work / "compiled", ignore_errors=True)
-    return run(arguments, "cold")
-
-
-def warm(arguments: argparse.Namespace) -> dict[str, Any]:
-    return run(arguments, "warm")
-
-
 def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """`solrl train` as a user starts it, until it ends or `--seconds` have passed."""
     folder = run_folder(arguments, name)
-    shutil.rmtree(folder, ignore_errors=True)
+    for old in (folder, *([arguments.work / "compiled"] if name == "cold" else ())):
+        shutil.rmtree(old, ignore_errors=True)
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live"]
     command.append(CONFIGS / "runs" / RUNS[arguments.model])
     for setting in settings(arguments, name):
@@ -299,7 +291,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def one_part(arguments: argparse.Namespace, part: str) -> None:
-    found = {"make": make, "cold": cold, "warm": warm, "draw": draw}[part](arguments)
+    found = run(arguments, part) if part in ("cold", "warm") else {"make": make, "draw": draw}[part](arguments)
     print(table(add(arguments, part, found)), flush=True)
     if found.get("status"):
         raise SystemExit(f"the {part} run of {arguments.model} ended with: {found['status']}")

@@ -237,13 +237,7 @@ def train(
         return run is not None and run["ended"] in ("reached", "behind")
 
     with mps(arguments.gpus, arguments.mps) as places:
-        train_all(
-            list(jobs),
-            at_once=arguments.at_once,
-            seconds=seconds,
-            places=places,
-            enough=enough,
-        )
+        train_all(list(jobs), at_once=arguments.at_once, seconds=seconds, places=places, enough=enough)
     for job, key in jobs.items():
         if run := found(job):
             key.keep(results, run)
@@ -282,6 +276,18 @@ def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
         yield [server | {"CUDA_VISIBLE_DEVICES": "0"} for server in servers]
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    """What `world_shapes.py` takes as well."""
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
+    parser.add_argument("--limit", type=float, help="charged seconds of a run, as FLUX.1-dev")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="of this machine, that runs are spread over")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
+    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, help="only this one; default: all, one after the other")
@@ -290,18 +296,11 @@ def main() -> None:
     )
     parser.add_argument("--runs", nargs="+", metavar="NAME@LR", help="train these shapes at these learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="of --runs")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
-    parser.add_argument("--limit", type=float, default=CHARGED_LIMIT, help="charged seconds of a run, as FLUX.1-dev")
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="of this machine, that runs are spread over")
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
-    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
-    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+    options(parser)
     parser.add_argument("--root", type=Path, default=Path("runs/shapes"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit
+    arguments.limit = TINY_LIMIT if arguments.tiny else arguments.limit or CHARGED_LIMIT
     names = TINY if arguments.tiny else MAP
     results = opened(arguments.results)
     if arguments.runs:

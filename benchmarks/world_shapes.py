@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -240,15 +239,8 @@ def main() -> None:
         metavar="N",
         help=f"how many of {', '.join(map(str, SEEDS))}",
     )
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop what still trains after so long")
-    parser.add_argument("--limit", type=float, help="charged seconds of a run, as FLUX.1-dev")
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="that runs are spread over")
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
-    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
+    shapes.options(parser)
     parser.add_argument("--all-frames", action="store_true", help="previews of videos decode all of them")
-    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
     parser.add_argument("--root", type=Path, help="default: runs/NAME_shapes")
     parser.add_argument("--results", type=Path, help="default: benchmarks/results/NAME_shapes.json")
     arguments = parser.parse_args()

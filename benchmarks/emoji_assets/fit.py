@@ -6,13 +6,16 @@ the whole takes as long as it was given. Optimiser and average of the weights ar
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,3 +138,32 @@ class Fit:
             torch._foreach_copy_(self._parameters, state["weights"] or state["average"])
         if state["adamw"]:
             self._adamw.load_state_dict(state["adamw"])
+
+
+def command(parser: argparse.ArgumentParser, build: Callable[[argparse.Namespace], Any], last: float = 0.0) -> int:
+    """Build a world, in as many calls as it takes; the exit status.
+
+    Args:
+        build: makes an object with ``run(until)``, which is True when all is done, and ``write(done)``.
+        last: seconds of `--seconds` that are kept for writing.
+    """
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--device", type=torch.device, default="cuda")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    until = time.monotonic() + arguments.seconds - last
+    # cuDNN's attention has failed in training (illegal memory access on an H200, torch 2.11).
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high")
+    building = build(arguments)
+    try:
+        done = building.run(until)
+    except Unusable as reason:
+        building.write(False)
+        print(reason, file=sys.stderr)
+        return 1
+    building.write(done)
+    print("all is done" if done else "the same command goes on", flush=True)
+    return 0

@@ -12,10 +12,9 @@ import torch
 from diffusers import FluxPipeline
 from emoji_assets.captions import Parts
 from emoji_assets.drawings import STYLES
-from emoji_assets.objectives import decode, sample
+from emoji_assets.objectives import decode, image_features, sample, text_features
 from emoji_assets.pictures import token_ids
 from PIL import Image, ImageDraw
-from testbed_assets.networks import image_features, text_features
 from torch import Tensor
 from torch.nn import functional
 

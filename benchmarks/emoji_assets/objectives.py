@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from diffusers import FluxPipeline
 from emoji_assets.pictures import World, as_floats, moved
-from testbed_assets.networks import image_features, text_features, weathered
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import CLIPModel
 
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling import schedules, solvers
@@ -47,6 +47,27 @@ def autoencoder_loss(vae: Any, pictures: World, batch: int, generator: torch.Gen
     edges = (error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()) / 2
     divergence = posterior.kl().mean() / posterior.mean[0].numel()
     return error.abs().mean() + error.square().mean() + edges + 1e-3 * divergence
+
+
+def image_features(model: CLIPModel, pictures: Tensor) -> Tensor:
+    """Unit-length image features [B, 64] of pictures in [0, 1]."""
+    return functional.normalize(model.get_image_features(pixel_values=pictures * 2 - 1).pooler_output.float(), dim=-1)
+
+
+def text_features(model: CLIPModel, ids: Tensor) -> Tensor:
+    """Unit-length text features [B, 64] of token ids [B, 16]."""
+    return functional.normalize(model.get_text_features(input_ids=ids).pooler_output.float(), dim=-1)
+
+
+def weathered(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Slight noise, blur and change of brightness, so that the reward depends on content, not on pixels."""
+    size, device = len(pictures), pictures.device
+    blurred = functional.avg_pool2d(functional.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    amount = torch.rand(size, 3, 1, 1, 1, device=device, generator=generator)
+    pictures = torch.lerp(pictures, blurred, (2 * amount[:, 0] - 1).clamp(min=0))
+    noise = torch.randn(pictures.shape, device=device, generator=generator)
+    brightness = 1 + 0.2 * (amount[:, 2] - 0.5)
+    return (pictures * brightness + 0.06 * amount[:, 1] * noise).clamp(0, 1)
 
 
 def clip_loss(model: Any, pictures: World, restored: Tensor, batch: int, generator: torch.Generator) -> Tensor:

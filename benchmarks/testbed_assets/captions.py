@@ -5,11 +5,9 @@ A batch is int64 [B, 9], rows as `solrl_ray.testbed.world.Scene.fields`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from solrl_ray.testbed.world import FIELD_VALUES, Scene
+from solrl_ray.testbed.world import FIELD_VALUES
 
 _COUNTS = torch.tensor([len(values) for values in FIELD_VALUES])
 _FIRST, _RELATION, _SECOND = slice(1, 4), 4, slice(5, 8)
@@ -31,24 +29,6 @@ def corrupt(fields: torch.Tensor, share: float, generator: torch.Generator) -> t
     return _blank(torch.cat([fields[:, :1], torch.where(replace, drawn, fields[:, 1:])], dim=1))
 
 
-def neighbours(fields: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One near miss per scene: a single word changed, or the objects' sizes, colours, shapes exchanged."""
-    size = len(fields)
-    counts = _COUNTS.to(fields.device)
-    offsets = 1 + (torch.rand(size, 8, device=fields.device, generator=generator) * (counts - 1)).long()
-    column = torch.randint(8, (size,), device=fields.device, generator=generator)
-    column = torch.where((fields[:, 0] == 1) & (column > 2), 7, column)
-    chosen = torch.nn.functional.one_hot(column, 8)
-    changed = torch.cat([fields[:, :1], (fields[:, 1:] + chosen * offsets) % counts], dim=1)
-    exchange = torch.randint(3, (size,), device=fields.device, generator=generator)
-    exchanged = fields.clone()
-    rows = torch.arange(size, device=fields.device)
-    exchanged[rows, 1 + exchange] = fields[rows, 5 + exchange]
-    exchanged[rows, 5 + exchange] = fields[rows, 1 + exchange]
-    use_exchange = (torch.rand(size, device=fields.device, generator=generator) < 0.3) & (fields[:, 0] == 2)
-    return _blank(torch.where(use_exchange[:, None], exchanged, changed))
-
-
 def meaning(fields: torch.Tensor) -> torch.Tensor:
     """One integer per scene, equal for captions of the same pictures (``A left of B``, ``B right of A``); int64 [B]."""
     mirrored = fields.clone()
@@ -56,13 +36,6 @@ def meaning(fields: torch.Tensor) -> torch.Tensor:
     mirrored[:, _RELATION] = _MIRRORED.to(fields.device)[fields[:, _RELATION]]
     code, mirrored_code = _code(fields), _code(mirrored)
     return torch.where(fields[:, 0] == 2, torch.minimum(code, mirrored_code), code)
-
-
-def token_ids(tokenizer: Any, scenes: torch.Tensor) -> torch.Tensor:
-    """Ids of the captions, padded: int64 [B, 16], on the scenes' device."""
-    texts = [Scene(tuple(row)).caption for row in scenes.tolist()]
-    ids: torch.Tensor = tokenizer(texts, padding="max_length", return_tensors="pt").input_ids
-    return ids.to(scenes.device)
 
 
 def _uniform_fields(count: int, generator: torch.Generator) -> torch.Tensor:

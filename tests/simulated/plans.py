@@ -104,6 +104,8 @@ class Plan:
             shape = _pruned(shape, rng)
         if shape.every:  # longer, so that there is something to go back to
             shape = replace(shape, iterations=shape.iterations + 1, on_collapse="rollback")
+            if seed % 2 and shape.iterations == 4:  # and in some after every second iteration
+                shape = replace(shape, every=2)
         shape = replace(shape, together=rng.random() < 0.3)
         rng = random.Random(seed)
         plan = cls(

@@ -40,6 +40,8 @@ MODULE = "block.to_q"
 WIDTH = 32
 POLICIES = ("default", "old", "ema")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STEPS = 2
+"""Optimiser's, of an update."""
 
 
 LACKS = 0.1
@@ -243,7 +245,7 @@ class Learner:
     def update(self, iteration: int) -> UpdateMetrics:
         assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
-        for step in range(2):
+        for step in range(STEPS):
             self._step(number(step, *[group_digest(group) for group in self._fed]))
         self._follow("old")
         self._updates += 1

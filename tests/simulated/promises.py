@@ -5,10 +5,13 @@ A mistake in most of these changes no digest: a resumed run makes the same bytes
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from actors.controller import Controller
 from actors.dispatch import rollouts
 from actors.dispatch.open_iteration import OpenIteration, Regenerating
 from actors.dispatch.unit_router import Reply
+from actors.fleet import fleet
 from actors.run_components import RunComponents
 from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Ack, Opened
@@ -26,14 +30,17 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_run
+from solrl_ray.scheduling.worker_state import Replacements
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
-from tests.simulated.players import MODULE
+from tests.simulated.players import MODULE, STEPS
 
 COUNTS = ("updates", "steps", "rollbacks")
 PARTS = tuple(field.name for field in fields(LearnerState) if field.name not in COUNTS)
 SPENT = ("the selector is restarted", "the learner group is rebuilt")
 """How sentences on a loss begin that is paid for, beside those that say who takes somebody's place."""
+SHARED = {"the learner group": "learner-", "the selector": "selector"}
+"""What is paid for by this name → how the names of its actors begin."""
 
 
 class Promises:
@@ -172,19 +179,79 @@ def check_best(folder: RunFolder, config: Config) -> None:
     assert torch.equal(load(file.read_bytes())[f"transformer.{b}.weight"], average), f"{file} is not after {updates}"
 
 
-def check_budget(parts: RunComponents, causes: list[str], told: list[str], *, exactly: bool) -> None:
-    """Replacements that were used up are no more than processes that something happened to.
+def check_rollbacks(folder: RunFolder, config: Config, saved: Mapping[int, LearnerState]) -> None:
+    """What a run went back to follows from its evaluations, by arithmetic of our own: an undisturbed run may be wrong
+    as well, and a disturbed one then equals it.
+
+    `saved`: as in `Promises`.
+    """
+    run, went = read_run(folder.path), 0
+    found = {e.iteration: e for policy in ("base", "ema") for e in run.evaluations if e.policy == policy}
+    for record in run.iterations:
+        updates = record.iteration
+        # max() gives the first of equal ones.
+        best = max((found[n] for n in sorted(found) if n < updates), key=lambda each: each.reward_mean, default=None)
+        newest = found.get(updates) if config.run.on_collapse == "rollback" else None
+        fell = best is not None and newest is not None and _is_a_fall(best.rewards, newest.rewards)
+        expected = best.iteration if fell and best is not None else None
+        assert record.rollback == expected, f"iteration {updates} goes back to {record.rollback}, not {expected}"
+        went += fell
+        made = saved.get(updates + 1)
+        origin = updates if expected is None else expected
+        if made is None or origin not in saved:  # a driver was killed before it said that it is saved
+            continue
+        if expected is None:
+            counts = [made.rollbacks, made.steps - saved[origin].steps]
+            assert counts == [went, STEPS], f"the state after {updates + 1} updates has {counts}"
+        else:
+            check_equal(made, replace(saved[origin], updates=updates + 1, rollbacks=went))
+
+
+def _is_a_fall(best: Mapping[str, Sequence[float]], newest: Mapping[str, Sequence[float]]) -> bool:
+    """Of two prompts: Student's t with one degree of freedom is Cauchy's distribution; its quantile is a cotangent."""
+    one, other = (fmean(newest[prompt]) - fmean(best[prompt]) for prompt in best)
+    return -(one + other) / 2 > abs(one - other) / 2 / math.tan(math.pi * 1e-4)
+
+
+class Budget(Replacements):
+    """Remembers what was paid for."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.paid: list[str] = []
+
+    def spend(self, worker: str, reason: str) -> None:
+        super().spend(worker, reason)
+        self.paid.append(worker)
+
+
+fleet.Replacements = Budget  # type: ignore[misc]
+
+
+def check_budget(parts: RunComponents, affected: Collection[frozenset[str]], told: list[str], *, cards: bool) -> None:
+    """A replacement is paid for a process that something happened to, and for each at most once. Those that are left
+    would hide any other price.
 
     Args:
-        causes: one for each such process.
-        exactly: whether each sentence on a loss is of one that is paid for: no card, whose roles tell their own.
+        affected: for each such process its name, if it has one, and those of all actors that it had.
+        cards: whether processes have several roles, of which each may tell of the loss.
     """
+    paid = parts.fleet.replacements.paid  # type: ignore[attr-defined]
     spent = parts.fleet.replacements.total - parts.fleet.replacements.left
-    assert spent <= len(causes), f"{spent} replacements are used up, for {causes}"
+    assert spent == len(paid), f"{spent} replacements are used up, for {paid}"
+    assert spent <= len(affected), f"{spent} replacements are used up, for {affected}"
+    for name, count in Counter(paid).items():
+        kind = SHARED.get(name)
+        possible = [names for names in affected if name in names or (kind and any(kind in each for each in names))]
+        assert count <= (len(possible) if kind else min(1, len(possible))), (
+            f"{count} replacements are used up for {name}: {told}"
+        )
     rebuilt = sum(text.startswith(SPENT) for text in told)
     replaced = sum(" was lost (" in text and text.endswith(" takes its place") for text in told)
-    if exactly:
+    if not cards:
         assert spent == rebuilt + replaced, f"{spent} replacements are used up; told: {told}"
+    elif not any("leaving" in text for text in told):  # which costs nothing
+        assert bool(spent) == bool(rebuilt + replaced), f"{spent} replacements are used up; told: {told}"
 
 
 def check_requeued(parts: RunComponents, told: list[str]) -> None:

@@ -32,7 +32,14 @@ from tests.simulated.faults import Fault
 from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.plans import Plan, Shape
 from tests.simulated.players import players
-from tests.simulated.promises import Promises, check_budget, check_forgotten, check_requeued, check_result
+from tests.simulated.promises import (
+    Promises,
+    check_budget,
+    check_forgotten,
+    check_requeued,
+    check_result,
+    check_rollbacks,
+)
 from tests.simulated.world import NOTICED, SimulatedWorld, damage_a_line
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +126,7 @@ def run(plan: Plan, *, lost: int | None = None) -> Ended:
         if over:
             summary = read_summary(folder)
             last = check_result(RunFolder(folder), config)
+            check_rollbacks(RunFolder(folder), config, promises.saved)
             ended.digests = summary.selection_digest, summary.lora_digest, *last
             break
         disk.lose_power(attempt + (plan.seed if lost is None else lost))
@@ -198,7 +206,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             spoken = [text for _, text in told]
-            check_budget(controller._run, world.causes, spoken, exactly=not plan.colocated)
+            check_budget(controller._run, world.affected, spoken, cards=plan.colocated)
             check_requeued(controller._run, spoken)
         return not world.crashed.is_set()
     finally:

@@ -37,6 +37,8 @@ ONCE = Shape(
 """Goes back once."""
 TWICE = replace(ONCE, iterations=5, unit=8)
 """Goes back twice."""
+RARELY = replace(ONCE, iterations=6, every=2)
+"""Goes back twice to the base. Each time an iteration follows before the next evaluation."""
 
 
 @pytest.mark.parametrize("shape", range(SHAPES))
@@ -101,6 +103,15 @@ def test_a_run_that_collapses_goes_back_and_a_kill_changes_nothing_of_that(
     for call in range(20, 180, 8):
         ended = run(replace(calm, ends=(Fault("controller", call, "dies beside the disk"),)))
         assert ended.digests == undisturbed(shape), call
+
+
+def test_a_run_goes_back_once_for_each_fall_if_some_iterations_are_not_evaluated() -> None:
+    ended = run(Plan(1, RARELY, explorers=1, regenerators=1, ranks=1))
+    assert ended.digests is not None
+    # Updates; steps since the base, of the one update after the second return to it; returns.
+    assert ended.digests[2:5] == ("6", "2", "2")
+    told = [text.partition(" the policy ")[2] for text in ended.told if "goes back" in text]
+    assert [text.partition(" of ")[0] for text in told] == [f"after 0 updates, with {step}" for step in (0.5, 0.25)]
 
 
 def test_a_run_that_is_to_stop_at_a_collapse_stops_there_again_when_it_is_resumed() -> None:

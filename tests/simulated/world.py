@@ -139,10 +139,12 @@ class SimulatedWorld:
             self._fail(call, actor, KILLED)
 
     @property
-    def causes(self) -> list[str]:
-        """For each process that the run may have lost, a name and why."""
-        hosts = {id(actor.host): f"{actor.name} {actor.host.cause}" for actor in self.actors if actor.host.cause}
-        return sorted(hosts.values())
+    def affected(self) -> list[frozenset[str]]:
+        """For each process that the run may have lost, the names of it and of its actors."""
+        hosts = {id(actor.host): actor.host for actor in self.actors if actor.host.cause}
+        return [
+            frozenset({host.process.name, *(actor.name for actor in host.actors)} - {""}) for host in hosts.values()
+        ]
 
     # Calls
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,8 @@ def test_an_encoder_gets_the_files_of_references_which_the_negative_prompt_sees_
     contents = [Path(prompt.references[0].path).read_bytes() for prompt in (first, second)]
 
     async def play(scene: Scene) -> None:
+        # Ahead of time too: all of them, so that `of` need not wait.
+        assert await scene.embeddings.encode([first, second]) == 4
         found = await scene.embeddings.of([first, second], model)
         for prompt, negative in zip((first, second), against, strict=True):
             assert negative
@@ -196,6 +199,36 @@ def test_an_encoder_gets_the_files_of_references_which_the_negative_prompt_sees_
         assert sorted(scene.player("encoder-0").files) == sorted((content,) for content in contents * 2)
 
     played(play, *GUIDED, "model.references=1")
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.cfg={scale: 4, negative_prompt: dull}",)])
+def test_what_earlier_iterations_held_is_released(overrides: tuple[str, ...]) -> None:
+    """Ray keeps a value as long as somebody has its reference."""
+
+    async def play(scene: Scene) -> None:
+        old = [weakref.ref(reference) for reference in (await scene.embeddings.of(prompts("ab"))).values()]
+        for ids in ("bc", "cd", "ef"):
+            await scene.embeddings.of(prompts(ids))
+        alone = weakref.ref(await scene.embeddings.one(prompts("z")[0]))  # only its caller keeps it
+        assert [each() for each in (*old, alone)] == [None] * 3
+
+    played(play, *overrides)
+
+
+def test_evaluations_that_are_not_guided_as_samples_are_get_embeddings_of_their_own() -> None:
+    """The references that iterations hold are against another negative prompt, or against none."""
+    cfg = ("model.cfg={scale: 4, negative_prompt: dull}", "evaluation.cfg={scale: 4, negative_prompt: grey}")
+    negative = {text: Prompt(id=prompt_id(text), text=text) for text in ("dull", "grey")}
+
+    async def play(scene: Scene) -> None:
+        model = config(*cfg).evaluated_model
+        for guidance, text in ((None, "dull"), (model, "grey"), (None, "dull")):
+            found = (await scene.embeddings.of(prompts("a"), guidance))["a"]
+            expected = embedding(prompts("a")[0]).against(embedding(negative[text]))
+            assert value(found).digest == expected.digest
+            assert value(await scene.embeddings.one(prompts("a")[0], guidance)).digest == expected.digest
+
+    played(play, *cfg)
 
 
 def test_a_later_run_in_the_folder_encodes_only_what_is_missing() -> None:

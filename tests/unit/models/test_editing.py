@@ -29,10 +29,13 @@ from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.references import SeesReferences
 from solrl_ray.models.stock_call import StockCall
-from solrl_ray.records import REFERENCE_TOKENS, PromptEmbedding
+from solrl_ray.prompts.encoding import encode_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.records import REFERENCE_TOKENS, REFERENCES, PromptEmbedding
 from tests.support import tiny, tiny_qwen, tiny_wan
+from tests.support.editing import write_prompts
 
-TEXT, NEGATIVE = "make it red", "grey"
+TEXT, NEGATIVE_TEXT = "make it red", "grey"
 STEPS = 3
 
 
@@ -152,7 +155,7 @@ def sampled(model: SeesReferences, given: Tensor, start: Tensor, sigmas: Tensor)
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path, scale: float) -> None:
-    negative = "" if family.name == "flux2_klein" else NEGATIVE  # its pipeline takes no other
+    negative = "" if family.name == "flux2_klein" else NEGATIVE_TEXT  # its pipeline takes no other
     cfg = Cfg(scale=scale, negative_prompt=negative) if scale > 1 else Cfg()
     model, stock, given = loaded(family.config(path, cfg=cfg)), family.stock(path), family.pictures()
     start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
@@ -170,6 +173,77 @@ def test_an_edited_picture_equals_the_stock_pipelines(family: Family, path: Path
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
     others = sampled(model, family.pictures(seed=7), start, stock.scheduler.sigmas)
     assert (others - images).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "height", "width"), [("flux_kontext", 16, 32), ("flux2_klein", 64, 96), ("qwen_image_edit", 32, 64)]
+)
+def test_an_edited_picture_that_is_not_square_equals_the_stock_pipelines(
+    name: str, height: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In squares, rows and columns of pixels, cells and positions may be exchanged."""
+    family = next(each for each in FAMILIES if each.name == name)
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", height * width)
+    path = family.build(tmp_path / "pipeline")
+    model, stock = loaded(family.config(path, resolution=[height, width])), family.stock(path)
+    given = torch.randint(0, 256, (1, 3, height, width), generator=torch.Generator().manual_seed(0)).byte()
+    start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
+    cells = start.transpose(1, 2).unflatten(2, (height // 4, width // 4))
+    call = StockCall(model=model.config, steps=STEPS, solver="euler").call
+    assert (call["height"], call["width"]) == (height, width)
+    expected = stock(
+        prompt=TEXT,
+        image=as_files(given)[0],
+        latents=cells if name == "flux2_klein" else start.clone(),
+        output_type="pt",
+        **call,
+    ).images
+    images = sampled(model, given, start, stock.scheduler.sigmas)
+    assert images.shape == (1, 3, height, width)
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+
+
+def test_references_are_prepared_at_the_height_and_width_of_the_samples(tmp_path: Path) -> None:
+    family = FAMILIES[0]
+    height, width = family.size, 2 * family.size
+    model = loaded(family.config(family.build(tmp_path / "pipeline"), resolution=[height, width]))
+    first, second = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a", "b"], height, width)))
+    pixels = [
+        torch.from_numpy(np.asarray(Image.open(tmp_path / f"p-{n}-0.png")).copy()).permute(2, 0, 1)[None]
+        for n in range(2)
+    ]
+    made = encode_prompts(model, [first, second])
+    for embedding, seen in zip(made, pixels, strict=True):
+        assert torch.equal(embedding[REFERENCES], seen)
+        (expected,) = model.encode_seeing([TEXT], [seen])
+        assert torch.equal(embedding[REFERENCE_TOKENS], expected[REFERENCE_TOKENS])
+    files = [tuple(Path(each.path).read_bytes() for each in prompt.references) for prompt in (second, first)]
+    swapped = encode_prompts(model, [first, second], files=files)
+    assert [torch.equal(each[REFERENCES], seen) for each, seen in zip(swapped, pixels[::-1], strict=True)] == [True] * 2
+
+
+def test_in_a_batch_each_prompt_is_guided_away_from_the_negative_prompt_that_saw_its_own_pictures(
+    tmp_path: Path,
+) -> None:
+    family = FAMILIES[0]
+    config = family.config(family.build(tmp_path / "pipeline"), cfg=Cfg(scale=3.0, negative_prompt=NEGATIVE_TEXT))
+    model = loaded(config)
+    both = []
+    for number in range(2):
+        given = [family.pictures(seed=number)]
+        (own,), (negative,) = (model.encode_seeing([text], given) for text in (TEXT, NEGATIVE_TEXT))
+        made, other = (
+            PromptEmbedding(prompt_id=f"{word}{number}", tensors=tensors, digest=f"{word}{number}")
+            for word, tensors in (("p", own), ("n", negative))
+        )
+        both.append(made.against(other))
+    latents = torch.randn(2, *model.latent_shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        together = model.velocity(latents, 0.5, model.batch_embeddings(both))
+        alone = [model.velocity(latents[n : n + 1], 0.5, model.batch_embeddings([both[n]])) for n in range(2)]
+        exchanged = model.velocity(latents[:1], 0.5, model.batch_embeddings([both[1]]))
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
+    assert (exchanged - alone[0]).abs().max() > 1e-3
 
 
 def test_an_embedding_depends_on_its_own_picture_alone(family: Family, path: Path) -> None:

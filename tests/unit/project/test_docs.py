@@ -168,7 +168,9 @@ def test_scripts_have_the_options_that_are_shown_and_the_makefile_its_targets(pa
             break
         file = ROOT / (script if script.endswith(".py") else script.replace(".", "/") + ".py")
         if script != "solrl_ray" and "(in commit " not in rest:  # else the script was removed
-            source = file.read_text() + (ROOT / "benchmarks/common.py").read_text()  # which has options of many
+            imported = re.findall(r"^(?:from|import) ([\w.]+)", file.read_text(), re.MULTILINE)  # some have options
+            shared = [ROOT / "benchmarks" / f"{name.replace('.', '/')}.py" for name in imported]
+            source = "".join(each.read_text() for each in (file, *shared) if each.is_file())
             used = set(re.findall(r"--[a-z][a-z-]*", rest.partition("#")[0]))
             assert {option for option in used if f'"{option}"' not in source} == set(), script
     targets = re.findall(r"^([a-z-]+(?: [a-z-]+)*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)

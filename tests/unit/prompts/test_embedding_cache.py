@@ -12,7 +12,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.prompts import embedding_cache
 from solrl_ray.prompts.embedding_cache import EmbeddingCache, embedding_digest
 from solrl_ray.prompts.prompt_set import prompt_id
-from solrl_ray.records import Prompt, PromptEmbedding
+from solrl_ray.records import Prompt, PromptEmbedding, Reference
 
 IDENTITY = {"text_encoder": "one", "device": "cpu/1"}
 SIZE = 1000
@@ -63,6 +63,25 @@ def test_what_another_encoder_made_is_not_there(tmp_path: Path) -> None:
         assert EmbeddingCache(tmp_path, IDENTITY | change).lacking(prompts_of("a cat"))
 
 
+def test_an_embedding_is_of_a_text_and_the_bytes_of_its_pictures_wherever_they_are(tmp_path: Path) -> None:
+    def seeing(*pictures: tuple[str, str]) -> Prompt:
+        references = tuple(Reference(path=path, digest=digest) for path, digest in pictures)
+        return Prompt(id=prompt_id("a cat", references), text="a cat", references=references)
+
+    cache, made = EmbeddingCache(tmp_path, IDENTITY), seeing(("a.png", "aa"), ("b.png", "bb"))
+    cache.write([made], [embedding_of(made)])
+    moved = seeing(("elsewhere/a.png", "aa"), ("b.png", "bb"))
+    others = [
+        seeing(("a.png", "other bytes"), ("b.png", "bb")),
+        seeing(("b.png", "bb"), ("a.png", "aa")),
+        seeing(("a.png", "aa")),
+        seeing(),
+        *prompts_of("a cataabb"),
+    ]
+    assert cache.lacking([moved, *others]) == others
+    assert cache.read(moved) is not None
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no header", "of others"])
 def test_a_damaged_file_is_removed_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     cache, (cat,) = written(tmp_path, "a cat"), prompts_of("a cat")
@@ -101,6 +120,9 @@ def test_what_fits_beside_the_wanted_free_space_is_affordable(tmp_path: Path, mo
     for room, expected in ((0, 0), (size - 1, 0), (2 * size, 2), (100 * size, 4), (-5, 0)):
         monkeypatch.setattr("solrl_ray.prompts.embedding_cache.free_bytes", lambda folder, room=room: 3e9 + room)
         assert cache.affordable(wanted, 3.0) == wanted[:expected]
+        resumed = EmbeddingCache(tmp_path, IDENTITY)
+        assert resumed.read(prompts_of("a cat")[0]) is not None
+        assert resumed.affordable(wanted, 3.0) == wanted[:expected]
 
 
 def test_the_digest_covers_names_dtypes_shapes_and_bytes() -> None:

@@ -177,6 +177,39 @@ def test_a_picture_is_cut_to_the_shape_of_samples_around_its_middle(tmp_path: Pa
     assert made.min() == 255
 
 
+def test_a_picture_of_the_samples_height_and_width_is_taken_as_it_is(tmp_path: Path) -> None:
+    original = picture(0, 16, 48)
+    saved(original, tmp_path / "p.png")
+    made = references.prepared((tmp_path / "p.png").read_bytes(), "p.png", 16, 48)
+    assert made.shape == (3, 16, 48)
+    assert np.array_equal(made.transpose(1, 2, 0), np.asarray(original))
+
+
+def test_a_wide_picture_for_high_samples_keeps_its_height_and_loses_its_sides(tmp_path: Path) -> None:
+    """64 high and 160 wide, in stripes of 32, for 32 high and 16 wide: half as large, the middle stripe remains."""
+    colours = np.zeros((64, 160, 3), np.uint8)
+    for stripe in range(5):
+        colours[:, 32 * stripe : 32 * (stripe + 1)] = 50 * stripe
+    colours[:32, :, 0] = 250  # the upper half is red
+    saved(Image.fromarray(colours), tmp_path / "p.png")
+    made = references.prepared((tmp_path / "p.png").read_bytes(), "p.png", 32, 16)
+    assert made.shape == (3, 32, 16)
+    assert (made[1, :, 2:-2] == 100).all()  # the neighbours of its edges have a little of the next stripe
+    assert (made[0, :13] == 250).all()
+    assert (made[0, 19:, 2:-2] == 100).all()
+
+
+def test_a_prompts_pictures_are_in_the_order_of_its_line(tmp_path: Path) -> None:
+    (prompt,) = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a"], 8, 24, count=2)))
+    made = references.pictures(prompt, 8, 24)
+    files = [np.asarray(Image.open(tmp_path / f"p-0-{n}.png")).transpose(2, 0, 1) for n in range(2)]
+    assert np.array_equal(made, np.stack(files))
+    other = picture(9, 8, 24)
+    saved(other, tmp_path / "p-0-0.png")  # the contents that are given count, not the files
+    given = references.pictures(prompt, 8, 24, [file.read_bytes() for file in (tmp_path / "p-0-1.png",) * 2])
+    assert np.array_equal(given, np.stack([files[1]] * 2))
+
+
 def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3  # orientation: upside down

@@ -9,6 +9,7 @@ from threading import Barrier
 import pytest
 import torch
 
+from solrl_ray.common.files import claim
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
@@ -137,6 +138,27 @@ def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> 
     holder.kill()
     holder.wait()
     RunFolder(tmp_path).lock.acquire(seconds=5)
+
+
+def test_whether_a_folder_is_in_use_may_be_asked_by_several_at_a_time_and_keeps_nobody_out(tmp_path: Path) -> None:
+    """Asking shares the lock: another one who asks, or `solrl status`, is no process that works there."""
+    lock, other = RunFolder(tmp_path).lock, RunFolder(tmp_path).lock
+    assert not lock.held  # nobody has ever worked there
+    lock.acquire(seconds=0)
+    assert other.held
+    lock.release()
+    with (tmp_path / "lock").open("rb") as asking:
+        claim(tmp_path, asking, alone=False)
+        assert not other.held
+        with pytest.raises(UserError, match="in use by process"):
+            other.acquire(seconds=0)
+    assert not other.held
+    other.acquire(seconds=0)
+    assert lock.held
+    with pytest.raises(UserError, match=rf" is in use by process {os.getpid()} on {os.uname().nodename}$"):
+        lock.acquire(seconds=0)  # the one that works there now, and nobody from before
+    other.release()
+    assert not lock.held
 
 
 def small(root: Path, *overrides: str) -> Config:
