@@ -17,7 +17,7 @@ import torch
 
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import PeerGone, WorkerGone
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, EventKind, IterationMetrics
 
 T = TypeVar("T")
 
@@ -100,6 +100,12 @@ class MetricsWriter(Protocol):
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Tell(Protocol):
+    """Gives the user a sentence, which becomes an event; `actors.monitoring.telemetry.Telemetry.message` is one."""
+
+    def __call__(self, text: str, kind: EventKind = "note") -> None: ...
 
 
 class World(Protocol):

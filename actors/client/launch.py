@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import ray
@@ -45,6 +45,7 @@ from solrl_ray.storage.run_folder import RESUME_PATIENCE, SUMMARY_FILE, RunFolde
 from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
+NOTE_END_SECONDS = 5.0
 UNANSWERED = 3
 """Unanswered requests for progress in a row, after which the run counts as hung."""
 
@@ -103,9 +104,15 @@ def train(
         else:
             try:
                 _work(config, folder, stack, address=address, live=live, facts=facts, classes=classes or ActorClasses())
-            except KeyboardInterrupt:
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                what = str(error) or ("interrupted" if interrupted else type(error).__name__)
+                with suppress(OSError, RunError):
+                    in_time(lambda: folder.note_end(what), what="writing events.jsonl", seconds=NOTE_END_SECONDS)
+                if not interrupted:
+                    raise
                 when = "" if folder.begun else " while it was starting, before anything was trained"
-                raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
+                raise KeyboardInterrupt(f"{what}{when}; go on with: {again}") from None
     page = folder.path / REPORT_FILE
     with lost_if_refused():
         print(f"summary: {folder.path / SUMMARY_FILE}")
@@ -264,6 +271,7 @@ def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> No
             ray.get(run, timeout=REFRESH_SECONDS)
             break
         except RayTaskError as error:  # first: it is also an instance of its cause's class
+            _show(controller, view, config)  # events that led to it
             raise wait.translated(error, "the run") from error
         except GetTimeoutError:
             pass
@@ -279,7 +287,7 @@ def _show(controller: Any, view: LiveView, config: Config) -> bool:
     """Whether the controller answered."""
     seconds = config.fleet.deadlines.start
     try:
-        progress = wait.get(controller.progress.remote(), what="the controller's progress", seconds=seconds)
+        progress = wait.get(controller.progress.remote(view.seen), what="the controller's progress", seconds=seconds)
     except WorkerGone:
         return False
     view.update(progress)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import solrl_ray
 from solrl_ray.cli import preflight
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
-from solrl_ray.common import ray_auth
+from solrl_ray.common import interrupts, ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import own_functions, problems
@@ -26,9 +24,7 @@ from solrl_ray.storage import continuation
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and start the run."""
-    if threading.current_thread() is threading.main_thread():
-        # Slurm, Kubernetes and `ray job stop` send it: treat it as Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)

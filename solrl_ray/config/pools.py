@@ -59,6 +59,11 @@ def encodes_on_cards(fleet: FleetConfig) -> bool:
     return is_colocated(fleet) and fleet.learners.num_gpus > 0
 
 
+def encodes_here(fleet: FleetConfig) -> bool:
+    """Whether the encoders live where the run folder is, because they reserve nothing."""
+    return not encodes_on_cards(fleet) and not (fleet.encoders.num_gpus or fleet.encoders.num_cpus)
+
+
 def encoders(config: Config) -> int:
     """How many encoders there are."""
     return config.learner.world_size if encodes_on_cards(config.fleet) else config.fleet.encoders.count

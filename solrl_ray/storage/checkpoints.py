@@ -35,6 +35,7 @@ END = (
     *BESIDE,
     TRACKED,
     "starts.json",
+    "events.jsonl",
     "attestations.json",
     "evaluations",
     "lora",

@@ -204,7 +204,7 @@ class Deaf:
     def run(self) -> None:
         time.sleep(3600.0)
 
-    def progress(self) -> None:
+    def progress(self, since: int) -> None:
         time.sleep(3600.0)
 
 
