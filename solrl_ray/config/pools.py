@@ -37,7 +37,7 @@ def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
 
 def on_cards(config: Config, pool: str) -> int:
     """How many workers of a pool are roles of learner ranks' processes; the others have their own."""
-    return sum(is_on_a_card(config, pool, slot) for slot in range(pools(config.fleet)[pool].count))
+    return is_colocated(config.fleet) * min(pools(config.fleet)[pool].count, config.learner.world_size)
 
 
 def apart(config: Config) -> dict[str, WorkerPool]:
