@@ -165,7 +165,7 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     """Convert a prompt set to files that a run reads."""
     from solrl_ray.prompts import imports
 
-    heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
+    heldout = int(arguments.heldout) if (arguments.heldout or "").isdecimal() else arguments.heldout
     with preflight.telling(), progress_note(f"reading {arguments.source}"):
         imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
         files = imports.write_prompts(imported, arguments.out, force=arguments.force)
