@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 
 import pytest
-from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, OutOfMemoryError, RayTaskError
 
 from actors.cluster import wait
-from solrl_ray.errors import RewardError, RunError, UserError
+from solrl_ray.errors import RewardError, RunError, Unreachable, UserError, WorkerGone
 
 
 def failed(cause: Exception) -> RayTaskError:
@@ -57,6 +58,23 @@ def test_the_reason_of_a_death_is_found_behind_the_ids() -> None:
         "\x1b[36mThe actor is dead\x1b[39m because its worker process has died."
     )
     assert wait.first_line(died) == "The actor is dead because its worker process has died."
+
+
+def test_a_cut_network_is_told_from_a_death_and_without_ids() -> None:
+    cut = ActorUnavailableError("The actor is temporarily unavailable: RpcError: timed out", b"\x5a" * 16)
+    silent = ActorDiedError()
+    silent.error_msg = (
+        f"The actor died unexpectedly before finishing this task.\n\tactor_id: {'5a' * 16}\n"
+        f"The actor died because its node has died. Node Id: {'b3' * 28}\n"
+        "\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"
+    )
+    killed = ActorDiedError()
+    killed.error_msg = f"The actor is dead because its worker {'5a' * 16} was killed."
+    found = [wait._gone(error, "a unit") for error in (cut, silent, killed)]
+    assert [type(error) for error in found] == [Unreachable, Unreachable, WorkerGone]
+    assert not any(re.search("[0-9a-f]{16}", str(error)) for error in found)
+    assert "The actor is unavailable: The actor is temporarily unavailable" in str(found[0])
+    assert "The actor is dead because its worker was killed." in str(found[2])
 
 
 def test_a_reason_stays_one_line_of_bounded_length() -> None:
