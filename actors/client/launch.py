@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.client.connect import joined
 from actors.client.controller_actor import ControllerActor
-from actors.cluster import capacity, wait
+from actors.cluster import capacity, ray_messages, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, release_placement_groups, where
 from actors.workers.devices import card, device_of, settle_tier
@@ -41,7 +41,7 @@ from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.resume import check_prompts
-from solrl_ray.storage.run_folder import RESUME_PATIENCE, SUMMARY_FILE, RunFolder
+from solrl_ray.storage.run_folder import RAY_LOG, RESUME_PATIENCE, SUMMARY_FILE, RunFolder
 from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
@@ -152,6 +152,7 @@ def _work(
     classes: ActorClasses,
 ) -> None:
     path = folder.path.absolute()
+    stack.enter_context(ray_messages.kept_in(path / RAY_LOG))
     if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
         stack.callback(release_placement_groups, namespace(path))
     capacity.await_resources(config)

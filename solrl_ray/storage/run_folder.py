@@ -42,6 +42,8 @@ RESUME_PATIENCE = 20.0
 """Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
 STARTS = "starts.json"
 SUMMARY_FILE = "summary.json"
+RAY_LOG = "ray.log"
+"""Ray's messages to the command."""
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "events.jsonl",
@@ -53,6 +55,7 @@ _BEFORE_TRAINING = (
     "prompts.json",
     "trackers.json",
     "wandb",
+    RAY_LOG,
     STARTS,
 )
 """Files that a run writes before its first preview is journaled."""
