@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from solrl_ray.common.files import naming
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import PeerGone, WorkerGone
 from solrl_ray.metrics.records import EvaluationMetrics, EventKind, IterationMetrics
@@ -221,7 +222,8 @@ class OnDisk(Protocol):
 async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
     """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
     named = f"{what} in {folder} (fleet.deadlines.checkpoint)"
-    return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
+    with naming(folder):
+        return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
 
 
 class Tasks:

@@ -91,7 +91,8 @@ def translated(error: RayTaskError, what: str) -> Exception:
     if isinstance(cause, _LOST_INPUT):
         return InputGone(what, f"an object it needs is lost: {first_line(cause)}")
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return RunError(f"{what} found no space left on a disk; make room and go on with --resume")
+        where = f"the disk of {cause.filename}" if cause.filename else "a disk"
+        return RunError(f"{what} found no space left on {where}; make room and go on with --resume")
     return RunError(f"{what} failed: {type(cause).__name__}: {first_line(cause)}")
 
 

@@ -15,8 +15,8 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, singledispatch
 from pathlib import Path
 from typing import IO, Any
@@ -95,6 +95,17 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     remove(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A block whose OSError names `path`, unless it names a file already; a full disk's does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def make_folder(folder: Path) -> None:

@@ -165,6 +165,18 @@ def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
         asyncio.run(test())
 
 
+def test_a_full_disk_is_named_by_the_folder_of_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+            made.iteration(made_runs.iteration(0))
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        asyncio.run(test())
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_what_an_actor_says_that_it_does_holds_until_it_says_something_else_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
