@@ -19,7 +19,7 @@ from actors.cluster import capacity, ray_messages, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, release_placement_groups, where
 from actors.workers.devices import card, device_of, settle_tier
-from solrl_ray.common import files
+from solrl_ray.common import files, interrupts
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner
@@ -106,7 +106,7 @@ def train(
                 _work(config, folder, stack, address=address, live=live, facts=facts, classes=classes or ActorClasses())
             except BaseException as error:
                 interrupted = isinstance(error, KeyboardInterrupt)
-                what = str(error) or ("interrupted" if interrupted else type(error).__name__)
+                what = interrupts.reason() if interrupted else str(error) or type(error).__name__
                 with suppress(OSError, RunError):
                     in_time(lambda: folder.note_end(what), what="writing events.jsonl", seconds=NOTE_END_SECONDS)
                 if not interrupted:

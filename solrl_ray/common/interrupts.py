@@ -7,6 +7,10 @@ import threading
 from types import FrameType
 
 
+_came: list[str] = []
+"""The signal. Some calls of Ray's raise a KeyboardInterrupt without words instead of this one."""
+
+
 def listen() -> None:
     """From now on, raise KeyboardInterrupt at them, with the signal's name. Does nothing outside the main thread.
 
@@ -18,7 +22,13 @@ def listen() -> None:
             signal.signal(signal.SIGHUP, _interrupt)
 
 
+def reason() -> str:
+    """``interrupted by SIGTERM``; ``interrupted`` after Ctrl-C."""
+    return " by ".join(["interrupted", *_came])
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGHUP:  # kernel and shell both send it; a second one must not cut the end off
         signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt(f"interrupted by {signal.Signals(number).name}")
+    _came[:] = [signal.Signals(number).name]
+    raise KeyboardInterrupt(reason())
