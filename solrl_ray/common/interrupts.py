@@ -6,7 +6,6 @@ import signal
 import threading
 from types import FrameType
 
-
 _came: list[str] = []
 """The signal. Some calls of Ray's raise a KeyboardInterrupt without words instead of this one."""
 
