@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +40,7 @@ from solrl_ray.report.data import read_attestations
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
 from solrl_ray.rollout import constant_rewards, low_fidelity
 from solrl_ray.scheduling.worker_state import role_of
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.run_folder import EventLog, RunFolder
 
 EXPORTED = ("reward_mean", "proxy_reward_mean", "loss", "policy_loss", "kl", "gradient_norm")
 """Fields of an iteration's record that are exported as gauges of the same name."""
@@ -72,10 +71,7 @@ class Telemetry:
         """Actor → its note, and until when that is valid."""
         self._doing: dict[str, tuple[Span, float]] = {}
         """Actor → its open work, by its note, and since when by the monotonic clock."""
-        self._events: list[Event] = []
-        """Of this process."""
-        self._stored, self._storing = 0, threading.Lock()
-        """How many of them are in ``events.jsonl``."""
+        self._events = EventLog(folder)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
         self._writers: list[MetricsWriter] = []
@@ -198,14 +194,8 @@ class Telemetry:
         """Keep an event: a lost worker, a replacement, a requeued unit."""
         if kind == "note" and text.startswith("warning: "):
             kind = "warning"
-        self._events.append(Event.now(self._iteration, kind, text))
-        self._write(self._store_events, "writing events.jsonl")
-
-    def _store_events(self) -> None:
-        with self._storing:
-            if new := self._events[self._stored :]:
-                self._folder.append_events(*new)
-                self._stored += len(new)
+        self._events.all.append(Event.now(self._iteration, kind, text))
+        self._write(self._events.store, "writing events.jsonl")
 
     @asynccontextmanager
     async def last_events(self) -> AsyncIterator[None]:
@@ -214,7 +204,7 @@ class Telemetry:
             yield
         except Exception:
             with suppress(RunError, OSError):
-                await self._world.blocking(self._store_events, "writing the last events", LAST_EVENTS_SECONDS)
+                await self._world.blocking(self._events.store, "writing the last events", LAST_EVENTS_SECONDS)
             raise
 
     def attested(self, attestation: Attestation) -> None:
@@ -271,7 +261,7 @@ class Telemetry:
             spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
             workers=dict(self._workers),
             notes={actor: words for actor, (words, until) in self._notes.items() if self._world.now() < until},
-            events=tuple(self._events[since:]),
+            events=tuple(self._events.all[since:]),
             alarm=stability.alarm(self.iterations, self.evaluations),
             elapsed=self._before + self._world.now() - self._started,
             remaining=self._remaining(),

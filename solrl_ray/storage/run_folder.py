@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from solrl_ray.common.checked_json import as_record, parse, read_record, with_checksum
@@ -362,6 +363,21 @@ class RunFolder:
             with suppress(ValueError, RecursionError, UserError):
                 found.append(as_record(Event, json.loads(line), str(self.events)))
         return tuple(found)
+
+
+class EventLog:
+    """The events of one process, stored once each though an abandoned thread may still be storing."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.all: list[Event] = []
+        self._folder, self._stored, self._turn = folder, 0, Lock()
+
+    def store(self) -> None:
+        """Write those that are not in ``events.jsonl`` yet."""
+        with self._turn:
+            if new := self.all[self._stored :]:
+                self._folder.append_events(*new)
+                self._stored += len(new)
 
 
 def _append(path: Path, lines: bytes) -> None:
