@@ -112,7 +112,8 @@ def train(
                 if not interrupted:
                     raise
                 when = "" if folder.begun else " while it was starting, before anything was trained"
-                raise KeyboardInterrupt(f"{what}{when}; go on with: {again}") from None
+                interrupts.words = f"{what}{when}; go on with: {again}"
+                raise KeyboardInterrupt(interrupts.words) from None
     page = folder.path / REPORT_FILE
     with lost_if_refused():
         print(f"summary: {folder.path / SUMMARY_FILE}")

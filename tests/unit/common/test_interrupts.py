@@ -12,6 +12,7 @@ COMMAND = """
 import signal, sys, time
 from solrl_ray.common import interrupts
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+interrupts.END_SECONDS = float(sys.argv[2])
 interrupts.listen()
 try:
     print("at work", flush=True)
@@ -23,9 +24,9 @@ except KeyboardInterrupt as error:
 """
 
 
-def command(on_hangup: str) -> subprocess.Popen[str]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    started = subprocess.Popen([sys.executable, "-c", COMMAND, on_hangup], **pipes)  # type: ignore[call-overload]
+def command(on_hangup: str, end_seconds: float = 60.0) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = subprocess.Popen([sys.executable, "-c", COMMAND, on_hangup, str(end_seconds)], **pipes)  # type: ignore[call-overload]
     assert started.stdout.readline() == "at work\n"
     return started  # type: ignore[no-any-return]
 
@@ -42,6 +43,16 @@ def test_a_signal_interrupts_by_name(number: signal.Signals) -> None:
         ended.stdin.write("go on\n")
         ended.stdin.flush()
         assert ended.stdout.read().endswith("ended in order\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_whose_end_hangs_ends_nevertheless(number: signal.Signals) -> None:
+    with command("SIG_DFL", end_seconds=0.5) as ended:
+        assert ended.stdout
+        ended.send_signal(number)
+        said = ended.stdout.read()  # while it waits for a line that never comes
+    assert ended.returncode == 130
+    assert said.splitlines()[-1].startswith(f"interrupted by {number.name} ")
 
 
 def test_an_ignored_hangup_interrupts_nothing() -> None:
