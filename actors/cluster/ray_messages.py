@@ -1,4 +1,4 @@
-"""What Ray prints in a driver, such as the last log lines of a lost node, is kept in a file of the run folder."""
+"""Ray's messages to a driver, such as the last log lines of a lost node, go to a file of the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from solrl_ray.common.output import lost_if_refused
 
 @contextmanager
 def kept_in(file: Path) -> Iterator[None]:
-    """In this block, Ray's messages are appended to `file`; the first one makes a note that names it."""
+    """Append Ray's messages to `file` instead of printing them, in this block; a note names it at the first one."""
     noted = False
 
     def keep(data: dict[str, Any], ignore_prefix: bool) -> None:

@@ -27,9 +27,9 @@ _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError
 """Errors for an argument by reference that was lost before the call."""
 
 _NODE_IS_SILENT = "missing too many heartbeats"
-"""In Ray's error if it gave up a node that did not answer."""
+"""Part of Ray's error if a node did not answer for too long."""
 _IDS = re.compile(r"(?:,? \(?\w+ [Ii][Dd]:? ?| )\b[0-9a-f]{32,}\b\)?")
-"""Of actors and nodes, which tell a user nothing."""
+"""Ids of actors and nodes, which are no help to a user."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
 

@@ -34,7 +34,7 @@ class GpuProcess(Callee):
         return self._name
 
     def host(self, name: str, role: type, *arguments: Any) -> None:
-        """Take a role in: an explorer, regenerator or learner rank. Nobody awaits this: its calls raise what failed."""
+        """Take a role in: an explorer, regenerator or learner rank. Not awaited: a later call raises the error."""
         try:
             made = role(*arguments)
             made.share(self._model)

@@ -99,7 +99,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A block whose OSError names `path`, unless it names a file already; a full disk's does not."""
+    """Add `path` to an OSError in this block that names no file, as that of a full disk."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ _came: list[str] = []
 
 
 def listen() -> None:
-    """From now on, raise KeyboardInterrupt at them, with the signal's name. Does nothing outside the main thread.
+    """Raise KeyboardInterrupt at them from now on, with the signal's name. Does nothing outside the main thread.
 
     An ignored SIGHUP, as under ``nohup``, stays ignored.
     """

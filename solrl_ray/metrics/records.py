@@ -167,7 +167,7 @@ class Progress:
     notes: dict[str, str] = field(default_factory=dict)
     """Actor → what it does in a long call: ``loading transformer``. Has some that `workers` lacks."""
     events: tuple[Event, ...] = ()
-    """Those that were asked for, newest last."""
+    """The requested ones, newest last."""
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class FamilySizes:
     and columns. Empty: no limit.
     """
     schedules: tuple[str, ...] = ()
-    """Each `model.schedule.kind` that the stock pipeline can be told; empty: all."""
+    """Each `model.schedule.kind` that the stock pipeline supports; empty: all."""
     frame_stride: int = 0
     """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     multiple: int = 1

@@ -123,16 +123,16 @@ def _placed(config: Config) -> list[list[tuple[str, ...]]]:
 def _first_fit(processes: tuple[tuple[tuple[str, ...], float], ...]) -> list[list[tuple[str, ...]]]:
     placed: list[list[tuple[str, ...]]] = []
     filled = defaultdict[float, list[int]](list)
-    """Used share → heap of the cards that have it: there may be thousands of cards, but few such shares."""
+    """Used share → heap of the GPUs with it: there may be thousands of GPUs, but few such shares."""
     for roles, share in processes:
-        fits = [(cards[0], used) for used, cards in filled.items() if cards and used + share <= 1 + 1e-6]
-        card, used = min(fits, default=(len(placed), 0.0))
-        if card == len(placed):
+        fits = [(heap[0], used) for used, heap in filled.items() if heap and used + share <= 1 + 1e-6]
+        gpu, used = min(fits, default=(len(placed), 0.0))
+        if gpu == len(placed):
             placed.append([])
         else:
             heappop(filled[used])
-        placed[card].append(roles)
-        heappush(filled[used + share], card)
+        placed[gpu].append(roles)
+        heappush(filled[used + share], gpu)
     return placed
 
 

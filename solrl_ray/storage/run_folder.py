@@ -90,7 +90,7 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
-        """Of all processes that worked on the run; only ever appended to."""
+        """Events of all processes that worked on the run; only ever appended to."""
         self.prompts = path / "prompts.json"
         """The prompts with which the run began: see `resume.check_prompts`."""
         self.embeddings = path / "embeddings"
