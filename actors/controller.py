@@ -41,7 +41,7 @@ class Controller:
     async def run(self) -> None:
         """Train from the run folder's state to `run.iterations`, then write the results."""
         last, telemetry = self._config.run.iterations, self._telemetry
-        async with Tasks() as tasks:
+        async with telemetry.last_events(), Tasks() as tasks:
             run = self._run = await open_run(self._config, self._folder, telemetry, self._world, tasks)
             overlap, clock = Overlap(run, tasks), IterationClock(self._config, self._world, run.fleet)
             first = run.point.updates
@@ -113,8 +113,9 @@ class Controller:
 
     # Called from outside while `run` is at work
 
-    async def progress(self) -> Progress:
-        return self._telemetry.progress()
+    async def progress(self, since: int = 0) -> Progress:
+        """See `Telemetry.progress`."""
+        return self._telemetry.progress(since)
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
         """Resize pools; see `Fleet.scale`."""

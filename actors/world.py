@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from solrl_ray.common.files import naming
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import PeerGone, WorkerGone
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, EventKind, IterationMetrics
 
 T = TypeVar("T")
 
@@ -100,6 +101,12 @@ class MetricsWriter(Protocol):
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Tell(Protocol):
+    """Gives the user a sentence, which becomes an event; `actors.monitoring.telemetry.Telemetry.message` is one."""
+
+    def __call__(self, text: str, kind: EventKind = "note") -> None: ...
 
 
 class World(Protocol):
@@ -215,7 +222,8 @@ class OnDisk(Protocol):
 async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
     """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
     named = f"{what} in {folder} (fleet.deadlines.checkpoint)"
-    return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
+    with naming(folder):
+        return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
 
 
 class Tasks:

@@ -60,6 +60,10 @@ class WorkerGone(Gone):
     """The worker died, cannot be reached, or did not answer in time."""
 
 
+class Unreachable(WorkerGone):
+    """The connection to the worker or its node broke; its process may be well."""
+
+
 class Late(WorkerGone):
     """The worker did not answer in time."""
 

@@ -420,11 +420,11 @@ def _settle_libraries() -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore this process's handlers of SIGINT and SIGTERM, which joining Ray replaces."""
+    """Restore the handlers of signals of this process, which a run and Ray replace."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +12,7 @@ from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
 from actors.cluster import wait
-from solrl_ray.common import ray_auth
+from solrl_ray.common import interrupts, ray_auth
 from solrl_ray.errors import RunError
 
 ACCESS_CHECK_SECONDS = 10.0
@@ -78,10 +76,7 @@ def join(address: str | None, *, job: str = "") -> Any:
         raise RunError(f"{where}: {wait.first_line(error)}") from error
     except SystemExit as told:  # Ray's handler of SIGTERM raises it during `ray.init`
         raise KeyboardInterrupt from told
-    # Slurm, Kubernetes and `ray job stop` send SIGTERM. Treat it as Ctrl-C: Ray's handler, installed just now, would
-    # abort with a stack trace.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()  # again: Ray's handler, installed just now, would abort with a stack trace
     return context
 
 

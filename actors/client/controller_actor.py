@@ -34,8 +34,8 @@ class ControllerActor:
     async def run(self) -> None:
         await self._controller.run()
 
-    async def progress(self) -> Progress:
-        return await self._controller.progress()
+    async def progress(self, since: int = 0) -> Progress:
+        return await self._controller.progress(since)
 
     async def note(self, worker: str, words: str) -> None:
         """Take an actor's note about a long call; see `actors.cluster.progress_notes`."""

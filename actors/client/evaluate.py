@@ -99,8 +99,8 @@ class FinishedRunEvaluation:
         self._telemetry = Telemetry(config, RunFolder(request.out), self._world)
         self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
 
-    async def progress(self) -> Progress:
-        return self._telemetry.progress()
+    async def progress(self, since: int = 0) -> Progress:
+        return self._telemetry.progress(since)
 
     async def note(self, worker: str, words: str) -> None:
         """As `ControllerActor.note`."""

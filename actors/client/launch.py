@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import ray
@@ -15,11 +15,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.client.connect import joined
 from actors.client.controller_actor import ControllerActor
-from actors.cluster import capacity, wait
+from actors.cluster import capacity, ray_messages, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, release_placement_groups, where
 from actors.workers.devices import card, device_of, settle_tier
-from solrl_ray.common import files
+from solrl_ray.common import files, interrupts
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner
@@ -41,10 +41,11 @@ from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.resume import check_prompts
-from solrl_ray.storage.run_folder import RESUME_PATIENCE, SUMMARY_FILE, RunFolder
+from solrl_ray.storage.run_folder import RAY_LOG, RESUME_PATIENCE, SUMMARY_FILE, RunFolder
 from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
+NOTE_END_SECONDS = 5.0
 UNANSWERED = 3
 """Unanswered requests for progress in a row, after which the run counts as hung."""
 
@@ -114,9 +115,16 @@ def train(
                     facts=facts,
                     classes=classes or ActorClasses(),
                 )
-            except KeyboardInterrupt:
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                what = interrupts.reason() if interrupted else str(error) or type(error).__name__
+                with suppress(OSError, RunError):
+                    in_time(lambda: folder.note_end(what), what="writing events.jsonl", seconds=NOTE_END_SECONDS)
+                if not interrupted:
+                    raise
                 when = "" if folder.begun else " while it was starting, before anything was trained"
-                raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
+                interrupts.words = f"{what}{when}; go on with: {again}"
+                raise KeyboardInterrupt(interrupts.words) from None
     page = folder.path / REPORT_FILE
     with lost_if_refused():
         print(f"summary: {folder.path / SUMMARY_FILE}")
@@ -156,6 +164,7 @@ def _work(
     classes: ActorClasses,
 ) -> None:
     path = folder.path.absolute()
+    stack.enter_context(ray_messages.kept_in(path / RAY_LOG))
     if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
         stack.callback(release_placement_groups, namespace(path))
     capacity.await_resources(config)
@@ -275,6 +284,7 @@ def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> No
             ray.get(run, timeout=REFRESH_SECONDS)
             break
         except RayTaskError as error:  # first: it is also an instance of its cause's class
+            _show(controller, view, config)  # events that led to it
             raise wait.translated(error, "the run") from error
         except GetTimeoutError:
             pass
@@ -290,7 +300,7 @@ def _show(controller: Any, view: LiveView, config: Config) -> bool:
     """Whether the controller answered."""
     seconds = config.fleet.deadlines.start
     try:
-        progress = wait.get(controller.progress.remote(), what="the controller's progress", seconds=seconds)
+        progress = wait.get(controller.progress.remote(view.seen), what="the controller's progress", seconds=seconds)
     except WorkerGone:
         return False
     view.update(progress)

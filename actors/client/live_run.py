@@ -17,7 +17,7 @@ from actors.cluster import wait
 from actors.cluster.names import CONTROLLER, namespace
 from solrl_ray.common.checked_json import as_record
 from solrl_ray.errors import Late, RunError, UserError, WorkerGone
-from solrl_ray.metrics.records import Progress
+from solrl_ray.metrics.records import EVENTS_SHOWN, Progress
 
 ANSWER_SECONDS = 30.0
 
@@ -31,7 +31,7 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
         if controller is None:
             return None
         try:
-            asked = controller.progress.remote()
+            asked = controller.progress.remote(-EVENTS_SHOWN)
             return checked(wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
         except Late as error:
             raise RunError(f"{error}: it is starting, or its machine is very busy; ask again") from None

@@ -54,7 +54,7 @@ def await_resources(config: Config) -> None:
 
 def draining() -> set[str]:
     """Ids of nodes that are leaving: an autoscaler or ``ray drain-node`` said so, or their Ray got SIGTERM."""
-    # Not public, and this product's only use of such: Ray has no other way to ask.
+    # Not public: Ray has no other way to ask.
     return set(ray._private.state.state.get_draining_nodes())
 
 

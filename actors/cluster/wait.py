@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
+    ActorUnavailableError,
     GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
@@ -20,11 +21,15 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
+from solrl_ray.errors import InputGone, Late, RunError, Unreachable, UserError, WorkerGone
 
 _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 """Errors for an argument by reference that was lost before the call."""
 
+_NODE_IS_SILENT = "missing too many heartbeats"
+"""Part of Ray's error if a node did not answer for too long."""
+_IDS = re.compile(r"(?:,? \(?\w+ [Ii][Dd]:? ?| )\b[0-9a-f]{32,}\b\)?")
+"""Ids of actors and nodes, which are no help to a user."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
 
@@ -50,7 +55,7 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
     except GetTimeoutError:
         raise Late(what, seconds) from None
     except RayError as error:
-        raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
+        raise _gone(error, what) from error
 
 
 async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
@@ -64,12 +69,18 @@ async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
     except RayTaskError as error:
         raise translated(error, what) from error
     except RayError as error:
-        raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
+        raise _gone(error, what) from error
     except TimeoutError:
         if not limit.expired():
             raise
         assert seconds is not None  # without a deadline there is no timeout
         raise Late(what, seconds) from None
+
+
+def _gone(error: RayError, what: str) -> WorkerGone:
+    if isinstance(error, ActorUnavailableError) or _NODE_IS_SILENT in str(error):
+        return Unreachable(what, f"its worker cannot be reached: {first_line(error)}")
+    return WorkerGone(what, f"its worker is gone: {first_line(error)}")
 
 
 def translated(error: RayTaskError, what: str) -> Exception:
@@ -80,17 +91,18 @@ def translated(error: RayTaskError, what: str) -> Exception:
     if isinstance(cause, _LOST_INPUT):
         return InputGone(what, f"an object it needs is lost: {first_line(cause)}")
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return RunError(f"{what} found no space left on a disk; make room and go on with --resume")
+        where = f"the disk of {cause.filename}" if cause.filename else "a disk"
+        return RunError(f"{what} found no space left on {where}; make room and go on with --resume")
     return RunError(f"{what} failed: {type(cause).__name__}: {first_line(cause)}")
 
 
 def first_line(error: BaseException) -> str:
-    """The reason in `error`, as one line without colours: its first line, or all if that only introduces the others.
+    """The reason in `error`, as one line without colours and ids: its first line, or all if that introduces the others.
 
     Ray puts the reason of a death or of an object's loss last, after a list of ids. If a worker was killed for memory,
     the reason is in the middle.
     """
-    lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in _IDS.sub("", _ANSI.sub("", str(error))).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     first = " ".join(lines) if lines[0].endswith(":") else lines[0]

@@ -83,7 +83,7 @@ class PromptEmbeddings:
         self._counts = (0, 0)
         """Prompts encoded, and asked for, since there was nothing to do."""
         self._held: dict[tuple[str, Prompt | None], Any] = {}
-        """References that `of` returned last, by prompt id and negative prompt (without pictures)."""
+        """References for the samples that `of` returned last, by prompt id and negative prompt (without pictures)."""
 
     # Encoders
 
@@ -123,9 +123,10 @@ class PromptEmbeddings:
         await self.of(prompts)
 
     async def of(self, prompts: Sequence[Prompt], guidance_of: Model | None = None) -> dict[str, Any]:
-        """Prompt id → reference of its finished embedding. All others are freed.
+        """Prompt id → reference of its finished embedding.
 
-        `guidance_of`: whose negative prompt comes with each embedding, if any; None: that of the run's samples.
+        `guidance_of`: whose negative prompt comes with each embedding, if any. None: that of the run's samples; these
+        embeddings are then kept until the next such call, and all others only by the caller.
         """
         model = guidance_of or self._model
         negative = negative_prompt(model)
@@ -137,7 +138,8 @@ class PromptEmbeddings:
         for first in range(0, len(missing), TOGETHER):
             for embedding in await self._read(missing[first : first + TOGETHER], model):
                 found[embedding.prompt_id] = self._world.put(embedding)
-        self._held = {(key, negative): found[key] for key in wanted}
+        if guidance_of is None:
+            self._held = {(key, negative): found[key] for key in wanted}
         return {key: found[key] for key in wanted}
 
     async def one(self, prompt: Prompt, guidance_of: Model | None = None) -> Any:

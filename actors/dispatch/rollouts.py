@@ -96,7 +96,7 @@ class Rollouts:
         while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
             await self._open[iteration].make_again(regenerating)
         for sentence in summary.violations:
-            self._telemetry.message(f"{sentence}; the first result counts")
+            self._telemetry.message(f"{sentence}; the first result counts", "violation")
         return summary
 
     async def drop_before(self, iteration: int) -> None:

@@ -12,13 +12,13 @@ written them. Results without acknowledgement are sent again; one that was journ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from actors.workers.selector import Ack, Opened
-from actors.world import Sent, Tasks, World
+from actors.world import Sent, Tasks, Tell, World
 from solrl_ray.errors import InputGone, WorkerGone
 from solrl_ray.records import UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
@@ -37,9 +37,7 @@ class _PendingResult:
 
 
 class SelectorClient:
-    def __init__(
-        self, world: World, tasks: Tasks, *, seconds: float, replacements: Replacements, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, world: World, tasks: Tasks, *, seconds: float, replacements: Replacements, tell: Tell) -> None:
         """
         Args:
             seconds: deadline of one call.
@@ -180,7 +178,7 @@ class SelectorClient:
     async def _restart(self, error: WorkerGone) -> None:
         while True:
             self._replacements.spend("the selector", str(error))
-            self._tell(f"the selector is restarted and replays its journal ({error})")
+            self._tell(f"the selector is restarted and replays its journal ({error})", "lost")
             self._world.kill(self._actor)
             self._name = replacement_name(self._name)
             self._actor = self._world.selector(self._name)

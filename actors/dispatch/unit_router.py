@@ -122,7 +122,8 @@ class UnitRouter:
         strikes = self._strikes.refuse(worker, unit, reason, alone=alone)
         self._telemetry.struck(worker)
         self._telemetry.message(
-            f"{unit.describe()} is repeated; strike {strikes} of {self._strike_limit} for {worker}: {reason}"
+            f"{unit.describe()} is repeated; strike {strikes} of {self._strike_limit} for {worker}: {reason}",
+            "strike",
         )
         if strikes >= self._strike_limit:
             self._retire(worker, f"strike {strikes}: {reason}")

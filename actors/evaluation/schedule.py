@@ -45,7 +45,8 @@ class EvaluationSchedule:
         """
         if self._config.evaluation.reference and not self._done("real", 0):
             has_references = self._config.model.references > 0
-            embeddings = await self._embeddings.of(self._prompts) if has_references else {}
+            model = self._config.model
+            embeddings = await self._embeddings.of(self._prompts, model) if has_references else {}
             await self._evaluator.run("real", 0, self._prompts, embeddings)
         if not self._done("base", 0):
             embeddings = await self._embeddings.of(self._prompts, self._config.evaluated_model)

@@ -24,7 +24,7 @@ from actors.workers.text_encoder import TextEncoder
 from actors.world import Process
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.fleet import WorkerResources
-from solrl_ray.config.pools import encodes_on_cards, is_colocated, is_on_a_card, pools
+from solrl_ray.config.pools import encodes_here, encodes_on_cards, is_colocated, is_on_a_card, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
@@ -82,8 +82,7 @@ class ActorFactory:
         worker, role = self._config.fleet.encoders, self._classes.text_encoder
         if encodes_on_cards(self._config.fleet):
             return self._on_card(name, "text_encoder", role, self._config)
-        reserves = worker.num_gpus or worker.num_cpus
-        make = self._anywhere(role, name, worker) if reserves else self._here(role, name)
+        make = self._here(role, name) if encodes_here(self._config.fleet) else self._anywhere(role, name, worker)
         return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:

@@ -14,7 +14,7 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Process, Tasks, World
-from solrl_ray.config.pools import EXPLORERS, REGENERATORS, needs_packed
+from solrl_ray.config.pools import EXPLORERS, REGENERATORS, encodes_here, needs_packed
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_unit_seconds
@@ -198,15 +198,16 @@ class Fleet:
         self._telemetry.lost(worker)
         after = f"{replacement} takes its place" if replacement else "it was leaving"
         if not process.name:
-            self._telemetry.message(f"{worker} was lost ({reason}); {after}")
+            self._telemetry.message(f"{worker} was lost ({reason}); {after}", "lost")
         elif not process.told:
             process.told = True
             roles = listed(process.roles)
             self._telemetry.message(
-                f"{process.name} was lost ({reason}), and with it {roles}; a new process takes its place"
+                f"{process.name} was lost ({reason}), and with it {roles}; a new process takes its place",
+                "lost",
             )
         if requeued:
-            self._telemetry.message(f"{requeued} units of {worker} go to others")
+            self._telemetry.message(f"{requeued} units of {worker} go to others", "lost")
         self.changed()
 
     def unfit(self, worker: str, reason: str) -> None:
@@ -214,7 +215,8 @@ class Fleet:
         left = self._targets.give_up(name)
         self._telemetry.message(
             f"{worker} cannot work with the others and was removed ({reason}); {left} {name} go on, and "
-            f"`solrl pool scale --{name} {left + 1}` tries again"
+            f"`solrl pool scale --{name} {left + 1}` tries again",
+            "lost",
         )
         self.changed()
 
@@ -245,9 +247,9 @@ class Fleet:
             nodes = await self._world.blocking(self._world.draining_nodes, "reading which nodes are leaving", seconds)
             if self._world.node in nodes and not warned:
                 warned = True
+                here = ["the controller", "the selector", *["the text encoders"] * encodes_here(self._config.fleet)]
                 self._telemetry.message(
-                    "the node of the run folder is leaving, and with it controller, selector and text encoder: "
-                    "go on with --resume"
+                    f"the node of the run folder is leaving, and with it {listed(here)}: go on with --resume", "lost"
                 )
             for pool in self._pools.values():
                 for name, successor in pool.leave_nodes(nodes):

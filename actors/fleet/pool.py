@@ -3,7 +3,7 @@
 ::
 
     lost ──► replaced (one of `fleet.max_replacements`)        a crash, a hang, too many refused answers
-         ──► replaced at no charge                             SIGTERM; its node is leaving
+         ──► replaced at no charge                             SIGTERM; its node is leaving; the network was cut
          ──► ended, the pool goes on with one less             it cannot start, or is unlike the others at work
          ──► the run ends                                      the same, and no worker has ever worked
 no place ──► it waits; the run ends if no worker of the pool has a place for that long
@@ -21,7 +21,7 @@ from actors.dispatch.unit_router import UnitRouter
 from actors.fleet.worker import Observer, Weights, Worker
 from actors.world import Tasks, World, first_error
 from solrl_ray.config.fleet import Deadlines
-from solrl_ray.errors import Gone, Late, Leaving, RunError, UserError, WorkerGone
+from solrl_ray.errors import Gone, Late, Leaving, RunError, Unreachable, UserError, WorkerGone
 from solrl_ray.scheduling.worker_state import Replacements, State, advance, leavers, replacement_name, worker_name
 
 _STARTING = (State.WAITING, State.STARTING)
@@ -221,7 +221,8 @@ class Pool:
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             counted, process.counted = process.counted, bool(process.name)
-            if isinstance(error, Gone) and not counted:
+            free = isinstance(error, Unreachable) and worker.proved  # else one that no network reaches ends no run
+            if isinstance(error, Gone) and not counted and not free:
                 self._replacements.spend(process.name or name, reason)
             if starting:
                 self._retried_starts.add(replacement)

@@ -10,7 +10,8 @@ import asyncio
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,21 +24,29 @@ from actors.world import MetricsWriter, World, on_disk
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.evaluation import stability
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
+from solrl_ray.metrics.records import (
+    EvaluationMetrics,
+    Event,
+    EventKind,
+    IterationMetrics,
+    Progress,
+    added,
+    measured_seconds,
+)
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
 from solrl_ray.report.trace import UNIT_STAGES, Span, TraceWriter
 from solrl_ray.rollout import constant_rewards, low_fidelity
 from solrl_ray.scheduling.worker_state import role_of
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.run_folder import EventLog, RunFolder
 
 EXPORTED = ("reward_mean", "proxy_reward_mean", "loss", "policy_loss", "kl", "gradient_norm")
 """Fields of an iteration's record that are exported as gauges of the same name."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 """Of `IterationMetrics.reward_costs`."""
-MESSAGES = 8
-"""Events that the live view can show."""
+LAST_EVENTS_SECONDS = 5.0
 NOTE_SECONDS = 15.0
 """Seconds that an actor's note is valid, unless repeated."""
 
@@ -62,7 +71,7 @@ class Telemetry:
         """Actor → its note, and until when that is valid."""
         self._doing: dict[str, tuple[Span, float]] = {}
         """Actor → its open work, by its note, and since when by the monotonic clock."""
-        self._messages: deque[str] = deque(maxlen=MESSAGES)
+        self._events = EventLog(folder)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
         self._writers: list[MetricsWriter] = []
@@ -181,9 +190,22 @@ class Telemetry:
         self._exporter.set("solrl_revision", receipt.revision, role=receipt.role)
         self._exporter.observe("solrl_weights_wait_seconds", waited, role=receipt.role)
 
-    def message(self, text: str) -> None:
-        """An event: a lost worker, a replacement, a requeued unit."""
-        self._messages.append(text)
+    def message(self, text: str, kind: EventKind = "note") -> None:
+        """Keep an event: a lost worker, a replacement, a requeued unit."""
+        if kind == "note" and text.startswith("warning: "):
+            kind = "warning"
+        self._events.all.append(Event.now(self._iteration, kind, text))
+        self._write(self._events.store, "writing events.jsonl")
+
+    @asynccontextmanager
+    async def last_events(self) -> AsyncIterator[None]:
+        """A block whose error leaves it once the events that led to it are on the disk, unless that refuses them."""
+        try:
+            yield
+        except Exception:
+            with suppress(RunError, OSError):
+                await self._world.blocking(self._events.store, "writing the last events", LAST_EVENTS_SECONDS)
+            raise
 
     def attested(self, attestation: Attestation) -> None:
         """Keep what a worker really runs, for the report (design law 5)."""
@@ -217,7 +239,7 @@ class Telemetry:
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
         metrics = replace(metrics, fall=stability.fall(self.evaluations, metrics))
         if metrics.fall:
-            self.message(f"warning: {stability.describe_fall(metrics)}")
+            self.message(f"warning: {stability.describe_fall(metrics)}", "collapse")
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self.tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
@@ -226,7 +248,8 @@ class Telemetry:
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_sums()
 
-    def progress(self) -> Progress:
+    def progress(self, since: int = 0) -> Progress:
+        """A snapshot, with this process's events from number `since` on; -4: the newest four."""
         return Progress(
             run=self._config.run.name,
             state=self._state,
@@ -238,7 +261,7 @@ class Telemetry:
             spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
             workers=dict(self._workers),
             notes={actor: words for actor, (words, until) in self._notes.items() if self._world.now() < until},
-            messages=tuple(self._messages),
+            events=tuple(self._events.all[since:]),
             alarm=stability.alarm(self.iterations, self.evaluations),
             elapsed=self._before + self._world.now() - self._started,
             remaining=self._remaining(),

@@ -100,7 +100,8 @@ class CheckpointWriter:
         rollbacks = 1 + sum(record.rollback is not None for record in self._telemetry.iterations)
         self._telemetry.message(
             f"the run goes back to the policy after {best} updates, with {ROLLBACK_STEP**rollbacks:g} of the "
-            "configured learning rate"
+            "configured learning rate",
+            "collapse",
         )
         return best, replace(state, updates=updates, rollbacks=rollbacks)
 

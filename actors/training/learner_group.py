@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from actors.world import Sent, World, all_answers
+from actors.world import Sent, Tell, World, all_answers
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, RunError, WorkerGone
@@ -62,7 +62,7 @@ class LearnerGroup:
         *,
         last_state: Beginning,
         replacements: Replacements,
-        tell: Callable[[str], None],
+        tell: Tell,
         supply: Callable[[int], Awaitable[list[Any]]],
     ) -> None:
         """
@@ -302,7 +302,7 @@ class LearnerGroup:
             while True:
                 await self._find_lost()
                 self._count(error)
-                self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
+                self._tell(f"the learner group is rebuilt from {self._origin} ({error})", "lost")
                 self._renew()
                 for process in map(self._world.process, self._ranks):
                     process.learner_is_idle.clear()

@@ -25,6 +25,8 @@ class GpuProcess(Callee):
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._roles: dict[str, Any] = {}
+        self._failed: dict[str, Exception] = {}
+        """Why roles could not be made."""
         self._model = SharedModel(config)
         termination.listen()
 
@@ -32,18 +34,25 @@ class GpuProcess(Callee):
         return self._name
 
     def host(self, name: str, role: type, *arguments: Any) -> None:
-        """Take a role in: an explorer, regenerator or learner rank."""
-        self._roles[name] = role(*arguments)
-        self._roles[name].share(self._model)
+        """Take a role in: an explorer, regenerator or learner rank. Not awaited: a later call raises the error."""
+        try:
+            made = role(*arguments)
+            made.share(self._model)
+            self._roles[name] = made
+        except Exception as error:
+            self._failed[name] = error
 
     def dismiss(self, name: str) -> None:
         """End a role; the others stay."""
+        self._failed.pop(name, None)
         role = self._roles.pop(name, None)
         if role is not None:
             role.leave()
 
     def call_as(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a role's method."""
+        if name in self._failed:
+            raise self._failed[name]
         if name not in self._roles:
             raise RunError(f"{name} is called after it has left {self._name}")
         progress_notes.speak_as(name)

@@ -11,6 +11,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from solrl_ray.cli.options import parser
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.drop()
         return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
     except KeyboardInterrupt as interrupt:
-        print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import solrl_ray
 from solrl_ray.cli import preflight
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
-from solrl_ray.common import ray_auth
+from solrl_ray.common import interrupts, ray_auth
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.progress_note import progress_note
 from solrl_ray.config import own_functions, problems
@@ -25,9 +23,7 @@ from solrl_ray.storage import continuation
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and start the run."""
-    if threading.current_thread() is threading.main_thread():
-        # Slurm, Kubernetes and `ray job stop` send it: treat it as Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
@@ -165,7 +161,7 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     """Convert a prompt set to files that a run reads."""
     from solrl_ray.prompts import imports
 
-    heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
+    heldout = int(arguments.heldout) if (arguments.heldout or "").isdecimal() else arguments.heldout
     with preflight.telling(), progress_note(f"reading {arguments.source}"):
         imported = imports.import_prompts(arguments.source, heldout=heldout, column=arguments.column)
         files = imports.write_prompts(imported, arguments.out, force=arguments.force)

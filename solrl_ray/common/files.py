@@ -17,8 +17,8 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, singledispatch
 from pathlib import Path
 from typing import IO, Any
@@ -154,6 +154,17 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     remove(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add `path` to an OSError in this block that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def make_folder(folder: Path) -> None:

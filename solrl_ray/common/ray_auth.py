@@ -58,7 +58,7 @@ def check_access(address: str, *, seconds: float, answer_seconds: float | None =
     if address in ("auto", "local"):  # Ray's own words: its newest cluster on this machine, and a new one
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not (host and port.isdigit()):
+    if not (host and port.isdecimal()):
         raise UserError(
             f"--address or RAY_ADDRESS is {address!r}; it must be the Ray cluster's host and port, such as head:6379, "
             "or auto for the one on this machine."

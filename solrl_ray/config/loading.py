@@ -66,10 +66,10 @@ class _Tree:
         self.origins: dict[Key, str] = {}
 
     def merge(self, into: dict[str, Any], part: dict[str, Any], at: Key, source: str) -> None:
-        """Merge a part into the section at `at`: mappings merge, lists and scalars are replaced."""
+        """Merge a part into the section at `at`: mappings merge; lists, scalars and what gets ``{}`` are replaced."""
         for name, value in part.items():
             key = (*at, name)
-            if isinstance(value, dict) and isinstance(into.get(name), dict):
+            if value and isinstance(value, dict) and isinstance(into.get(name), dict):
                 self._start_anew(key, into[name], value.get("kind"))
                 self.merge(into[name], value, key, source)
             else:
@@ -114,12 +114,12 @@ class _Tree:
 
 
 def _key(names: list[str]) -> Key:
-    return tuple(int(name) if name.isdigit() else name for name in names)
+    return tuple(int(name) if name.isdecimal() else name for name in names)
 
 
 def _index(entries: list[Any], names: list[str], source: str) -> int:
     name, owner = names[-1], ".".join(names[:-1])
-    if not name.isdigit() or int(name) >= len(entries):
+    if not name.isdecimal() or int(name) >= len(entries):
         raise UserError(
             f"{source} {'.'.join(names)}: {owner} is a list of {len(entries)}, so '{name}' must be "
             f"a whole number below {len(entries)}."

@@ -37,7 +37,7 @@ def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
 
 def on_cards(config: Config, pool: str) -> int:
     """How many workers of a pool are roles of learner ranks' processes; the others have their own."""
-    return sum(is_on_a_card(config, pool, slot) for slot in range(pools(config.fleet)[pool].count))
+    return is_colocated(config.fleet) * min(pools(config.fleet)[pool].count, config.learner.world_size)
 
 
 def apart(config: Config) -> dict[str, WorkerPool]:
@@ -57,6 +57,11 @@ def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float
 def encodes_on_cards(fleet: FleetConfig) -> bool:
     """Whether each learner rank's card has an encoder, instead of `fleet.encoders`."""
     return is_colocated(fleet) and fleet.learners.num_gpus > 0
+
+
+def encodes_here(fleet: FleetConfig) -> bool:
+    """Whether the encoders live where the run folder is, because they reserve nothing."""
+    return not encodes_on_cards(fleet) and not (fleet.encoders.num_gpus or fleet.encoders.num_cpus)
 
 
 def encoders(config: Config) -> int:

@@ -71,7 +71,7 @@ def sentence(
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
     where = _without_kinds(detail["loc"])
-    if detail["type"] == "union_tag_invalid":
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         where = (*where, "kind")
     # A list of fixed length that is too short lacks an entry, not a key.
     too_short = detail["type"] == "missing" and isinstance(where[-1], int) and isinstance(_at(values, where[:-1]), list)
@@ -80,7 +80,7 @@ def sentence(
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
         if known := removed.KEYS.get(dotted([0 if isinstance(part, int) else part for part in key])):
             text = f"The key {dotted(key)} in {source_of(key)} was removed: {known}."
-    elif detail["type"] == "missing" and not too_short:
+    elif detail["type"] in ("missing", "union_tag_not_found") and not too_short:
         section = _at(values, key[:-1]) if len(key) > 1 else None
         text = _missing(key, details, source_of(key[:-1]) if section is not None else ", ".join(map(str, files)))
     elif detail["type"] in ("model_type", "dict_type"):

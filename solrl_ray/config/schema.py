@@ -71,12 +71,13 @@ class QuantizationScope(Section):
 
 
 class SigmaSchedule(Section):
-    kind: Literal["linear", "shift", "flux", "flux2"]
-    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift by mu.
-    ``flux2``: the same with the mu of FLUX.2, which also depends on the number of steps.
+    kind: Literal["linear", "shift", "flow_shift", "flux", "flux2"]
+    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flow_shift``: shifted once, as the
+    published schedulers of video models do it. ``flux``: exponential shift by mu. ``flux2``: the same with the mu of
+    FLUX.2, which also depends on the number of steps.
     """
     shift: AboveZero = 3.0
-    """Constant of ``shift``."""
+    """Constant of ``shift`` and ``flow_shift``."""
     base_shift: float = 0.5
     """``flux``: mu at `base_tokens` image tokens."""
     max_shift: float = 1.15

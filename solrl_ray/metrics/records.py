@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,31 @@ class EvaluationMetrics:
     event: str = field(default="evaluation", init=False)
 
 
+EVENTS_SHOWN = 4
+"""The newest events, on a terminal."""
+EventKind = Literal["lost", "strike", "violation", "collapse", "warning", "note", "end"]
+"""``lost``: a process, and what follows from that; ``strike``: a refused answer; ``violation``: other bytes of a
+repeated unit; ``collapse``: a fall of the held-out reward, a rollback; ``end``: why a command ended before its run.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A line of ``events.jsonl``."""
+
+    time: str
+    """UTC, ISO 8601."""
+    iteration: int
+    """The present one, 0-based."""
+    kind: EventKind
+    what: str
+    """A sentence."""
+
+    @classmethod
+    def now(cls, iteration: int, kind: EventKind, what: str) -> Event:
+        return cls(time=datetime.now(UTC).isoformat(timespec="seconds"), iteration=iteration, kind=kind, what=what)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A snapshot of a live run, for the terminal view and `solrl status`."""
@@ -136,8 +163,14 @@ class Progress:
     """Worker name → state or present unit."""
     notes: dict[str, str] = field(default_factory=dict)
     """Actor → what it does in a long call: ``loading transformer``. Has some that `workers` lacks."""
-    messages: tuple[str, ...] = ()
-    """Last events, newest last: a lost worker, a replaced one, a requeued unit."""
+    events: tuple[Event, ...] = ()
+    """The requested ones, newest last."""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The sentences of `events`."""
+        return tuple(event.what for event in self.events)
+
     alarm: str = ""
     """What is wrong with the newest evaluation or iteration; empty if nothing is."""
     elapsed: float = 0.0

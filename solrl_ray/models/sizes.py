@@ -58,8 +58,8 @@ class FamilySizes:
     """Key of ``config.json`` with the limit of positions: image tokens a side, or a list of the limits of text, rows
     and columns. Empty: no limit.
     """
-    schedule: str = ""
-    """The only `model.schedule.kind` that the stock pipeline can be told; empty: all."""
+    schedules: tuple[str, ...] = ()
+    """Each `model.schedule.kind` that the stock pipeline supports; empty: all."""
     frame_stride: int = 0
     """Frames that each latent frame after the first makes; 0: the family makes pictures."""
     multiple: int = 1
@@ -110,10 +110,10 @@ class FamilySizes:
                 f"multiple of {step} for each side; the nearest {', '.join(near)}."
             )
         self._check_frames(config, named)
-        if self.schedule not in ("", config.schedule.kind):
+        if self.schedules and config.schedule.kind not in self.schedules:
             raise UserError(
                 f"{named('model.schedule.kind')} is {config.schedule.kind!r}, but the pipeline of model.family "
-                f"{config.family!r} has the noise levels of {self.schedule!r}."
+                f"{config.family!r} has the noise levels of {' or '.join(map(repr, self.schedules))}."
             )
         if self.fixed_text and config.max_sequence_length != self.longest:
             raise UserError(

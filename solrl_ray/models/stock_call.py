@@ -50,13 +50,18 @@ class StockCall(Drawing):
         return " ".join(said)
 
     @property
+    def shifts_once(self) -> bool:
+        """Whether the scheduler is also given the noise levels before the shift; alone, it would shift them twice."""
+        return self.model.schedule.kind == "flow_shift"
+
+    @property
     def scheduler(self) -> dict[str, Any]:
         """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels. Pipelines compute mu from them;
         FLUX.2's has its own rule.
         """
         schedule = self.model.schedule
-        if schedule.kind in ("linear", "shift"):
-            return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
+        if schedule.kind in ("linear", "shift", "flow_shift"):
+            return {"shift": schedule.shift if schedule.kind != "linear" else 1.0}
         dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
         if schedule.kind == "flux":
             dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}

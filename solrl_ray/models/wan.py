@@ -46,7 +46,7 @@ class Wan(DiffusionModel):
         longest=512,
         packed=False,
         text_in_blocks=False,
-        schedule="shift",
+        schedules=("flow_shift", "shift"),
         frame_stride=4,
         kept_values=(21.7, 33.9),
         forward_values=16.0,

@@ -13,10 +13,13 @@ Not counted: NCCL between cards, rewards of one's own, and what vision-language 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
 
-from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, is_on_a_card
+from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, on_cards
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -113,19 +116,34 @@ def gpus(config: Config) -> int:
 
 def _placed(config: Config) -> list[list[tuple[str, ...]]]:
     """The roles of the processes on each card."""
-    filled: list[tuple[float, list[tuple[str, ...]]]] = []
-    for roles, share in _in_turn(config):
-        place = next((i for i, (used, _) in enumerate(filled) if used + share <= 1 + 1e-6), len(filled))
-        if place == len(filled):
-            filled.append((0.0, []))
-        filled[place] = (filled[place][0] + share, [*filled[place][1], roles])
-    return [processes for _, processes in filled]
+    return _first_fit(tuple(_in_turn(config)))
+
+
+@lru_cache(maxsize=4)
+def _first_fit(processes: tuple[tuple[tuple[str, ...], float], ...]) -> list[list[tuple[str, ...]]]:
+    placed: list[list[tuple[str, ...]]] = []
+    filled = defaultdict[float, list[int]](list)
+    """Used share → heap of the GPUs with it: there may be thousands of GPUs, but few such shares."""
+    for roles, share in processes:
+        fits = [(heap[0], used) for used, heap in filled.items() if heap and used + share <= 1 + 1e-6]
+        gpu, used = min(fits, default=(len(placed), 0.0))
+        if gpu == len(placed):
+            placed.append([])
+        else:
+            heappop(filled[used])
+        placed[gpu].append(roles)
+        heappush(filled[used + share], gpu)
+    return placed
 
 
 def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
     """Processes with GPUs: roles, share of a card."""
-    ranks = [(_roles(config, rank), config.fleet.learners.num_gpus) for rank in range(config.learner.world_size)]
-    queues = [ranks] + [
+    shared = {EXPLORER: on_cards(config, "explorers"), REGENERATOR: on_cards(config, REGENERATORS)}
+    ranks = [
+        (*(role for role, count in shared.items() if rank < count), LEARNER)
+        for rank in range(config.learner.world_size)
+    ]
+    queues = [[(roles, config.fleet.learners.num_gpus) for roles in ranks]] + [
         [((REGENERATOR if name == REGENERATORS else EXPLORER,), pool.num_gpus)] * pool.count
         for name, pool in apart(config).items()
     ]
@@ -134,13 +152,6 @@ def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
     longest = max(map(len, queues))
     processes = [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
     return [(roles, min(1.0, gpus)) for roles, gpus in processes if gpus > 0]
-
-
-def _roles(config: Config, rank: int) -> tuple[str, ...]:
-    """Of the process of a learner rank."""
-    pools = {EXPLORER: ("explorers", config.fleet.explorers), REGENERATOR: (REGENERATORS, config.fleet.regenerators)}
-    with_it = (role for role, (name, pool) in pools.items() if rank < pool.count and is_on_a_card(config, name, rank))
-    return (*with_it, LEARNER)
 
 
 def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> ProcessMemory:

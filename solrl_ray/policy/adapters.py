@@ -192,7 +192,7 @@ def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
     linears = [path for path, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if not any(ends_in(path, [target]) for path in linears):
-            names = sorted({path.rsplit(".", 1)[-1] for path in linears if not path[-1].isdigit()})
+            names = sorted({path.rsplit(".", 1)[-1] for path in linears if not path[-1].isdecimal()})
             raise UserError(
                 f"model.lora.targets has {target!r}, which ends the path of no linear layer of the "
                 f"transformer; its layers end in {', '.join(names)}."

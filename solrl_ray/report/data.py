@@ -13,7 +13,14 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation import stability
 from solrl_ray.evaluation.paired_gain import PairedGain, paired_gain
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
+from solrl_ray.metrics.records import (
+    EVENTS_SHOWN,
+    EvaluationMetrics,
+    Event,
+    IterationMetrics,
+    Progress,
+    measured_seconds,
+)
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import REFERENCE, PictureKey, picture_paths
 from solrl_ray.report.summary import Summary, find_evaluation
@@ -41,6 +48,8 @@ class RunData:
     evaluations: tuple[EvaluationMetrics, ...]
     """By updates, then policy."""
     attestations: tuple[Attestation, ...]
+    events: tuple[Event, ...]
+    """Oldest first."""
     summary: Summary | None
     """None while the run has not ended, also if it was extended since."""
 
@@ -113,6 +122,7 @@ def read_run(folder: Path) -> RunData:
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
+        events=places.read_events(),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
     )
 
@@ -136,6 +146,7 @@ def stored_progress(folder: Path) -> Progress:
         train_rewards=tuple(record.reward_mean for record in run.iterations),
         heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
         spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
+        events=run.events[-EVENTS_SHOWN:],
         alarm=stability.alarm(run.iterations, run.evaluations),
         elapsed=run.summary.seconds if run.summary else measured_seconds(run.iterations, run.evaluations),
     )
@@ -145,13 +156,17 @@ def _start_progress(places: RunFolder) -> Progress:
     """Progress of a run without measurements."""
     check_format(places.path)
     config, starts = load([places.path / FILE]), places.starts()
+    commands = [
+        Event(time=start.when, iteration=0, kind="note", what=f"begun on {start.host} by: {start.command}")
+        for start in starts[-1:]
+    ]
     ended = NOT_RUNNING if places.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
     return Progress(
         run=config.run.name,
         state=STARTING if places.lock.held else ended,
         iteration=0,
         iterations=config.run.iterations,
-        messages=(f"begun {starts[-1].when} on {starts[-1].host} by: {starts[-1].command}",) if starts else (),
+        events=(*commands, *places.read_events()[1 - EVENTS_SHOWN :]),
     )
 
 

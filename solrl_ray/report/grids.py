@@ -112,7 +112,7 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
     found: dict[PictureKey, Path] = {}
     for path in folder.glob("*.png"):
         prompt_id, dash, sample = path.stem.rpartition("-")
-        if not dash or not prompt_id or not sample.isdigit():
+        if not dash or not prompt_id or not sample.isdecimal():
             raise UserError(f"{path} is not named <prompt id>-<sample>.png; it must be elsewhere.")
         found[prompt_id, int(sample)] = path
     return dict(sorted(found.items()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,13 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from solrl_ray.common import output
-from solrl_ray.metrics.records import Progress
+from solrl_ray.metrics.records import EVENTS_SHOWN, Event, Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 30
 """Number of iterations in a sparkline, the newest ones: this fits a terminal of 80 columns."""
 WORKERS_SHOWN = 8
-MESSAGES_SHOWN = 4
 NOTES_SHOWN = 4
 QUIET_SECONDS = 30.0
 """Seconds without a log line after which the next one says how far the stages are, and what starting actors do."""
@@ -65,9 +66,8 @@ def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
         parts += [Text(), Text(f"warning: {progress.alarm}", style="bold red")]
     if progress.workers or progress.notes:
         parts += [Text(), _workers(progress)]
-    if progress.messages:
-        lines = [Text(message, style="yellow") for message in progress.messages[-MESSAGES_SHOWN:]]
-        parts += [Text(), *lines]
+    if progress.events:
+        parts += [Text(), *(Text(_dated(event), style="yellow") for event in progress.events[-EVENTS_SHOWN:])]
     return Panel(
         Group(*parts),
         title=f"[bold]{escape(progress.run)}[/]",
@@ -77,6 +77,11 @@ def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
         border_style="cyan",
         padding=(0, 1),
     )
+
+
+def _dated(event: Event) -> str:
+    """``29 Nov 10:45  explorer-1 was lost``, in local time."""
+    return f"{datetime.fromisoformat(event.time).astimezone():%d %b %H:%M}  {event.what}"
 
 
 def _headline(progress: Progress, since_update: float) -> Text:
@@ -136,14 +141,14 @@ def _workers(progress: Progress) -> Table:
 
 
 class PlainLines:
-    """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once.
+    """Turns snapshots, each with the events since the one before, into log lines: each event, new state, evaluation and
+    finished iteration once.
 
     In between, an occasional line says how far the run is, if that has changed.
     """
 
     def __init__(self) -> None:
         self._states: set[str] = set()
-        self._messages: tuple[str, ...] = ()
         self._iterations = 0
         self._evaluations = 0
         self._between = ""
@@ -158,8 +163,7 @@ class PlainLines:
         if progress.remaining is None and made > self._iterations:  # there was no pace yet when they were made
             self._iterations = made - 1
             self._evaluations = max(self._evaluations, len(progress.heldout) - 1)
-        news = list(_new_messages(self._messages, progress.messages))
-        self._messages = progress.messages
+        news = list(progress.messages)
         for number in range(self._iterations, len(progress.train_rewards)):
             news.append(self._iteration(progress, number))
         self._iterations = max(self._iterations, len(progress.train_rewards))
@@ -204,14 +208,6 @@ def _notes(notes: Mapping[str, str]) -> str:
     return "; ".join([*told[:NOTES_SHOWN], *([f"and {len(told) - NOTES_SHOWN} others"] * (len(told) > NOTES_SHOWN))])
 
 
-def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Messages are a sliding window: returns what `now` adds to `before`."""
-    for overlap in range(min(len(before), len(now)), 0, -1):
-        if before[-overlap:] == now[:overlap]:
-            return now[overlap:]
-    return now
-
-
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """A run goes on when nobody reads its output any more."""
@@ -233,6 +229,10 @@ class LiveView:
         self._console = console or _Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None
+        self._events: tuple[Event, ...] = ()
+        """The newest, for the panel."""
+        self.seen = 0
+        """Events so far: the number from which on the next snapshot should have them."""
         self._updated = time.monotonic()
         live = Live(console=self._console, get_renderable=self._current, vertical_overflow="ellipsis")
         self._live = live if self._console.is_terminal and not plain else None
@@ -244,11 +244,14 @@ class LiveView:
 
     def __exit__(self, *ended: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with output.lost_if_refused():  # such as a terminal that is gone
+                self._live.stop()
 
     def update(self, progress: Progress) -> None:
-        """Shows a new snapshot; cheap, may be called many times a second."""
-        self._progress, self._updated = progress, time.monotonic()
+        """Shows a new snapshot, whose events begin with number `seen`; cheap, may be called many times a second."""
+        self.seen += len(progress.events)
+        self._events = (*self._events, *progress.events)[-EVENTS_SHOWN:]
+        self._progress, self._updated = replace(progress, events=self._events), time.monotonic()
         if self._live is None:
             for line in self._plain.lines(progress):
                 with output.lost_if_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from solrl_ray.report.rendering import digits, write_page
 from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_selection_digest
 
 REPORT_FILE = "report.html"
+EVENTS = 100
+"""The newest events, which the page lists."""
 
 
 def build(run_folder: Path) -> Path:
@@ -77,6 +80,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "evaluating": sum(record.seconds for record in data.evaluations if not record.overlapped),
         "clipped": finite_mean([record.clip_fraction for record in iterations]),
         "reward_costs": added([i.reward_costs for i in iterations] + [e.reward_costs for e in data.evaluations]),
+        "event_counts": Counter(event.kind for event in data.events),
+        "events": data.events[-EVENTS:],
         "differing": [
             record.iteration
             for record in iterations

@@ -18,7 +18,8 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     `image_tokens`: image tokens of the transformer; the shifts of ``flux`` and ``flux2`` depend on it.
 
     Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206), its dynamic
-    exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); `compute_empirical_mu` of
+    exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); `UniPCMultistepScheduler` with
+    `use_flow_sigmas` (Wan), to which DPM-Solver's (SANA-Video) is within 0.01; `compute_empirical_mu` of
     diffusers' FLUX.2 pipelines; Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
     """
     if schedule.kind == "linear":
@@ -28,6 +29,8 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
         # result again; published models are sampled that way.
         smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), schedule.shift)
         grid = _shift(_linspace(1.0, smallest.item(), steps), schedule.shift)
+    elif schedule.kind == "flow_shift":
+        grid = _shift(_linspace(1.0, 1.0 / _TRAINING_STEPS, steps + 1)[:-1], schedule.shift)
     else:
         grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(_mu(schedule, steps, image_tokens)))
         if schedule.terminal is not None and steps > 1:  # a single step is 1, with nothing to stretch

@@ -36,6 +36,7 @@ END = (
     *BESIDE,
     TRACKED,
     "starts.json",
+    "events.jsonl",
     "attestations.json",
     "evaluations",
     "lora",

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from solrl_ray.common.files import check_regular, make_folder, read_regular, sync, sync_folder
+from solrl_ray.common.files import check_regular, make_folder, naming, read_regular, sync, sync_folder
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -56,9 +56,10 @@ class Journal:
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries and wait until they are on the disk; inside `together`, its end waits."""
-        file = self._file or self._open()
-        file.write(b"".join(_line(entry) for entry in entries))
-        file.flush()
+        with naming(self.path):
+            file = self._file or self._open()
+            file.write(b"".join(_line(entry) for entry in entries))
+            file.flush()
         self._synced = False
         if not self._together:
             self._sync()
@@ -89,7 +90,8 @@ class Journal:
 
     def _sync(self) -> None:
         assert self._file is not None
-        sync(self.path, self._file)
+        with naming(self.path):
+            sync(self.path, self._file)
         self._synced = True
 
     def _open(self) -> IO[bytes]:

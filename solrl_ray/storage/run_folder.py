@@ -8,9 +8,11 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.checked_json import as_record, parse, read_record, with_checksum
@@ -29,7 +31,7 @@ from solrl_ray.config import compiled_learner, own_functions
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, Event, IterationMetrics
 from solrl_ray.records import SampleGroup, SampleShape, Scores, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE, check_format
@@ -43,8 +45,11 @@ RESUME_PATIENCE = 20.0
 """Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
 STARTS = "starts.json"
 SUMMARY_FILE = "summary.json"
+RAY_LOG = "ray.log"
+"""Ray's messages to the command."""
 _BEFORE_TRAINING = (
     "metrics.jsonl",
+    "events.jsonl",
     "evaluations",
     "samples",
     "tensorboard",
@@ -53,6 +58,7 @@ _BEFORE_TRAINING = (
     "prompts.json",
     "trackers.json",
     "wandb",
+    RAY_LOG,
     STARTS,
 )
 """Files that a run writes before its first preview is journaled."""
@@ -85,6 +91,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.events = path / "events.jsonl"
+        """Events of all processes that worked on the run; only ever appended to."""
         self.prompts = path / "prompts.json"
         """The prompts with which the run began: see `resume.check_prompts`."""
         self.embeddings = path / "embeddings"
@@ -313,13 +321,7 @@ class RunFolder:
 
     def append_metrics(self, record: Measured) -> None:
         """Add one record and wait until it is on the disk."""
-        created = not self.metrics.exists()
-        with self.metrics.open("ab") as file:
-            file.write(_line(record))
-            file.flush()
-            sync(self.metrics, file)
-        if created:
-            sync_folder(self.path)
+        _append(self.metrics, _line(record))
 
     def read_metrics(self) -> list[Measured]:
         """All records; an incomplete last line is left out.
@@ -339,6 +341,53 @@ class RunFolder:
         """Keep only the result of `read_metrics_until`."""
         if self.metrics.exists():
             replace_file(self.metrics, b"".join(map(_line, self.read_metrics_until(updates))))
+
+    # Events
+
+    def append_events(self, *events: Event) -> None:
+        """Add events and wait until they are on the disk, after a line that a killed process left incomplete."""
+        held = self.events.read_bytes() if self.events.exists() else b""
+        lines = "".join(json.dumps(asdict(event)) + "\n" for event in events)
+        _append(self.events, b"\n" * (held[-1:] not in (b"", b"\n")) + lines.encode())
+
+    def note_end(self, what: str) -> None:
+        """Record why a command ended before its run."""
+        iteration = max((updates for updates, _ in self.checkpoints()), default=0)
+        self.append_events(Event.now(iteration, "end", what))
+
+    def read_events(self) -> tuple[Event, ...]:
+        """All events, oldest first; incomplete and damaged lines are left out, since no result depends on them."""
+        found = []
+        for line in self.events.read_bytes().splitlines() if self.events.is_file() else ():
+            with suppress(ValueError, RecursionError, UserError):
+                found.append(as_record(Event, json.loads(line), str(self.events)))
+        return tuple(found)
+
+
+class EventLog:
+    """The events of one process, stored once each though an abandoned thread may still be storing."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.all: list[Event] = []
+        self._folder, self._stored, self._turn = folder, 0, Lock()
+
+    def store(self) -> None:
+        """Write those that are not in ``events.jsonl`` yet."""
+        with self._turn:
+            if new := self.all[self._stored :]:
+                self._folder.append_events(*new)
+                self._stored += len(new)
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Add lines to a file, and wait until they are on the disk."""
+    created = not path.exists()
+    with path.open("ab") as file:
+        file.write(lines)
+        file.flush()
+        sync(path, file)
+    if created:
+        sync_folder(path.parent)
 
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:

@@ -188,6 +188,8 @@ def stock_picture(session: Session) -> list[Measure]:
     noise, passed = session.noise(bare), list[tuple[Tensor, Tensor, Tensor]]()
     pipeline = _pipeline(session)
     own, pipeline.scheduler = pipeline.scheduler, FlowMatchEulerDiscreteScheduler(**drawing.scheduler)
+    if drawing.shifts_once:
+        _shift_once(pipeline.scheduler)
     step = pipeline.scheduler.step
 
     @functools.wraps(step)  # pipelines inspect its parameters
@@ -221,6 +223,14 @@ def stock_picture(session: Session) -> list[Measure]:
         is_true("begins with our noise", begins, "else two pictures are compared that have nothing in common"),
         is_true("finite picture with contrast", bool(found.picture.std() > 1e-3), "else nothing is compared"),
     ]
+
+
+def _shift_once(scheduler: Any) -> None:
+    """Have Euler's scheduler take the noise levels of UniPC with ``use_flow_sigmas``, which it then shifts."""
+    take = scheduler.set_timesteps
+    scheduler.set_timesteps = lambda steps, device=None, **_: take(
+        sigmas=[1 - 0.999 * i / steps for i in range(steps)], device=device
+    )
 
 
 def _pipeline(session: Session) -> Any:

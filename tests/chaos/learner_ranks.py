@@ -57,7 +57,7 @@ def light_group(settings: Config, factory: ActorFactory, said: list[str]) -> Lea
         RayWorld(factory),
         last_state=last_state,
         replacements=Replacements(0),
-        tell=said.append,
+        tell=lambda text, kind="note": said.append(text),
         supply=supply,
     )
 
@@ -88,7 +88,7 @@ async def group(
         RayWorld(Anywhere(settings, folder, ActorClasses())),
         last_state=last_state,
         replacements=Replacements(2),
-        tell=said.append,
+        tell=lambda text, kind="note": said.append(text),
         supply=supply or nothing,
     )
     await learners.spawn()

@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 import ray
 from phases import read_spans
+from ray._private.utils import publish_error_to_driver
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from actors.client import launch
+from actors.cluster import ray_messages
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.report.live import LiveView
@@ -198,13 +201,31 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
     assert all(0.0 <= value < 3600.0 for record in iterations(run) for value in record["seconds"].values())
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_rays_messages_are_in_a_file_that_one_sentence_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, file = "the raylet died\n    state dump of actor 5a5a\n    stack trace", tmp_path / "ray.log"
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    with ray_messages.kept_in(file):
+        for number in range(3):
+            publish_error_to_driver("raylet_died", f"{number}: {dump}", gcs_client=gcs)
+            wait_until(
+                "the message", lambda number=number: file.exists() and f"{number}: the raylet" in file.read_text()
+            )
+    said = capsys.readouterr()
+    assert str(file) in said.out
+    assert len((said.out + said.err).splitlines()) == 1
+    assert file.read_text().count("stack trace") == 3
+
+
 class Deaf:
     """A controller that neither ends nor says how it is."""
 
     def run(self) -> None:
         time.sleep(3600.0)
 
-    def progress(self) -> None:
+    def progress(self, since: int) -> None:
         time.sleep(3600.0)
 
 

@@ -41,7 +41,11 @@ class Line:
         self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
         self.said: list[str] = []
         self.client = SelectorClient(
-            self.world, tasks, seconds=SECONDS, replacements=Replacements(replacements), tell=self.said.append
+            self.world,
+            tasks,
+            seconds=SECONDS,
+            replacements=Replacements(replacements),
+            tell=lambda text, kind="note": self.said.append(text),
         )
 
     def bring(self, brought: UnitResult) -> asyncio.Future[Ack]:

@@ -22,6 +22,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.metrics.records import EventKind
 from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_summary
 from solrl_ray.storage import run_folder
@@ -203,6 +204,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, 
             if not life.cancelled():
                 life.exception()  # is raised below
             _check_end(controller, world, told)
+            _check_events(path, world, told)
             await life
             check_forgotten(controller, [actor.host.process for actor in world.actors])
             spoken = [text for _, text in told]
@@ -257,15 +259,22 @@ def _check_end(controller: Controller, world: SimulatedWorld, told: list[tuple[f
             assert any(actor.name in text for _, text in told), f"nobody was told that {actor.name} died"
 
 
+def _check_events(path: Any, world: SimulatedWorld, told: list[tuple[float, str]]) -> None:
+    """The run folder has all that was told, however the run has ended."""
+    held = [event.what for event in RunFolder(path).read_events()]
+    if not any("disk" in what for what in world.happened):
+        assert held[len(held) - len(told) :] == [text for _, text in told], f"events.jsonl ends with {held[-4:]}"
+
+
 def _listen(controller: Controller) -> list[tuple[float, str]]:
     """When what is told to the user, from now on."""
     told: list[tuple[float, str]] = []
     telemetry = controller._telemetry
     say = telemetry.message
 
-    def message(text: str) -> None:
+    def message(text: str, kind: EventKind = "note") -> None:
         told.append((asyncio.get_running_loop().time(), text))
-        say(text)
+        say(text, kind)
 
     telemetry.message = message  # type: ignore[method-assign]
     return told

@@ -17,6 +17,7 @@ from actors.workers.selector import Selector
 from actors.world import Sent, Tasks
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, RunError
+from solrl_ray.metrics.records import EventKind
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, group_digest
 from solrl_ray.scheduling.worker_state import Replacements
@@ -85,7 +86,7 @@ class Watching:
 
     def struck(self, worker: str) -> None: ...
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, kind: EventKind = "note") -> None:
         self.said.append(text)
 
 
@@ -115,7 +116,11 @@ class Scene:
         fleet, told = FleetConfig(max_inflight=9, strikes=2), cast(Any, self.watching)
         self.router = UnitRouter(self.world, fleet, told, lambda name, _: self.retired.append(name))
         self.selector = SelectorClient(
-            self.world, tasks, seconds=60.0, replacements=Replacements(2), tell=self.watching.said.append
+            self.world,
+            tasks,
+            seconds=60.0,
+            replacements=Replacements(2),
+            tell=lambda text, kind="note": self.watching.said.append(text),
         )
 
     async def begin(self, plan: IterationPlan = PLAN, *, staged: bool = False) -> OpenIteration:

@@ -30,7 +30,7 @@ CHANNELS = 4
 OWN: dict[str, object] = {
     "frames": FRAMES,
     "quantization": {"skip": ["condition_embedder"]},
-    "schedule": {"kind": "shift", "shift": 3.0},
+    "schedule": {"kind": "flow_shift", "shift": 3.0},
 }
 """What the `model` section of a configuration says for Wan besides family, path and size."""
 

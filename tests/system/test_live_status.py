@@ -91,5 +91,5 @@ def test_a_start_that_is_told_to_end_says_so_and_how_the_run_goes_on(forks: str,
         os.kill(int(holder.split()[1]), signal.SIGTERM)
         rest = driver.stdout.read()
         assert driver.wait(patience()) == 130
-    assert "interrupted while it was starting, before anything was trained; " in rest
+    assert "interrupted by SIGTERM while it was starting, before anything was trained; " in rest
     assert f"go on with: solrl train --resume {tmp_path / 'cut'}\n" in rest

@@ -15,6 +15,7 @@ from actors.fleet.actor_factory import ActorClasses
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import RunError
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support.small import folder, small_config
 
 
@@ -62,3 +63,5 @@ def test_who_interrupts_a_run_is_told_how_it_goes_on(
     assert main(["train", str(file), "--no-live"]) == 130
     when = "" if begun else " while it was starting, before anything was trained"
     assert capsys.readouterr().err == f"\ninterrupted{when}; go on with: solrl train --resume {run}\n"
+    (event,) = RunFolder(run).read_events()
+    assert (event.iteration, event.kind, event.what) == (0, "end", "interrupted")

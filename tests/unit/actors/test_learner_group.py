@@ -85,7 +85,7 @@ async def started(
     """A group in its world; who is left of it is killed at the end."""
     world: Any = SimulatedWorld(lambda role, name: rank(), MemoryDisk(), faults=faults, cards=cards)
     given = {"last_state": nothing, "supply": nothing} | asked
-    group = LearnerGroup(config, world, replacements=replacements, tell=lambda text: None, **given)
+    group = LearnerGroup(config, world, replacements=replacements, tell=lambda text, kind="note": None, **given)
     await group.spawn()
     await group.start(None)
     yield group, world

@@ -183,6 +183,19 @@ def test_the_negative_prompt_is_encoded_once_and_comes_with_every_embedding_that
     played(play, *GUIDED)
 
 
+def test_what_was_prefetched_outlives_an_evaluation() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.embeddings.prefetch(prompts("ab"))
+        ahead = {key: scene.embeddings._held[key, None] for key in "ab"}
+        for _ in range(2):
+            evaluated = await scene.embeddings.of(prompts("cdea"), scene.embeddings._evaluated)
+            assert evaluated["a"] is ahead["a"]  # neither is guided: still one copy
+        assert await scene.embeddings.of(prompts("ba")) == ahead
+        assert {key for key, _ in scene.embeddings._held} == set("ab")  # and the evaluation's are freed with it
+
+    played(play)
+
+
 def test_an_encoder_gets_the_files_of_references_which_the_negative_prompt_sees_too(tmp_path: Path) -> None:
     first, second = read_prompts(str(write_prompts(tmp_path / "p.jsonl", ["a", "a"], 8)))
     model = config(*GUIDED).evaluated_model

@@ -36,7 +36,9 @@ def test_an_answer_to_an_iteration_that_was_dropped_is_forgotten(tmp_path: Path,
     async def test() -> None:
         world: Any = Held(tmp_path)
         async with Tasks() as tasks:
-            client = SelectorClient(world, tasks, seconds=10.0, replacements=Replacements(0), tell=lambda text: None)
+            client = SelectorClient(
+                world, tasks, seconds=10.0, replacements=Replacements(0), tell=lambda text, kind="note": None
+            )
             first, second, *_ = PLAN.pool_units()
             await client.open(PLAN)
             assert await client.accept(result(first)) == Ack()

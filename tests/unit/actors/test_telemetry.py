@@ -16,12 +16,12 @@ import pytest
 from phases import read_spans
 
 from actors.monitoring import telemetry as monitored
-from actors.monitoring.telemetry import MESSAGES, Telemetry
+from actors.monitoring.telemetry import Telemetry
 from actors.ray_world import RayWorld
 from actors.world import Tasks
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.metrics.records import EventKind, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
@@ -102,16 +102,55 @@ def test_constant_rewards_are_told_once(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_progress_has_the_newest_messages_and_what_the_run_waits_for(tmp_path: Path) -> None:
+def test_progress_has_the_events_since_a_number_and_what_the_run_waits_for(tmp_path: Path) -> None:
     made = unopened(tmp_path)
-    for number in range(MESSAGES + 2):
+    for number in range(30):
         made.message(str(number))
+    assert made.progress(28).messages == ("28", "29")
+    assert made.progress(30).messages == ()
+    assert made.progress(-4).messages == ("26", "27", "28", "29")
     made.state("starting workers")
     made.waits_for("the text encoder")
     made.waits_for("the learners")
     found = made.progress()
-    assert found.messages == tuple(str(number) for number in range(2, MESSAGES + 2))
+    assert found.messages == tuple(str(number) for number in range(30))
     assert found.state == "starting workers: waiting for the learners"
+
+
+def test_events_of_several_processes_are_kept_with_iteration_and_kind(tmp_path: Path) -> None:
+    async def test(*sentences: tuple[str, EventKind]) -> None:
+        async with telemetry(tmp_path) as made:
+            made.begin_iteration(3)
+            for what, kind in sentences:
+                made.message(what, kind)
+
+    asyncio.run(test(("explorer-1 was lost", "lost"), ("warning: the reward fell", "collapse")))
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"time": "2026-11-')  # and is killed
+    asyncio.run(test(("an answer was NaN", "strike"), ("warning: constant reward", "note")))
+    found = RunFolder(tmp_path).read_events()
+    assert [(event.iteration, event.kind, event.what) for event in found] == [
+        (3, "lost", "explorer-1 was lost"),
+        (3, "collapse", "warning: the reward fell"),
+        (3, "strike", "an answer was NaN"),
+        (3, "warning", "warning: constant reward"),
+    ]
+    assert len(file.read_text().splitlines()) == 5  # one of them cut off, and none empty
+
+
+def test_the_events_that_led_to_an_error_are_kept(tmp_path: Path) -> None:
+    made = unopened(tmp_path)
+
+    async def test() -> None:
+        async with made.last_events(), Tasks() as tasks:
+            tasks.start(made.keep_writing(), "writing metrics")
+            await asyncio.sleep(0.0)
+            made.message("explorer-1 was lost", "lost")
+            raise RunError("no replacement is left")
+
+    with pytest.raises(RunError, match="no replacement"):
+        asyncio.run(test())
+    assert [event.what for event in RunFolder(tmp_path).read_events()] == ["explorer-1 was lost"]
 
 
 def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
@@ -123,6 +162,18 @@ def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match=r"metrics\.jsonl"):
         asyncio.run(test())
+
+
+def test_a_full_disk_is_named_by_the_folder_of_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+            made.iteration(made_runs.iteration(0))
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        asyncio.run(test())
+    assert caught.value.filename == str(tmp_path)
 
 
 def test_what_an_actor_says_that_it_does_holds_until_it_says_something_else_or_nothing(

@@ -15,6 +15,7 @@ from actors.workers.text_encoder import TextEncoder
 from solrl_ray import models
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.gpu.shared_model import SharedModel
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.prompts.embedding_cache import embedding_digest
@@ -122,6 +123,21 @@ def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
     assert encoder.living == 1
     card.dismiss("encoder-0")
     assert encoder.living == 0
+
+
+@pytest.mark.parametrize("broken", ["__init__", "share"])
+def test_a_role_that_could_not_be_made_says_why_when_it_is_called(tiny_pipeline: Path, broken: str) -> None:
+    def fails(*_: Any) -> None:
+        raise UserError(f"{broken} found no weights")
+
+    card = GpuProcess("card-0", config_of(tiny_pipeline))
+    card.host("encoder-0", type("Broken", (Noting,), {broken: fails}), config_of(tiny_pipeline))
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"^{broken} found no weights$"):
+            card.call_as("encoder-0", "start")
+    card.dismiss("encoder-0")
+    with pytest.raises(RunError, match="after it has left"):
+        card.call_as("encoder-0", "start")
 
 
 def test_it_is_away_before_another_role_loads_and_comes_back_to_encode(tiny_pipeline: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 
 import pytest
-from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, OutOfMemoryError, RayTaskError
 
 from actors.cluster import wait
-from solrl_ray.errors import RewardError, RunError, UserError
+from solrl_ray.errors import RewardError, RunError, Unreachable, UserError, WorkerGone
 
 
 def failed(cause: Exception) -> RayTaskError:
@@ -42,6 +43,10 @@ def test_an_error_whose_first_line_introduces_others_keeps_them() -> None:
 def test_a_full_disk_is_told_with_what_to_do() -> None:
     error = wait.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
     assert str(error) == "the run found no space left on a disk; make room and go on with --resume"
+    error = wait.translated(
+        failed(OSError(errno.ENOSPC, "No space left on device", "/runs/a/metrics.jsonl")), "the run"
+    )
+    assert "the disk of /runs/a/metrics.jsonl; make room" in str(error)
 
 
 def test_a_lost_argument_is_not_the_fault_of_the_call() -> None:
@@ -57,6 +62,23 @@ def test_the_reason_of_a_death_is_found_behind_the_ids() -> None:
         "\x1b[36mThe actor is dead\x1b[39m because its worker process has died."
     )
     assert wait.first_line(died) == "The actor is dead because its worker process has died."
+
+
+def test_a_cut_network_is_told_from_a_death_and_without_ids() -> None:
+    cut = ActorUnavailableError("The actor is temporarily unavailable: RpcError: timed out", b"\x5a" * 16)
+    silent = ActorDiedError()
+    silent.error_msg = (
+        f"The actor died unexpectedly before finishing this task.\n\tactor_id: {'5a' * 16}\n"
+        f"The actor died because its node has died. Node Id: {'b3' * 28}\n"
+        "\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"
+    )
+    killed = ActorDiedError()
+    killed.error_msg = f"The actor is dead because its worker {'5a' * 16} was killed."
+    found = [wait._gone(error, "a unit") for error in (cut, silent, killed)]
+    assert [type(error) for error in found] == [Unreachable, Unreachable, WorkerGone]
+    assert not any(re.search("[0-9a-f]{16}", str(error)) for error in found)
+    assert "The actor is unavailable: The actor is temporarily unavailable" in str(found[0])
+    assert "The actor is dead because its worker was killed." in str(found[2])
 
 
 def test_a_reason_stays_one_line_of_bounded_length() -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config import checks
+from solrl_ray.config.fleet import WorkerPool
 from solrl_ray.config.loading import load, load_with_sources, to_yaml
 from solrl_ray.config.strategies import warnings
+from solrl_ray.errors import UserError
+from tests.support.documents import ROOT
 from tests.support.made_configs import MODEL, REST, refusal
 from tests.support.sentences import names
 from tests.support.small import small_config
@@ -222,3 +225,15 @@ def test_what_was_downloaded_in_place_of_a_configuration_is_named(tmp_path: Path
     assert names(refusal([file]), str(file), "Git LFS pointer")
     file.write_text("# " + "x" * 300_000)
     assert names(refusal([file]), "The configuration file", "run.yaml 262,144")
+
+
+def test_an_empty_mapping_empties_a_section(tmp_path: Path) -> None:
+    files = [ROOT / "configs" / "demo.yaml", tmp_path / "labels.yaml"]
+    files[1].write_text("fleet: {explorers: {labels: {role: explorer, zone: a}, count: 5}}\n")
+    assert load(files).fleet.explorers.labels == {"role": "explorer", "zone": "a"}
+    assert load(files, ["fleet.explorers.labels={zone: b}"]).fleet.explorers.labels == {"role": "explorer", "zone": "b"}
+    emptied = load(files, ["fleet.explorers.labels={}"]).fleet.explorers
+    assert (emptied.labels, emptied.count) == ({}, 5)
+    assert load(files, ["fleet.explorers={}"]).fleet.explorers == WorkerPool(count=1)
+    with pytest.raises(UserError, match=r"^The key objective\.kind is missing from --set\.$"):
+        load(files, ["objective={}"])

@@ -1,9 +1,13 @@
 from pathlib import Path
 
+import pytest
+
+from solrl_ray.config.loading import load
 from solrl_ray.config.pools import (
     apart,
     encoded_ahead,
     encoders,
+    encodes_here,
     encoding_batch,
     is_on_a_card,
     needs_packed,
@@ -11,6 +15,7 @@ from solrl_ray.config.pools import (
 )
 from solrl_ray.config.schema import Config
 from solrl_ray.scheduling.placement import requests
+from tests.support.documents import ROOT
 from tests.support.small import small_config
 
 
@@ -65,3 +70,18 @@ def test_encoders_that_reserve_something_are_asked_for(tmp_path: Path) -> None:
     assert wanted("fleet.encoders={count: 3, num_cpus: 2}") == {"fleet.encoders": (3, 0)}
     assert wanted("fleet.encoders={count: 3, threads: 2}") == {}  # beside the run folder, as its other helpers
     assert wanted("fleet.encoders={count: 3, num_gpus: 1}", placement="colocated") == {}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "here"),
+    [
+        ("{}", True),
+        ("{encoders: {num_cpus: 1}}", False),
+        ("{encoders: {num_gpus: 0.5}}", False),
+        ("{placement: colocated}", True),
+        ("{placement: colocated, learners: {num_gpus: 1}}", False),
+    ],
+)
+def test_encoders_live_with_the_controller_unless_they_reserve_something(fleet: str, here: bool) -> None:
+    config = load([ROOT / "configs" / "demo.yaml"], [f"fleet={fleet}"])
+    assert encodes_here(config.fleet) is here

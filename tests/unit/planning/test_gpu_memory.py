@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,43 @@ def test_measured_peaks_are_foretold() -> None:
 def test_the_gpus_of_a_fleet_are_counted(settings: tuple[str, ...], count: int) -> None:
     config = planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", *settings, facts=FACTS).config
     assert gpus(config) == count
+
+
+def cards_by_hand(explorers: int, share: float, regenerators: int, other: float, learners: float) -> int:
+    """How many cards first fit needs for one rank and these samplers, in turn; looks at every card each time."""
+    turn = [learners]
+    for place in range(max(explorers, regenerators)):
+        turn += [share] * (place < explorers) + [other] * (place < regenerators)
+    cards: list[float] = []
+    for each in turn:
+        fits = [place for place, used in enumerate(cards) if used + each <= 1 + 1e-6]
+        if fits:
+            cards[fits[0]] += each
+        else:
+            cards.append(each)
+    return len(cards)
+
+
+@pytest.mark.parametrize(("share", "other"), [(0.3, 0.7), (0.6, 0.1), (0.5, 0.5), (0.2, 0.45), (1.0, 0.25)])
+@pytest.mark.parametrize(("explorers", "regenerators"), [(1, 7), (13, 5), (40, 40)])
+def test_processes_are_put_on_the_first_card_with_room(
+    share: float, other: float, explorers: int, regenerators: int
+) -> None:
+    sizes = (
+        f"fleet.explorers={{count: {explorers}, num_gpus: {share}}}",
+        f"fleet.regenerators={{count: {regenerators}, num_gpus: {other}}}",
+    )
+    made = made_up(SPLIT, *sizes).config
+    expected = cards_by_hand(explorers, share, regenerators, other, min(1.0, made.fleet.learners.num_gpus))
+    assert gpus(made) == expected
+
+
+def test_thousands_of_workers_are_planned_at_once() -> None:
+    """Looking at every card for every process would take a minute for these."""
+    sizes = [f"fleet.{pool}.count=4096" for pool in ("explorers", "regenerators")]
+    began = time.process_time()
+    for settings in ((*sizes, "learner.world_size=4096"), (SPLIT, *sizes)):
+        made = made_up(*settings)
+        assert gpus(made.config) == (4096 if SPLIT not in settings else 4097)
+        assert gpu_memories(made)
+    assert time.process_time() - began < 5.0

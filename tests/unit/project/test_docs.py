@@ -140,7 +140,7 @@ def is_key(key: str) -> bool:
     """Whether a configuration may have it; ``*`` stands for any name, numbers for list entries."""
     annotations: list[Any] = [Config]
     for name in key.split("."):
-        if not name.isdigit():
+        if not name.isdecimal():
             fields = [field for a in annotations for s in models_of(a) for field in keys_of(s).items()]
             annotations = [annotation for known, annotation in fields if name in (known, "*")]
     return bool(annotations)

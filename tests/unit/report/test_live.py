@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from solrl_ray.metrics.records import Progress
+from solrl_ray.metrics.records import Event, Progress
 from solrl_ray.report.live import LiveView, PlainLines, duration, render, sparkline
 
 HALFWAY = Progress(
@@ -22,7 +22,7 @@ HALFWAY = Progress(
     heldout=((0, "base", 0.224, 0.011), (0, "real", 0.888, 0.004), (5, "ema", 0.251, 0.010)),
     spearman=(0.93, 0.91, 0.94),
     workers={f"explorer-{number}": "explore/7/9f/0-24" for number in range(12)},
-    messages=("explorer-1 was lost; 2 units requeued",),
+    events=(Event.now(7, "lost", "explorer-1 was lost; 2 units requeued"),),
     elapsed=63.2,
     remaining=117.0,
 )
@@ -139,8 +139,9 @@ def test_a_log_without_news_for_half_a_minute_tells_how_far_the_run_is() -> None
     further = replace(start, elapsed=91.0, stages={"explore": (12, 12)}, notes=alike)
     said = "exploring · explorer-0 and 7 more: loading transformer, 3 of 12 shards"
     assert lines.lines(further) == [f"[   1:31] {said}"]
-    assert lines.lines(replace(further, elapsed=122.0, messages=("one was lost",))) == ["[   2:02] one was lost"]
-    told = replace(further, messages=("one was lost",), notes=notes)
+    lost = (Event.now(0, "lost", "one was lost"),)
+    assert lines.lines(replace(further, elapsed=122.0, events=lost)) == ["[   2:02] one was lost"]
+    told = replace(further, notes=notes)
     assert lines.lines(replace(told, elapsed=151.9)) == []  # other news puts it off
     (line,) = lines.lines(replace(told, elapsed=152.0))
     assert line.endswith(
@@ -159,7 +160,7 @@ def test_a_log_tells_nothing_of_stages_if_none_is_under_way(stages: dict[str, tu
 def test_a_log_of_a_resumed_run_begins_with_the_newest_of_what_was_made_before() -> None:
     lines = PlainLines()
     assert lines.lines(Progress(run="r", state="starting", iteration=0, iterations=20)) == ["[   0:00] starting"]
-    before = replace(HALFWAY, state="starting workers", messages=(), remaining=None)
+    before = replace(HALFWAY, state="starting workers", events=(), remaining=None)
     assert lines.lines(before) == [
         "[   1:03] iteration 3/20: training reward 0.2800, Spearman 0.940",
         "[   1:03] held-out reward: after 5 0.251 ± 0.010",
@@ -172,12 +173,20 @@ def test_a_log_of_a_resumed_run_begins_with_the_newest_of_what_was_made_before()
     ]
 
 
-def test_messages_that_slide_out_of_the_window_are_not_told_again() -> None:
-    lines = PlainLines()
-    start = Progress(run="r", state="exploring", iteration=0, iterations=1, messages=("a", "b"))
-    assert lines.lines(start) == ["[   0:00] a", "[   0:00] b", "[   0:00] exploring"]
-    assert lines.lines(replace(start, messages=("b", "c"))) == ["[   0:00] c"]
-    assert lines.lines(replace(start, messages=("b", "c"))) == []
+@pytest.mark.parametrize("terminal", [False, True])
+def test_all_events_are_asked_for_once_and_a_panel_keeps_the_newest(terminal: bool) -> None:
+    said = [Event.now(0, "lost", f"explorer-{number} was lost") for number in range(20)]
+    console = Console(file=(output := io.StringIO()), width=80, height=40, force_terminal=terminal, color_system=None)
+    with LiveView(console) as view:
+        for known in (0, 11, 11, 20):  # so many there are at each request
+            start = Progress(run="r", state="exploring", iteration=0, iterations=1)
+            view.update(replace(start, events=tuple(said[view.seen : known])))
+    shown = output.getvalue()
+    if terminal:
+        panel = shown[shown.rindex("╭") :]
+        assert [n for n in range(20) if f"explorer-{n} was lost" in panel] == [16, 17, 18, 19]
+    else:
+        assert [shown.count(event.what) for event in said] == [1] * 20
 
 
 @pytest.mark.parametrize(("terminal", "plain"), [(False, False), (True, True), (True, False)])

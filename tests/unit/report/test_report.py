@@ -14,8 +14,9 @@ import pytest
 
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.errors import UserError
+from solrl_ray.metrics.records import Event
 from solrl_ray.models.stock_call import StockCall
-from solrl_ray.report.data import read_run
+from solrl_ray.report.data import read_run, stored_progress
 from solrl_ray.report.page import build
 from solrl_ray.report.rendering import rendered
 from solrl_ray.report.tables import REST, SEGMENTS, wall_segments
@@ -161,6 +162,18 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     (folder / "starts.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"starts\.json"):
         build(folder)
+
+
+def test_events_are_counted_by_kind_and_the_newest_are_listed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert "<h2>Events</h2>" not in build(folder).read_text()
+    lost = [Event.now(1, "lost", f"explorer-{number} was lost <a>") for number in range(120)]
+    RunFolder(folder).append_events(*lost, Event.now(2, "strike", "an answer was NaN"))
+    shown = page(folder)
+    assert "lost: 120 · strike: 1." in shown.text
+    assert [n for n in range(120) if f"explorer-{n} was lost <a>" in shown.text] == [*range(21, 120)]
+    assert "an answer was NaN" in shown.text
+    assert [event.what for event in stored_progress(folder).events][-2:] == [lost[-1].what, "an answer was NaN"]
 
 
 def test_names_are_escaped_and_gpus_and_the_rule_of_selection_are_said(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
+from solrl_ray.config import named
+from solrl_ray.config.loading import read_file
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling.schedules import sigmas
 
@@ -62,7 +66,27 @@ def test_shift_grid_is_that_of_the_stock_scheduler(steps: int) -> None:
     np.testing.assert_allclose(sigmas(SD3, steps, 1024).numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("schedule", [LINEAR, SD3, FLUX, QWEN])
+@pytest.mark.parametrize("steps", [1, 2, 8, 20, 50])
+@pytest.mark.parametrize("shift", [3.0, 5.0, 8.0])  # of Wan 2.1 at 480p, of Wan 2.2 and 720p, of SANA-Video
+def test_a_grid_that_is_shifted_once_is_that_of_the_video_models_own_schedulers(shift: float, steps: int) -> None:
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    found = sigmas(SigmaSchedule(kind="flow_shift", shift=shift), steps, 1024).numpy()
+    for scheduler, limit in ((UniPCMultistepScheduler(**flow), 1.1e-6), (DPMSolverMultistepScheduler(**flow), 0.007)):
+        scheduler.set_timesteps(steps)
+        np.testing.assert_allclose(found, scheduler.sigmas.numpy(), atol=limit, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["wan21_1_3b", "wan21_14b", "wan22_5b", "sana_video_2b"])
+def test_presets_of_videos_have_the_published_grid(name: str) -> None:
+    (file,) = named.resolve([Path(name)])
+    schedule = SigmaSchedule.model_validate(read_file(file)["model"]["schedule"])
+    published = 8.0 if name.startswith("sana") else 5.0 if name.startswith("wan22") else 3.0
+    # By hand, for 4 steps: the levels 1, .75025, .5005 and .25075, shifted once.
+    by_hand = [published * level / (1 + (published - 1) * level) for level in (1.0, 0.75025, 0.5005, 0.25075)]
+    np.testing.assert_allclose(sigmas(schedule, 4, 1024).numpy(), [*by_hand, 0.0], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("schedule", [LINEAR, SD3, FLUX, QWEN, SigmaSchedule(kind="flow_shift", shift=5.0)])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
 def test_every_grid_falls_from_one_to_exactly_zero(schedule: SigmaSchedule, steps: int) -> None:
     grid = sigmas(schedule, steps, image_tokens=64)

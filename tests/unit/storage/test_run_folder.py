@@ -317,3 +317,11 @@ def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Pa
     assert continuation.stored(folder.path) == decided  # offloading changes no bytes and may be decided again
     assert continuation.inherit_from(given, continuation.stored(folder.path)) == decided
     folder.lock.release()
+
+
+def test_a_full_disk_is_named_by_the_file_that_found_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "iteration-000000.jsonl")
+    journal._file = open("/dev/full", "ab")  # noqa: SIM115 (whose reader would never end)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        journal.append({"kind": "explore"})
+    assert caught.value.filename == str(journal.path)
