@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.connection import Connection
 
 from solrl_ray.config.own_functions import Trial
@@ -64,6 +64,7 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
 
 def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
     os.setsid()
+    set_start_method(None, force=True)  # the default, as in workers; here it is this child's, spawn
     import torch
 
     from solrl_ray.rewards.trial import here

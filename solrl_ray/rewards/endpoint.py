@@ -17,12 +17,15 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import torch
 from PIL import Image
 from torch import Tensor
+from yarl import URL
 
+from solrl_ray.common.tokens import check_token
 from solrl_ray.errors import RewardError, SilentServer, UserError
 from solrl_ray.rewards.preprocessing import eight_bits
 
@@ -41,20 +44,27 @@ T = TypeVar("T")
 class TryAgain(Exception):
     """A failure that may be temporary: no connection, a timeout, a busy or failing server, or no score in an answer."""
 
-    def __init__(self, message: str, seconds: float = 0.0) -> None:
+    def __init__(self, message: str, status: int = 0, seconds: float = 0.0) -> None:
         super().__init__(message)
+        self.status = status
+        """The answer's; 0: there was none."""
         self.seconds = seconds
         """The pause that the server asks for."""
 
 
-class RefusedRequest(RewardError):
-    """An answer that is no success and will be no other one."""
+class FailedRequest(RewardError):
+    """No attempt brought a readable answer."""
 
     def __init__(self, message: str, status: int = 0, words: str = "") -> None:
         super().__init__(message)
         self.status = status
+        """The last answer's; 0: there was none."""
         self.words = words
         """The server's, after status and reason."""
+
+
+class RefusedRequest(FailedRequest):
+    """An answer that is no success and will be no other one."""
 
 
 class Endpoint:
@@ -71,6 +81,10 @@ class Endpoint:
             retries: further attempts after a failure that may be temporary.
         """
         self._name, self._url, self._token = name, url, token
+        proxy = URL(proxy_of(url))
+        self._proxy = proxy.with_user(None) if proxy.host else None
+        login = base64.b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
+        self._to_proxy = {"Proxy-Authorization": f"Basic {login}"} if proxy.user else None
         self._timeout, self._attempts = timeout, retries + 1
         self._loop, self._session = _shared()
         self._lock = threading.Lock()
@@ -84,8 +98,8 @@ class Endpoint:
             read: may raise `TryAgain` to repeat the request.
 
         Raises:
-            RewardError: no attempt brought a readable answer.
-            Refusal: the server refused the request.
+            FailedRequest: no attempt brought a readable answer.
+            RefusedRequest: the server refused the request.
         """
         for attempt in range(self._attempts):
             self.count(requests=1, retries=int(attempt > 0))
@@ -93,9 +107,10 @@ class Endpoint:
                 return read(asyncio.run_coroutine_threadsafe(self._post(body, identity), self._loop).result())
             except TryAgain as error:
                 if attempt + 1 == self._attempts:
-                    raise RewardError(
+                    raise FailedRequest(
                         f"Reward {self._name} got no scores from {self._url} in {self._attempts} attempts of at most "
-                        f"{self._timeout:g} s; the last one: {error}."
+                        f"{self._timeout:g} s; the last one: {error}.",
+                        error.status,
                     ) from error
                 time.sleep(max(PAUSE * 2**attempt, min(error.seconds, self._timeout)))
         raise AssertionError("unreachable")
@@ -116,7 +131,14 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        post = self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
+        post = self._session.post(
+            self._url,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            proxy=self._proxy,
+            proxy_headers=self._to_proxy,
+        )
         answer = bytearray()
         try:
             async with asyncio.timeout(self._timeout), post as response:
@@ -130,7 +152,7 @@ class Endpoint:
             return bytes(answer)
         words = f"{response.status} {response.reason}: {' '.join(answer.decode(errors='replace').split())[:500]}"
         if response.status == 429 or response.status >= 500:
-            raise TryAgain(words, _seconds(response.headers.get("Retry-After", "")))
+            raise TryAgain(words, response.status, _seconds(response.headers.get("Retry-After", "")))
         message = f"Reward {self._name} was refused by {self._url}: {words}."
         raise RefusedRequest(message, response.status, words)
 
@@ -173,23 +195,57 @@ def check_url(url: str, key: str, example: str) -> None:
         raise UserError(f"{key} is {url!r}; it must be an address such as {example!r}, without a password in it.")
 
 
+def proxy_of(url: str) -> str:
+    """The proxy by which to reach `url`, of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY and NO_PROXY; empty: none.
+
+    Raises UserError if it is no HTTP proxy.
+    """
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
+    if not proxy or proxy_bypass(f"{parts.hostname}:{_port(parts)}"):
+        return ""
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    shown = proxy.rpartition("@")[2]  # without a password
+    try:
+        usable = (
+            urlsplit(proxy).scheme in ("http", "https") and bool(urlsplit(proxy).hostname) and _port(urlsplit(proxy))
+        )
+    except ValueError:
+        usable = False
+    if not usable:
+        variable = f"{parts.scheme.upper()}_PROXY" if parts.scheme in proxies else "ALL_PROXY"
+        raise UserError(
+            f"{variable} is {shown!r}, by which {url} cannot be asked; set it to an HTTP proxy, such as "
+            f"http://proxy:3128, or name {parts.hostname} in NO_PROXY."
+        )
+    return proxy
+
+
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
-    """Raise SilentServer if nothing listens at an address."""
-    parts = urlsplit(url)
+    """Raise SilentServer if nothing listens at an address, or at the proxy before it."""
+    proxy = proxy_of(url)
+    parts = urlsplit(proxy or url)
     assert parts.hostname
     try:
         socket.create_connection((parts.hostname, _port(parts)), min(timeout, CONNECT_CHECK)).close()
     except OSError as error:
+        if proxy:
+            where = f"{parts.hostname}:{_port(parts)}"
+            advice = f"HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names it; or name {urlsplit(url).hostname} in NO_PROXY"
+            raise SilentServer(
+                f"{key} is {url!r}, but its proxy {where} does not answer: {error}; {advice}."
+            ) from error
         raise SilentServer(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
 
 
 def token_of(variable: str, key: str) -> str:
-    """The value of an environment variable; empty if none is named. Raises UserError if it is not set."""
-    token = os.environ.get(variable, "") if variable else ""
+    """The value of an environment variable; empty if none is named. Raises UserError if it is not set, or no token."""
+    token = os.environ.get(variable, "").strip() if variable else ""
     if variable and not token:
         raise UserError(
             f"{key} is {variable!r}, but that environment variable is not set; set it to the server's token."
         )
+    check_token(token, variable)
     return token
 
 
