@@ -129,6 +129,8 @@ class Endpoint:
     async def _post(self, body: bytes, identity: str) -> bytes:
         """The body of the answer. Raises TryAgain or Refusal."""
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
+        if self._url.startswith("http:"):
+            headers |= self._to_proxy or {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         post = self._session.post(
