@@ -31,7 +31,7 @@ class _Job(JobConfig):
     """
 
     def _serialize(self) -> Any:
-        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder in sys.path]
+        self._py_driver_sys_path[:] = [folder for folder in self._py_driver_sys_path if folder in sys.path]
         return super()._serialize()
 
 
