@@ -196,8 +196,14 @@ def test_what_functions_give_comes_back_from_the_child(of: Trials) -> None:
         assert scores[0] != scores[1]
 
 
-def test_functions_that_start_processes_give_the_same_by_every_way_to_start_them(tmp_path: Path) -> None:
-    """Children import the file as the trial did. A pool made at import needs fork, which is the default alone."""
+def test_functions_that_start_processes_give_the_same_by_every_way_to_start_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children import the file as the trial did, and nothing of the present folder by chance. A pool made at import
+    needs fork, which is the default alone.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "socket.py").write_text("raise SystemError('imported by chance')\n")
     (tmp_path / "starts.py").write_text(STARTS)
     (tmp_path / "beside.py").write_text("def mean(image):\n    return float(image.mean())\n")
     ways = ["kept", "process", "pool_default", "executor_default", "loader_default", "pool_spawn"]
