@@ -12,11 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -81,10 +82,10 @@ class Endpoint:
             retries: further attempts after a failure that may be temporary.
         """
         self._name, self._url, self._token = name, url, token
-        proxy = URL(proxy_of(url))
-        self._proxy = proxy.with_user(None) if proxy.host else None
-        login = base64.b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
-        self._to_proxy = {"Proxy-Authorization": f"Basic {login}"} if proxy.user else None
+        self._proxy, self._to_proxy = proxy_of(url), dict[str, str]()
+        if self._proxy and self._proxy.user:
+            login = base64.b64encode(f"{self._proxy.user}:{self._proxy.password or ''}".encode()).decode()
+            self._proxy, self._to_proxy = self._proxy.with_user(None), {"Proxy-Authorization": f"Basic {login}"}
         self._timeout, self._attempts = timeout, retries + 1
         self._loop, self._session = _shared()
         self._lock = threading.Lock()
@@ -130,7 +131,7 @@ class Endpoint:
         """The body of the answer. Raises TryAgain or Refusal."""
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
         if self._url.startswith("http:"):
-            headers |= self._to_proxy or {}
+            headers |= self._to_proxy
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         post = self._session.post(
@@ -189,7 +190,7 @@ def check_url(url: str, key: str, example: str) -> None:
     try:
         parts = urlsplit(url)
         usable = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and _port(parts) > 0 and "@" not in parts.netloc
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
         )
     except ValueError:
         usable = False
@@ -197,47 +198,36 @@ def check_url(url: str, key: str, example: str) -> None:
         raise UserError(f"{key} is {url!r}; it must be an address such as {example!r}, without a password in it.")
 
 
-def proxy_of(url: str) -> str:
-    """The proxy by which to reach `url`, of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY and NO_PROXY; empty: none.
+def proxy_of(url: str) -> URL | None:
+    """The proxy by which to reach `url`, of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY and NO_PROXY.
 
     Raises UserError if it is no HTTP proxy.
     """
-    parts, proxies = urlsplit(url), getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
-    if not proxy or proxy_bypass(f"{parts.hostname}:{_port(parts)}"):
-        return ""
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    shown = proxy.rpartition("@")[2]  # without a password
-    try:
-        usable = (
-            urlsplit(proxy).scheme in ("http", "https") and bool(urlsplit(proxy).hostname) and _port(urlsplit(proxy))
-        )
-    except ValueError:
-        usable = False
-    if not usable:
-        variable = f"{parts.scheme.upper()}_PROXY" if parts.scheme in proxies else "ALL_PROXY"
-        raise UserError(
-            f"{variable} is {shown!r}, by which {url} cannot be asked; set it to an HTTP proxy, such as "
-            f"http://proxy:3128, or name {parts.hostname} in NO_PROXY."
-        )
-    return proxy
+    asked, proxies = URL(url), getproxies()
+    given = proxies.get(asked.scheme) or proxies.get("all", "")
+    if not given or proxy_bypass(f"{asked.host}:{asked.port}"):
+        return None
+    with suppress(ValueError):
+        proxy = URL(given if "://" in given else f"http://{given}")
+        if proxy.scheme in ("http", "https") and proxy.host:
+            return proxy
+    raise UserError(
+        f"{asked.scheme.upper() if asked.scheme in proxies else 'ALL'}_PROXY is {given.rpartition('@')[2]!r}, by which "
+        f"{url} cannot be asked; set it to an HTTP proxy, such as http://proxy:3128, or name {asked.host} in NO_PROXY."
+    )
 
 
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
     """Raise SilentServer if nothing listens at an address, or at the proxy before it."""
     proxy = proxy_of(url)
-    parts = urlsplit(proxy or url)
-    assert parts.hostname
+    place, what = proxy or URL(url), "nothing answers there"
+    if proxy:
+        what = f"its proxy {proxy.host}:{proxy.port} does not answer"
+        advice = f"set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to another, or name {URL(url).host} in NO_PROXY"
     try:
-        socket.create_connection((parts.hostname, _port(parts)), min(timeout, CONNECT_CHECK)).close()
+        socket.create_connection((place.host or "", place.port or 0), min(timeout, CONNECT_CHECK)).close()
     except OSError as error:
-        if proxy:
-            where = f"{parts.hostname}:{_port(parts)}"
-            advice = f"HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names it; or name {urlsplit(url).hostname} in NO_PROXY"
-            raise SilentServer(
-                f"{key} is {url!r}, but its proxy {where} does not answer: {error}; {advice}."
-            ) from error
-        raise SilentServer(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
+        raise SilentServer(f"{key} is {url!r}, but {what}: {error}; {advice}.") from error
 
 
 def token_of(variable: str, key: str) -> str:
@@ -268,7 +258,3 @@ def references_shown(references: Tensor | None, count: int) -> list[list[str]]:
     rows = references[:1] if references.stride(0) == 0 else references
     shown = [[png(picture) for picture in eight_bits(row).to("cpu", torch.uint8)] for row in rows]
     return shown * (count // len(shown))
-
-
-def _port(url: SplitResult) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
