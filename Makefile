@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-all · make quick · make simulate · make fuzz · make chaos · make chaos-network · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-all quick simulate fuzz chaos chaos-network parity results reference screenshots docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/reference/failures.md)"
 	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reference/failures.md)"
+	@echo "make chaos-network  a run on three nodes whose network is slow, narrow or cut; CASES (Linux, no root needed)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make results  tables and figures of docs/results again from benchmarks/results, without a GPU"
 	@echo "make reference  generated pages of docs/reference and drawings of docs/images, from the code"
@@ -110,6 +111,10 @@ CHAOS_SECONDS ?= 900
 CHAOS_SEED ?= 1
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos.soak --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
+
+CASES ?=
+chaos-network: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.network $(CASES)
 
 # Packages whose own requirements clash with current tools: without them, and with what their code needs.
 PARITY := .parity

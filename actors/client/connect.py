@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,16 @@ BUSY = "timed out during startup"
 """In Ray's error if its node was not there after 30 s, which no setting changes."""
 UNLISTED = "_ray_internal_solrl"
 """The dashboard and ``ray list jobs`` omit drivers in such a namespace, as they omit Ray's own."""
+
+
+class _Job(JobConfig):
+    """Workers get the folders that are on this process's own path. Ray would also put the present folder first, where a
+    user's ``statistics.py`` would take the place of Python's.
+    """
+
+    def _serialize(self) -> Any:
+        self._py_driver_sys_path[:] = [folder for folder in self._py_driver_sys_path if folder in sys.path]
+        return super()._serialize()
 
 
 @contextmanager
@@ -67,7 +78,7 @@ def join(address: str | None, *, job: str = "") -> Any:
         context = init(
             address=address or "local",
             namespace=None if job else UNLISTED,
-            job_config=JobConfig(metadata={"job_name": job} if job else {}),
+            job_config=_Job(metadata={"job_name": job} if job else {}),
             log_to_driver=False,
             logging_level="error",
         )

@@ -17,9 +17,12 @@ from solrl_ray.metrics.records import Progress
 class ControllerActor:
     """All methods are asynchronous, so they answer while `run` is at work."""
 
+    _name = "controller"
+    """Ray asks for it also after a constructor that raised, or was never called, and would report its error instead."""
+
     def __init__(self, config: Config, folder: Path, classes: Any) -> None:
         """`classes`: `actors.fleet.actor_factory.ActorClasses`."""
-        self._config = config  # set first: Ray asks for the name even if the rest of the constructor raises
+        self._name = f"controller of {config.run.name}, {config.run.iterations} iterations"
         from actors.controller import Controller
         from actors.fleet.actor_factory import ActorFactory
         from actors.ray_world import RayWorld
@@ -28,8 +31,7 @@ class ControllerActor:
 
     def __repr__(self) -> str:
         """Shown in Ray's dashboard and before each line that this process logs."""
-        run = self._config.run
-        return f"controller of {run.name}, {run.iterations} iterations"
+        return self._name
 
     async def run(self) -> None:
         await self._controller.run()

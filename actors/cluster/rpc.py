@@ -8,10 +8,19 @@ from actors.cluster import progress_notes, termination
 
 
 class Callee:
-    """Base of the actors that the controller calls. `ControllerActor`, which other processes call, is a plain actor.
+    """Base of the actors that the controller calls. `ControllerActor`, which other processes call, is a plain actor."""
 
-    Ray shows an actor's `repr` in its dashboard and before each line that its process logs.
-    """
+    def __repr__(self) -> str:
+        """Ray shows it in its dashboard and before each line that the process logs, and asks for it also if the
+        constructor raised: an error here would be reported in place of that one.
+        """
+        try:
+            return self._title()
+        except Exception:
+            return type(self).__name__
+
+    def _title(self) -> str:
+        return type(self).__name__
 
     def send_notes(self, name: str, receiver: str, namespace: str) -> None:
         """See `progress_notes.send_to`."""

@@ -30,7 +30,7 @@ class GpuProcess(Callee):
         self._model = SharedModel(config)
         termination.listen()
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return self._name
 
     def host(self, name: str, role: type, *arguments: Any) -> None:

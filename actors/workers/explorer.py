@@ -36,7 +36,7 @@ class Explorer(SamplingWorker):
         self._repeats = not unreproducible_rewards(config)
         """Whether its scores are reproducible."""
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 

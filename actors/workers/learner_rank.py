@@ -51,7 +51,7 @@ class LearnerRank(Callee):
         self._shared: SharedModel | None = None
         """The model of the card whose role this is; None: it has a process and a model of its own."""
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
     def share(self, model: SharedModel) -> None:

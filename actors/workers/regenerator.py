@@ -48,7 +48,7 @@ class Evaluated:
 class Regenerator(SamplingWorker):
     role = "regenerator"
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"{self._name} samples in {self._config.model.dtype}"
 
     @noted

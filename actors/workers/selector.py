@@ -125,7 +125,7 @@ class Selector(Callee):
         """By iteration; two where exploring runs ahead of learning."""
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"selector of {self._folder.path.name}"
 
     def open(self, plan: IterationPlan) -> Opened:

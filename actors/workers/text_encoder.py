@@ -36,7 +36,7 @@ class TextEncoder(Callee):
         self._model: DiffusionModel | None = None
         self._shared: SharedModel | None = None
 
-    def __repr__(self) -> str:
+    def _title(self) -> str:
         return f"encoder of {self._config.model.family} prompts"
 
     def share(self, model: SharedModel) -> None:

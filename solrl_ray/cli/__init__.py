@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         output.settle()
         _check_home()
+        _check_certificates()
         parser().parse_args(argv, arguments)
         arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
@@ -81,6 +82,14 @@ def _check_home() -> None:
         Path.home()
     except RuntimeError:
         raise UserError("HOME is unset, and this machine knows no home of this user; set HOME to a folder.") from None
+
+
+def _check_certificates() -> None:
+    """Raise UserError for a missing file of certificates: libraries say that without its name, or trust nobody."""
+    if (file := os.environ.get("SSL_CERT_FILE")) and not os.path.isfile(file):
+        raise UserError(
+            f"SSL_CERT_FILE is {file!r}, but there is no such file; name a file of certificates, or unset it."
+        )
 
 
 def _unread() -> bool:

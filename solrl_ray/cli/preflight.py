@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -114,6 +116,19 @@ def family(run: Run) -> None:
     known = FAMILIES.get(config.family)  # an unknown one is refused with its checkpoint
     if known and (why := known.SIZES.why_not_references(config)):
         raise UserError(f"{run.named('model.references')} is {config.references}, but {why}.")
+
+
+def names(run: Run) -> None:
+    """Refuse files in a Ray job's folder named like modules of Python or of what this package needs: that folder comes
+    first on the path of all processes of a job.
+    """
+    needed = {re.split(r"[^\w-]", need)[0].replace("-", "_") for need in metadata.requires("solrl_ray") or ()}
+    for file in sorted(Path.cwd().glob("*.py")) if JOB_FOLDERS in Path.cwd().parts else ():
+        if file.stem in (sys.stdlib_module_names - {"test"}) | needed:
+            raise UserError(
+                f"{file.name} in the job's folder has the name of the module {file.stem}, which every process of the "
+                "job would import from it; rename it."
+            )
 
 
 def cluster(run: Run) -> None:
@@ -339,6 +354,7 @@ def upload(run: Run) -> None:
 CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (
     (configuration, "configuration"),
     (family, "configuration"),
+    (names, "cards"),
     (cluster, "cards"),
     (trackers, "cards"),
     (prompts, "files"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solrl_ray.common.files import replace_folder
+from solrl_ray.common.tokens import check_token
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.storage import continuation
 
@@ -41,8 +42,11 @@ def push(arguments: argparse.Namespace) -> int:
             raise UserError(
                 f"{repository!r} has no owner; it must be one of a user or organisation: OWNER/{repository}."
             )
-        if not arguments.dry_run and get_token() is None:
-            raise UserError("The hub wants a token: set HF_TOKEN, or log in with `hf auth login`.")
+        if not arguments.dry_run:
+            token = get_token()
+            if token is None:
+                raise UserError("The hub wants a token: set HF_TOKEN, or log in with `hf auth login`.")
+            check_token(token, "HF_TOKEN, or the file of `hf auth login`,")
         target = card.Target(repository=repository, revision=arguments.revision)
         folder = run / FOLDER
         replace_folder(folder, card.contents(data, target, lora="lora_best" if arguments.best else "lora"))
@@ -82,6 +86,11 @@ def _told(api: HfApi, repository: str) -> Iterator[None]:
         raise RunError(said) from None
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set, so nothing can be pushed; --dry-run writes the folder alone.") from None
+    except (ImportError, ValueError) as error:  # httpx takes proxies of some kinds, and those of SOCKS with a package
+        raise UserError(
+            f"the hub at {api.endpoint} cannot be asked by the proxy of HTTPS_PROXY or ALL_PROXY: {error}; set an "
+            "HTTP proxy, or name the hub in NO_PROXY."
+        ) from None
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise RunError(f"the hub at {api.endpoint} cannot be reached: {reason}") from error

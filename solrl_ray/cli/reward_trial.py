@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.connection import Connection
 
 from solrl_ray.config.own_functions import Trial
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""With it, a child that is spawned imports nothing of the present folder by chance, such as a user's ``socket.py``."""
 LEAVING = 5.0
 """Seconds in which a child that has answered may give back what its libraries hold, such as semaphores: Python warns
 of those that are left.
@@ -34,8 +36,13 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
     """
     context = get_context("spawn")  # a forked child would inherit locked locks, and no CUDA
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(theirs, tuple(trials), gpu), name="trial of the rewards")
-    child.start()
+    before = {SAFE_PATH: os.environ.get(SAFE_PATH, "")}
+    child = context.Process(target=_child, args=(theirs, tuple(trials), gpu, before), name="trial of the rewards")
+    os.environ[SAFE_PATH] = "1"
+    try:
+        child.start()
+    finally:
+        os.environ.update(before)
     theirs.close()
     try:
         what = " or ".join(f"{trial.key} {trial.spec!r}" for trial in trials)
@@ -62,8 +69,10 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
         child.join(5)
 
 
-def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
+def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool, before: Mapping[str, str]) -> None:
     os.setsid()
+    os.environ.update(before)
+    set_start_method(None, force=True)  # the default, as in workers; here it is this child's, spawn
     import torch
 
     from solrl_ray.rewards.trial import here

@@ -198,10 +198,13 @@ def refuses_files(folder: Path) -> str:
         return "is a file"
     probe = folder / f".{secrets.token_hex(8)}.partial"
     try:
-        probe.open("xb").close()
+        with probe.open("xb") as file:
+            claim(folder, file, alone=True)
     except FileNotFoundError:
         return "takes no files"  # such as /proc
     except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
+            return f"is on a disk without file locks ({error.strerror}), which a run folder needs; choose another disk"
         return f"cannot be written: {error.strerror}"
     finally:
         with suppress(OSError):

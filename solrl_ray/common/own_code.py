@@ -195,7 +195,8 @@ def _import_from_a_new_folder() -> None:
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock = (folder / "unlocked").open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    with suppress(OSError):  # a disk without locks: nobody can lock it there, so nobody removes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
     (folder / "unlocked").rename(folder / "lock")  # so nobody finds it unlocked
     _FOLDERS[folder] = lock
     sys.path.insert(0, str(folder))

@@ -12,17 +12,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import torch
 from PIL import Image
 from torch import Tensor
+from yarl import URL
 
+from solrl_ray.common.tokens import check_token
 from solrl_ray.errors import RewardError, SilentServer, UserError
 from solrl_ray.rewards.preprocessing import eight_bits
 
@@ -41,20 +45,27 @@ T = TypeVar("T")
 class TryAgain(Exception):
     """A failure that may be temporary: no connection, a timeout, a busy or failing server, or no score in an answer."""
 
-    def __init__(self, message: str, seconds: float = 0.0) -> None:
+    def __init__(self, message: str, status: int = 0, seconds: float = 0.0) -> None:
         super().__init__(message)
+        self.status = status
+        """The answer's; 0: there was none."""
         self.seconds = seconds
         """The pause that the server asks for."""
 
 
-class RefusedRequest(RewardError):
-    """An answer that is no success and will be no other one."""
+class FailedRequest(RewardError):
+    """No attempt brought a readable answer."""
 
     def __init__(self, message: str, status: int = 0, words: str = "") -> None:
         super().__init__(message)
         self.status = status
+        """The last answer's; 0: there was none."""
         self.words = words
         """The server's, after status and reason."""
+
+
+class RefusedRequest(FailedRequest):
+    """An answer that is no success and will be no other one."""
 
 
 class Endpoint:
@@ -71,6 +82,10 @@ class Endpoint:
             retries: further attempts after a failure that may be temporary.
         """
         self._name, self._url, self._token = name, url, token
+        self._proxy, self._to_proxy = proxy_of(url), dict[str, str]()
+        if self._proxy and self._proxy.user:
+            login = base64.b64encode(f"{self._proxy.user}:{self._proxy.password or ''}".encode()).decode()
+            self._proxy, self._to_proxy = self._proxy.with_user(None), {"Proxy-Authorization": f"Basic {login}"}
         self._timeout, self._attempts = timeout, retries + 1
         self._loop, self._session = _shared()
         self._lock = threading.Lock()
@@ -84,8 +99,8 @@ class Endpoint:
             read: may raise `TryAgain` to repeat the request.
 
         Raises:
-            RewardError: no attempt brought a readable answer.
-            Refusal: the server refused the request.
+            FailedRequest: no attempt brought a readable answer.
+            RefusedRequest: the server refused the request.
         """
         for attempt in range(self._attempts):
             self.count(requests=1, retries=int(attempt > 0))
@@ -93,9 +108,10 @@ class Endpoint:
                 return read(asyncio.run_coroutine_threadsafe(self._post(body, identity), self._loop).result())
             except TryAgain as error:
                 if attempt + 1 == self._attempts:
-                    raise RewardError(
+                    raise FailedRequest(
                         f"Reward {self._name} got no scores from {self._url} in {self._attempts} attempts of at most "
-                        f"{self._timeout:g} s; the last one: {error}."
+                        f"{self._timeout:g} s; the last one: {error}.",
+                        error.status,
                     ) from error
                 time.sleep(max(PAUSE * 2**attempt, min(error.seconds, self._timeout)))
         raise AssertionError("unreachable")
@@ -114,9 +130,18 @@ class Endpoint:
     async def _post(self, body: bytes, identity: str) -> bytes:
         """The body of the answer. Raises TryAgain or Refusal."""
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
+        if self._url.startswith("http:"):
+            headers |= self._to_proxy
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        post = self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
+        post = self._session.post(
+            self._url,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            proxy=self._proxy,
+            proxy_headers=self._to_proxy,
+        )
         answer = bytearray()
         try:
             async with asyncio.timeout(self._timeout), post as response:
@@ -130,7 +155,7 @@ class Endpoint:
             return bytes(answer)
         words = f"{response.status} {response.reason}: {' '.join(answer.decode(errors='replace').split())[:500]}"
         if response.status == 429 or response.status >= 500:
-            raise TryAgain(words, _seconds(response.headers.get("Retry-After", "")))
+            raise TryAgain(words, response.status, _seconds(response.headers.get("Retry-After", "")))
         message = f"Reward {self._name} was refused by {self._url}: {words}."
         raise RefusedRequest(message, response.status, words)
 
@@ -165,7 +190,7 @@ def check_url(url: str, key: str, example: str) -> None:
     try:
         parts = urlsplit(url)
         usable = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and _port(parts) > 0 and "@" not in parts.netloc
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
         )
     except ValueError:
         usable = False
@@ -173,23 +198,46 @@ def check_url(url: str, key: str, example: str) -> None:
         raise UserError(f"{key} is {url!r}; it must be an address such as {example!r}, without a password in it.")
 
 
+def proxy_of(url: str) -> URL | None:
+    """The proxy by which to reach `url`, of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY and NO_PROXY.
+
+    Raises UserError if it is no HTTP proxy.
+    """
+    asked, proxies = URL(url), getproxies()
+    given = proxies.get(asked.scheme) or proxies.get("all", "")
+    if not given or proxy_bypass(f"{asked.host}:{asked.port}"):
+        return None
+    with suppress(ValueError):
+        proxy = URL(given if "://" in given else f"http://{given}")
+        if proxy.scheme in ("http", "https") and proxy.host:
+            return proxy
+    raise UserError(
+        f"{asked.scheme.upper() if asked.scheme in proxies else 'ALL'}_PROXY is {given.rpartition('@')[2]!r}, by which "
+        f"{url} cannot be asked; set it to an HTTP proxy, such as http://proxy:3128, or name {asked.host} in NO_PROXY."
+    )
+
+
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
-    """Raise SilentServer if nothing listens at an address."""
-    parts = urlsplit(url)
-    assert parts.hostname
+    """Raise SilentServer if nothing listens at an address, or at the proxy before it."""
+    proxy = proxy_of(url)
+    place, what = proxy or URL(url), "nothing answers there"
+    if proxy:
+        what = f"its proxy {proxy.host}:{proxy.port} does not answer"
+        advice = f"set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to another, or name {URL(url).host} in NO_PROXY"
     try:
-        socket.create_connection((parts.hostname, _port(parts)), min(timeout, CONNECT_CHECK)).close()
+        socket.create_connection((place.host or "", place.port or 0), min(timeout, CONNECT_CHECK)).close()
     except OSError as error:
-        raise SilentServer(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
+        raise SilentServer(f"{key} is {url!r}, but {what}: {error}; {advice}.") from error
 
 
 def token_of(variable: str, key: str) -> str:
-    """The value of an environment variable; empty if none is named. Raises UserError if it is not set."""
-    token = os.environ.get(variable, "") if variable else ""
+    """The value of an environment variable; empty if none is named. Raises UserError if it is not set, or no token."""
+    token = os.environ.get(variable, "").strip() if variable else ""
     if variable and not token:
         raise UserError(
             f"{key} is {variable!r}, but that environment variable is not set; set it to the server's token."
         )
+    check_token(token, variable)
     return token
 
 
@@ -210,7 +258,3 @@ def references_shown(references: Tensor | None, count: int) -> list[list[str]]:
     rows = references[:1] if references.stride(0) == 0 else references
     shown = [[png(picture) for picture in eight_bits(row).to("cpu", torch.uint8)] for row in rows]
     return shown * (count // len(shown))
-
-
-def _port(url: SplitResult) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)

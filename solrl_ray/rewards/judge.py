@@ -20,6 +20,7 @@ from solrl_ray.rewards.base import IMAGES, VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (
     CONNECT_CHECK,
     Endpoint,
+    FailedRequest,
     RefusedRequest,
     TryAgain,
     check_reachable,
@@ -30,6 +31,8 @@ from solrl_ray.rewards.endpoint import (
 )
 from solrl_ray.rewards.preprocessing import eight_bits
 
+FORMAT_REFUSED = (400, 404, 422, 500, 501)
+"""Statuses of servers that do not know `response_format`."""
 ALTERNATIVES = 20
 """Most likely first tokens to request, the interface's maximum."""
 PROMPT = "{prompt}"
@@ -69,7 +72,7 @@ class Judge(CheckpointReward):
         self._config, self._frames = judge, config.frames.count if config.frames else 0
         url = judge.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=judge.timeout, retries=judge.retries)
-        self._format = _format(judge.question)
+        self._format = {} if "response_format" in judge.request else _format(judge.question)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
@@ -112,10 +115,12 @@ class Judge(CheckpointReward):
         if form := self._format:
             try:
                 return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
-            except RefusedRequest as refusal:
-                if refusal.status not in (400, 422):
+            except FailedRequest as error:
+                if error.status not in FORMAT_REFUSED:
                     raise
-                self._format = {}  # not every endpoint can
+            scored = self._endpoint.ask(body, identity, self._read)
+            self._format = {}  # it can score, but not in this form
+            return scored
         return self._endpoint.ask(body, identity, self._read)
 
     def _body(self, pictures: Sequence[str], prompt: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from actors import ray_world
 from actors.client import launch
 from actors.client.controller_actor import ControllerActor
 from actors.fleet.actor_factory import ActorClasses
+from actors.workers.card import GpuProcess
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import RunError
@@ -31,6 +33,13 @@ def test_a_controller_that_cannot_be_made_has_a_name(tmp_path: Path, monkeypatch
     with pytest.raises(RunError, match="the cluster is gone"):
         front.__init__(config, folder(config), ActorClasses())  # type: ignore[misc]
     assert repr(front) == "controller of unmade, 3 iterations"
+
+
+@pytest.mark.parametrize(
+    "role", [ControllerActor, GpuProcess, *astuple(ActorClasses())], ids=lambda role: role.__name__
+)
+def test_an_actor_whose_constructor_was_never_called_has_a_name(role: type) -> None:
+    assert role.__name__.lower().startswith(repr(role.__new__(role)).lower()[:8])
 
 
 def test_who_asks_a_run_that_is_still_opening_is_told_to_ask_again(

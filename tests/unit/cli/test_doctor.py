@@ -1,5 +1,9 @@
 """`solrl doctor` tests the tiers that a machine has, says which it lacks, and fails when a self-test fails."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from solrl_ray.cli import main
 from solrl_ray.cli.doctor import Finding, devices, examine
 from solrl_ray.quantization import nvfp4
+from tests.support.documents import ROOT
 
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
 
@@ -36,6 +41,24 @@ def test_runs_can_be_kept_in_folders_alone_that_take_files(tmp_path: Path) -> No
     for root, problem in ((tmp_path / "file", f"{tmp_path}/file is a file"), (Path("/proc/x"), "/proc takes no files")):
         storage = found(root)["storage", "runs"]
         assert (storage.state, storage.detail) == ("FAILS", f"{root}: {problem}")
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "ENOSYS"])
+def test_on_a_disk_without_file_locks_doctor_says_what_train_says(tmp_path: Path, error: str) -> None:
+    """Seen by the program itself: its kernel answers `flock` with this error."""
+    without = [sys.executable, str(ROOT / "tests/support/without_locks.py"), error, sys.executable, "-m", "solrl_ray"]
+    root = f"run.root={tmp_path}"
+    said = []
+    for command in (["doctor", "--root", str(tmp_path)], ["train", "demo", "--set", root, "--dry-run"]):
+        done = subprocess.run([*without, *command], capture_output=True, text=True, cwd=ROOT, check=False)
+        if done.returncode == 77:
+            pytest.skip("this kernel takes no seccomp filter")
+        said.append(" ".join((done.stdout + done.stderr).split()))
+        assert done.returncode in (1, 2), said
+        assert "Traceback" not in said[-1]
+    why = f"{tmp_path} is on a disk without file locks ({os.strerror(getattr(errno, error))})"
+    assert all(why in each for each in said), said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failing_self_test_is_named_and_gives_status_1(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard, close_session, constants
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.policy.saving import save_lora
@@ -199,6 +199,26 @@ def test_a_wrong_token_is_told_and_not_shown(
     assert "HF_TOKEN" in captured.err
     assert hub.tokens == {"hf_wrong"}
     assert "hf_wrong" not in captured.out + captured.err + "".join(p.read_text() for p in (run / "hub").glob("*.md"))
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "carrier://127.0.0.1:1"])
+def test_a_proxy_or_a_token_that_the_hub_cannot_be_asked_with_is_told(
+    run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxy: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "“hf_quoted”")
+    assert "HF_TOKEN" in (said := refusal(capsys, "push", run, "me/small"))
+    assert "quoted" not in said
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    close_session()
+    assert solrl("push", run, "me/small") == 2
+    close_session()
+    assert "by the proxy of HTTPS_PROXY or ALL_PROXY: " in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
+    assert refusal(capsys, "push", run, "me/small").startswith("SSL_CERT_FILE is '/no/such.pem', but ")
 
 
 def test_a_hub_that_does_not_answer_is_told(

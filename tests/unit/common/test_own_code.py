@@ -13,6 +13,7 @@ import pytest
 from solrl_ray.common import own_code
 from solrl_ray.common.own_code import OwnCode
 from solrl_ray.errors import UserError
+from tests.support.documents import ROOT
 
 
 @pytest.fixture
@@ -128,6 +129,16 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(here: Path, m
     assert len(folders()) == 1
     subprocess.run([sys.executable, "-c", load], check=True, cwd=here)
     assert folders() == []
+
+
+def test_files_are_imported_from_a_disk_without_locks(here: Path) -> None:
+    write(here, one="def f():\n    return 1\n")
+    load = "from solrl_ray.common import own_code; print(own_code.load(own_code.find('one.py:f', '')).f())"
+    without = [sys.executable, str(ROOT / "tests/support/without_locks.py"), "ENOLCK"]
+    done = subprocess.run([*without, sys.executable, "-c", load], capture_output=True, text=True, cwd=here)
+    if done.returncode == 77:
+        pytest.skip("this kernel takes no seccomp filter")
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_functions_in_one_package_share_its_modules(here: Path) -> None:

@@ -192,6 +192,23 @@ def test_a_number_alone_is_asked_for_as_json_until_an_endpoint_refuses_that() ->
         assert "response_format" not in server.asked[0].body
 
 
+@pytest.mark.parametrize("status", [404, 422, 500, 501])
+def test_a_server_that_fails_at_the_form_of_an_answer_is_asked_without(status: int) -> None:
+    with serving(lambda asked: (status, b"what?") if "response_format" in asked.body else "5") as server:
+        one = judge(server.url, retries=1)
+        assert one.score(images()[:1], ["a"]).tolist() == one.score(images()[1:], ["a"]).tolist() == [0.5]
+    forms = ["response_format" in asked.body for asked in server.asked]
+    assert forms == [*[True] * (2 if status >= 500 else 1), False, False]  # a failing server is asked again
+
+
+@pytest.mark.parametrize("given", [None, {"type": "json_object"}])
+def test_a_form_of_the_users_own_is_the_only_one(given: Any) -> None:
+    with serving(lambda asked: '{"score": 5}') as server:
+        assert judge(server.url, request={"response_format": given}).score(images()[:1], ["a"]).tolist() == [0.5]
+    assert [asked.body.get("response_format") for asked in server.asked] == [given]
+    assert ("response_format" in server.asked[0].body) == (given is not None)
+
+
 NESTED = b'{"choices": ' + b"[" * 100_000
 
 
@@ -287,7 +304,7 @@ def test_an_endpoint_that_refuses_a_question_is_missed_before_the_run(path: str,
             UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to what"
         ):
             rewards.check([config(url)], [SampleShape(5, 5)], str)
-        assert len(server.asked) == (2 if status == 400 else 1)  # once without asking for JSON
+        assert len(server.asked) == (1 if status == 401 else 2)  # once without asking for JSON
 
 
 def test_an_endpoint_that_is_busy_before_the_run_may_answer_later() -> None:

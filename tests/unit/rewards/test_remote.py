@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BufferedIOBase
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import SampleShape
 from solrl_ray.rewards import endpoint
 from tests.support.http_server import Quiet, listening
+from tests.support.proxy import proxying
 
 PROMPTS = ["a red square", "two blue circles"]
 Answer = tuple[int, bytes]
@@ -219,6 +221,59 @@ def test_a_token_comes_from_the_environment(serve: Callable[..., Seen], monkeypa
     monkeypatch.setenv("MY_TOKEN", "s3cret")
     score(seen.url, token_variable="MY_TOKEN")
     assert seen.requests[0][1]["Authorization"] == "Bearer s3cret"
+    monkeypatch.setenv("MY_TOKEN", "s3cret\n")  # as of a secret that was made from a file
+    score(seen.url, token_variable="MY_TOKEN")
+    assert seen.requests[1][1]["Authorization"] == "Bearer s3cret"
+    for wrong in ("“s3cret”", "s3\ncret", "s3 cret"):
+        monkeypatch.setenv("MY_TOKEN", wrong)
+        with pytest.raises(UserError, match=r"^MY_TOKEN holds the character ") as refused:
+            rewards.check([config(seen.url, token_variable="MY_TOKEN")], [SampleShape(5, 5)], str)
+        assert "cret" not in str(refused.value)
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_a_server_that_only_a_proxy_knows_is_asked_by_it(
+    serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, no_proxies: None, variable: str
+) -> None:
+    seen, url = serve(GOOD), "http://rewards.internal/score"
+    with proxying({"rewards.internal": urlsplit(seen.url).netloc}) as (proxy, asked):
+        monkeypatch.setenv(variable, proxy.replace("//", "//me:secret@"))
+        rewards.check([config(url)], [SampleShape(5, 5)], str)
+        by_proxy = score(url)
+        assert asked == [f"POST {url} Basic bWU6c2VjcmV0"]  # me:secret
+        assert "Proxy-Authorization" not in seen.requests[0][1]
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        assert score(seen.url).equal(by_proxy)
+        assert len(asked) == 1
+
+
+def test_a_proxy_that_refuses_or_cannot_be_used_is_named_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, no_proxies: None
+) -> None:
+    url = "https://rewards.internal/score"
+    with proxying({}) as (proxy, asked):
+        monkeypatch.setenv("HTTPS_PROXY", proxy.replace("//", "//me:secret@"))
+        with pytest.raises(RewardError, match="403") as refused:
+            score(url, retries=0)
+        assert asked == ["CONNECT rewards.internal:443"]
+        assert "secret" not in str(refused.value)
+    with pytest.raises(UserError, match=r"its proxy 127\.0\.0\.1:\d+ does not answer: .* HTTPS_PROXY") as silent:
+        rewards.check([config(url)], [SampleShape(5, 5)], str)
+    assert "secret" not in str(silent.value)
+    for variable, proxy in (("HTTPS_PROXY", "socks5://me:secret@127.0.0.1:1080"), ("ALL_PROXY", "http://127.0.0.1:x")):
+        monkeypatch.delenv("HTTPS_PROXY")
+        monkeypatch.setenv(variable, proxy)
+        with pytest.raises(UserError, match=rf"^{variable} is .*127\.0\.0\.1:.* to an HTTP proxy") as unusable:
+            rewards.check([config(url)], [SampleShape(5, 5)], str)
+        assert "secret" not in str(unusable.value)
+        monkeypatch.setenv("HTTPS_PROXY", "")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,65 @@ def unknown(prompt, address):
     raise KeyError(prompt)
 """
 
+KEPT = """
+from multiprocessing import Pool
+from beside import mean
+
+POOL = Pool(1)
+
+def kept(images, prompts):
+    return POOL.map(mean, images.numpy())
+"""
+STARTS = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from torch.utils.data import DataLoader
+from beside import mean
+
+def one(image):
+    return mean(image)
+
+def put(queue, image):
+    queue.put(one(image))
+
+def process(images, prompts):
+    context, scores = get_context(), []
+    for image in images.numpy():
+        queue = context.SimpleQueue()
+        context.Process(target=put, args=(queue, image)).start()
+        scores.append(queue.get())
+    return scores
+
+def alone(images, prompts):
+    return [one(image) for image in images.numpy()]
+
+class Images:
+    def __init__(self, images):
+        self.images = images
+    def __len__(self):
+        return len(self.images)
+    def __getitem__(self, index):
+        return one(self.images[index])
+
+def pool(method, images):
+    with get_context(method).Pool(1) as pool:
+        return pool.map(one, images)
+
+def executor(method, images):
+    with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+        return list(pool.map(one, images))
+
+def loader(method, images):
+    loaded = DataLoader(Images(images), batch_size=None, num_workers=1, multiprocessing_context=method)
+    return [float(score) for score in loaded]
+
+def way(kind, method):
+    return lambda images, prompts: kind(method, images.numpy())
+
+pool_default, executor_default, loader_default = (way(kind, None) for kind in (pool, executor, loader))
+pool_spawn = way(pool, "spawn")
+"""
+
 
 @pytest.fixture
 def of(tmp_path: Path) -> Trials:
@@ -136,6 +195,26 @@ def test_what_functions_give_comes_back_from_the_child(of: Trials) -> None:
     for scores in means:
         assert scores == pytest.approx([0.5, 0.5], abs=0.05)  # means of uniform noise
         assert scores[0] != scores[1]
+
+
+def test_functions_that_start_processes_give_the_same_by_every_way_to_start_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children import the file as the trial did, and nothing of the present folder by chance. A pool made at import
+    needs fork, which is the default alone.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "socket.py").write_text("raise SystemError('imported by chance')\n")
+    (tmp_path / "starts.py").write_text(STARTS)
+    (tmp_path / "beside.py").write_text("def mean(image):\n    return float(image.mean())\n")
+    ways = ["kept", "process", "pool_default", "executor_default", "loader_default", "pool_spawn"]
+    (tmp_path / "keeps.py").write_text(KEPT)
+    kinds = [f"{tmp_path}/{'keeps' if way == 'kept' else 'starts'}.py:{way}" for way in ("alone", *ways)]
+    config = [RewardConfig(kind=kind) for kind in kinds]
+    trials = [trial.Trial("rewards.0.kind (my.yaml)", each, SHAPES, ("a", "b")) for each in config]
+    alone, *found = reward_trial.in_child(trials, gpu=False, seconds=patience(240.0))  # type: ignore[misc]
+    assert alone[0] != alone[1]
+    assert dict(zip(ways, found, strict=True)) == dict.fromkeys(ways, alone)
 
 
 def test_nothing_is_left_behind_by_a_child_that_answered(of: Trials, tmp_path: Path) -> None:
