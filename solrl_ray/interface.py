@@ -26,7 +26,7 @@ from typing import Any
 
 from solrl_ray.cli import configured, preflight
 from solrl_ray.cli.preflight import Run as Checked
-from solrl_ray.common import own_code, ray_auth
+from solrl_ray.common import own_code, ray_auth, system_package
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import named, own_functions
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
@@ -244,6 +244,7 @@ def _start(
     live: bool,
 ) -> Run:
     _settle_libraries()
+    system_package.settle()
     run = Run(RunFolder.of(loaded.config).path.absolute())
     joins = address or os.environ.get("RAY_ADDRESS")
     with _signals_kept(), _hidden_main():
@@ -299,7 +300,7 @@ class _Watch:
     def update(self, progress: Any) -> None:
         """Show a snapshot; raises KeyboardInterrupt if the run was told to stop, and what a callback raises."""
         self._view.update(progress)
-        if self._callbacks and progress.iteration > self._told + 1:
+        if self._callbacks and len(progress.train_rewards) > self._told + 1:
             for record in self._iterations():
                 if record.iteration > self._told:
                     self._told = record.iteration

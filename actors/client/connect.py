@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
 from actors.cluster import wait
-from solrl_ray.common import interrupts, ray_auth
-from solrl_ray.errors import RunError
+from solrl_ray.common import interrupts, ray_auth, system_package
+from solrl_ray.errors import RunError, UserError
 
 ACCESS_CHECK_SECONDS = 10.0
 BUSY = "timed out during startup"
@@ -25,11 +25,14 @@ UNLISTED = "_ray_internal_solrl"
 
 class _Job(JobConfig):
     """Workers get the folders that are on this process's own path. Ray would also put the present folder first, where a
-    user's ``statistics.py`` would take the place of Python's.
+    user's ``statistics.py`` would take the place of Python's. If another package there is called `actors`, this
+    installation's folder comes before it.
     """
 
     def _serialize(self) -> Any:
         self._py_driver_sys_path[:] = [folder for folder in self._py_driver_sys_path if folder in sys.path]
+        if system_package.is_shadowed():
+            self._py_driver_sys_path.append(str(system_package.FOLDER))  # workers search the last one first
         return super()._serialize()
 
 
@@ -45,6 +48,11 @@ def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterato
     Raises UserError, RunError as `join`.
     """
     if ray.is_initialized():
+        if system_package.is_shadowed():
+            raise UserError(
+                "Ray was started by this process before, and its workers would import another package called "
+                f"{system_package.NAME} from a folder on Python's path; call ray.shutdown() first, or rename it."
+            )
         yield False
         return
     context = join(address or os.environ.get("RAY_ADDRESS"), job=job)

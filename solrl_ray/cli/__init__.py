@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from solrl_ray.cli.options import parser
-from solrl_ray.common import output
+from solrl_ray.common import output, system_package
 from solrl_ray.config import named
 from solrl_ray.errors import RunError, UserError
 
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.settle()
         _check_home()
         _check_certificates()
+        system_package.settle()
         parser().parse_args(argv, arguments)
         arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import solrl_ray
 from solrl_ray.cli import preflight
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
 from solrl_ray.cli.preflight import Run
@@ -27,7 +26,6 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
-    _check_system()
     run = Run(loaded.config, loaded.sources, address=_address(arguments), resumes=arguments.resume is not None)
     arithmetic = print_plan(preflight.check(run, "configuration", "cards", "folder", "files"))
     if arguments.dry_run:
@@ -133,7 +131,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     given = {key: (option, value) for key, (option, value) in options.items() if value is not None}
     file = run / continuation.FILE
     loaded = load_with_sources([file], arguments.set, given)
-    _check_system()
     ray_auth.settle(local=_address(arguments) is None)
     from actors.client import evaluate as evaluation
     from solrl_ray.evaluation import request as asked
@@ -226,7 +223,6 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def validate(arguments: argparse.Namespace) -> int:
     """Check a model on this machine's device and write a report; status 1 if a step failed."""
-    _check_system()
     from solrl_ray.cli import validate
 
     return validate.run(arguments)
@@ -257,15 +253,3 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     if silent and not found and run and RunFolder(run).lock.held:
         raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")
     return found
-
-
-def _check_system() -> None:
-    """Raise UserError unless the package `actors` is the one that belongs to this `solrl_ray`."""
-    import actors
-
-    found, ours = Path(str(actors.__file__)).parent, Path(solrl_ray.__file__).parent.with_name("actors")
-    if found.resolve() != ours.resolve():
-        raise UserError(
-            f"The package 'actors' was imported from {found}, but solrl_ray's own is {ours}; "
-            "start from another folder or remove the other package."
-        )

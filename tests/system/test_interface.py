@@ -47,7 +47,8 @@ def overrides(root: Path, name: str) -> dict[str, object]:
 def test_a_notebook_trains_stops_resumes_and_trains_again(calm: Config, forked_workers: None, tmp_path: Path) -> None:
     """Preset rewards: the digests of the command's run. Then a function of a cell, in the same kernel."""
     settings = json.dumps(overrides(tmp_path, "cells") | {"fleet.learners.threads": 1})
-    (tmp_path / "actors").mkdir()  # a user's own package of that name
+    (tmp_path / "actors").mkdir()  # the user's own package of that name
+    (tmp_path / "actors" / "__init__.py").write_text("raise SystemError('imported in place of the installed one')\n")
     lines = notebook(
         tmp_path,
         f"import json, solrl_ray\nsettings = json.loads({settings!r})\nseen = []",

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import solrl_ray
 from solrl_ray.cli import verbs
 from tests.support.command_line import begin, refusal, solrl
-from tests.support.processes import python
 from tests.support.sentences import names
 from tests.support.tiny import build_flux2_klein, build_pipeline
 
@@ -206,14 +204,6 @@ def test_a_home_is_expanded_in_the_folder_to_resume(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert refusal(capsys, "train", "--resume=~/gone") == f"{tmp_path}/gone is not a run folder: it has no config.yaml."
     assert refusal(capsys, "train", "--resume=~nobody-here/run").startswith("--resume is '~nobody-here/run', but this")
-
-
-def test_a_foreign_package_called_actors_is_refused(config_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "actors").mkdir()
-    (tmp_path / "actors" / "__init__.py").write_text("")
-    ours = str(Path(solrl_ray.__file__).parents[1])
-    said = python("-m", "solrl_ray", "train", config_file, status=2, cwd=tmp_path, PYTHONPATH=ours)
-    assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in said
 
 
 @pytest.mark.parametrize(
