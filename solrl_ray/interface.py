@@ -32,7 +32,7 @@ from solrl_ray.config import named, own_functions
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.run_folder import PLAN_FILE, RunFolder
 
 Preset = str | os.PathLike[str]
 Callback = Callable[["Run", IterationMetrics], object]
@@ -40,12 +40,16 @@ PROMPT_COLUMNS = ("prompt", "text", "caption")
 """Columns of a table that hold its prompts; the first one found counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a run would do, need and take. Prints as text; Jupyter shows it as HTML."""
 
+    verdict: str
+    """One line, such as ``fits: about 61 min for 200 iterations on 1 × NVIDIA H100 80GB; peak 56.9 of 85.5 GB``."""
+    summary: str
+    """The verdict and the main rows, as `solrl plan` prints them."""
     text: str
-    """The plan as `solrl plan` prints it."""
+    """Every row, as `solrl plan -v` prints them."""
     fits: bool | None
     """Whether the run fits the GPU; None if no GPU was named, or its memory or the model's is unknown."""
     problem: str = ""
@@ -56,7 +60,7 @@ class Plan:
     """The most memory that one GPU holds, estimated, in units of 1e9 bytes; None if unknown."""
 
     def __str__(self) -> str:
-        return f"{self.text}\n{self.problem}".rstrip()
+        return f"{self.summary}\n{self.problem}".rstrip()
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -141,39 +145,26 @@ def plan(
 
     Raises UserError for bad input. A run that does not fit is no error: see `Plan.problem`.
     """
-    from solrl_ray.planning import fitting
-    from solrl_ray.planning.forecast import forecast, times
-    from solrl_ray.planning.prices import Unpriced, cluster_of, orchestration, price_list
+    from solrl_ray.cli.planned import on_cluster, planned
+    from solrl_ray.planning.prices import cluster_of
 
     loaded = _load(presets, overrides, rewards, prompts, heldout)
     preflight.check(Checked(loaded.config, loaded.sources), "configuration")
-    cluster = prices = card = None
-    if gpu:
-        cluster = cluster_of(None, gpu)
-        prices = price_list(cluster.gpu)
-        card = prices.device
-        configured.check_tier(loaded, prices.gpu, prices.fastest)
-        loaded = replace(loaded, config=configured.on_card(loaded.config, prices.fastest))
+    cluster = cluster_of(None, gpu) if gpu else None
+    if cluster:
+        loaded = on_cluster(loaded, cluster)
     checked = Checked(loaded.config, loaded.sources, planned=True, elsewhere=bool(gpu))
-    text, problem, fits, hours, peak = io.StringIO(), "", None, None, None
-    with redirect_stdout(text):
-        preflight.check(checked, "files")
-        try:
-            arithmetic = configured.print_plan(checked, timed=bool(gpu), card=card)
-        except UserError as error:
-            if card is None:
-                raise
-            return Plan(text.getvalue().rstrip(), fits=False, problem=str(error))
-        if card and (made := fitting.fitted(arithmetic, card)) and arithmetic.facts.memory_is_known:
-            fits, peak = True, fitting.peak(made) / 1e9
-        if cluster and prices:
-            print(times(arithmetic, cluster, prices))
-            try:
-                seconds = forecast(arithmetic, prices, cluster, orchestration()).seconds
-                hours = seconds * loaded.config.run.iterations / 3600
-            except Unpriced:
-                hours = None
-    return Plan(text.getvalue().rstrip(), fits, problem, hours, peak)
+    with redirect_stdout(io.StringIO()):  # progress of slow checks
+        made = planned(preflight.check(checked, "files"), cluster)
+    return Plan(
+        verdict=made.verdict,
+        summary=made.short(),
+        text=made.whole(),
+        fits=made.fits,
+        problem=str(made.problem or ""),
+        hours=made.hours,
+        peak_gb=None if made.peak is None else made.peak / 1e9,
+    )
 
 
 def train(
@@ -243,13 +234,18 @@ def _start(
     block: bool,
     live: bool,
 ) -> Run:
+    from solrl_ray.cli.planned import planned
+
     _settle_libraries()
     system_package.settle()
     run = Run(RunFolder.of(loaded.config).path.absolute())
     joins = address or os.environ.get("RAY_ADDRESS")
     with _signals_kept(), _hidden_main():
         checked = Checked(loaded.config, loaded.sources, address=joins, resumes=resumes)
-        arithmetic = configured.print_plan(preflight.check(checked, "configuration", "cards", "folder", "files"))
+        made = planned(preflight.check(checked, "configuration", "cards", "folder", "files"))
+        print(made.start(str(RunFolder.of(loaded.config).path / PLAN_FILE)), flush=True)
+        for warning in made.warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
     ray_auth.settle(local=joins is None)
 
     def work() -> None:
@@ -258,7 +254,14 @@ def _start(
 
         view: Any = _Watch(LiveView(plain=not live), run, callbacks)
         try:
-            launch.train(loaded.config, resume=resumes, address=address, view=view, facts=arithmetic.facts)
+            launch.train(
+                loaded.config,
+                resume=resumes,
+                address=address,
+                view=view,
+                facts=made.arithmetic.facts,
+                plan=made.whole(),
+            )
         except KeyboardInterrupt as interrupt:
             if not run._stopping.is_set():
                 raise

@@ -41,7 +41,7 @@ from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.resume import check_prompts
-from solrl_ray.storage.run_folder import RAY_LOG, RESUME_PATIENCE, SUMMARY_FILE, RunFolder
+from solrl_ray.storage.run_folder import PLAN_FILE, RAY_LOG, RESUME_PATIENCE, SUMMARY_FILE, RunFolder
 from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
@@ -58,6 +58,7 @@ def train(
     live: bool = True,
     view: LiveView | None = None,
     facts: ModelFacts | None = None,
+    plan: str = "",
     classes: ActorClasses | None = None,
 ) -> int:
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
@@ -68,6 +69,7 @@ def train(
         view: shows progress in place of those.
         facts: sizes of the model, with which a card decides what is left open to it (`fitting.resolve_auto`); without
             them ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
+        plan: the text of `plan.txt` in the run folder; empty: none is written.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
@@ -86,6 +88,8 @@ def train(
             if not over:
                 check_prompts(folder, config)
                 folder.note_start(sys.argv)
+                if plan:
+                    files.replace_file(folder.path / PLAN_FILE, f"{plan}\n".encode())
         except BaseException:
             folder.lock.release()
             raise

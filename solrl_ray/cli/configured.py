@@ -1,4 +1,4 @@
-"""The configuration of a command, for a new, a resumed or a forked run, and what `solrl plan` prints of it."""
+"""The configuration of a command, for a new, a resumed or a forked run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.cli.preflight import Run
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, located
 from solrl_ray.config import own_functions, strategies
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.planning import fitting
-from solrl_ray.planning.advice import advice
-from solrl_ray.planning.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.planning.fitting import Gpu
 from solrl_ray.storage import continuation
 
 
@@ -98,28 +93,6 @@ def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
     if (located(root, "run.root") / was.run.name).absolute() != here:
         root = str(here.parent)
     return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
-
-
-def print_plan(run: Run, *, timed: bool = False, card: Gpu | None = None) -> Arithmetic:
-    """Print and return the arithmetic of a checked run, with notes and warnings.
-
-    `timed`: the duration will be printed after it; `card`: the type of its GPUs. Raises `UserError` as `fitting.check`
-    if it does not fit them.
-    """
-    prompts = {"train_prompts": len(run.train) or None, "heldout_prompts": len(run.heldout) or None}
-    assert run.facts is not None  # of `preflight.model`
-    config = fitting.with_activation_memory(run.config, run.facts, card) if card else run.config
-    arithmetic = describe(config, run.facts, **prompts)
-    print(arithmetic.table(without="time" if timed else ""), flush=True)
-    if on_gpus := fitting.rows(arithmetic, card):
-        print(paragraphs(on_gpus), flush=True)
-    if card and (fits := fitting.sentence(arithmetic, card)):
-        print(paragraphs([("fits", fits)]), flush=True)
-    for note in (*run.notes, *advice(config)):
-        print(f"note: {note}", flush=True)
-    for warning in strategies.warnings(config):
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
-    return arithmetic
 
 
 def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:

@@ -60,6 +60,7 @@ SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="s
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the run's Ray cluster; auto: this machine's")
 PLAIN = _shared("--no-live", action="store_true", help="plain lines instead of the live view")
+VERBOSE = _shared("-v", "--verbose", action="store_true", help="print the whole plan")
 RUN = _shared("run", type=_path, metavar="RUN", help="run folder, such as runs/demo")
 RUNS = _shared("runs", nargs="+", type=_path, metavar="RUN", help="run folders; several are compared")
 LIVE_RUN = _shared("run", nargs="?", type=_path, metavar="RUN", help="run folder; default: the cluster's live run")
@@ -84,7 +85,7 @@ def _add(
 
 
 def _train(commands: Any) -> None:
-    command = _add(commands, "train", verbs.train, "train a policy", CONFIG, SET, CLUSTER, PLAIN)
+    command = _add(commands, "train", verbs.train, "train a policy", CONFIG, SET, CLUSTER, PLAIN, VERBOSE)
     words = "continue the run in this folder, or the run that CONFIG names"
     command.add_argument("--resume", nargs="?", const="", metavar="RUN", help=words)
     words = (
@@ -94,11 +95,13 @@ def _train(commands: Any) -> None:
     command.add_argument("--from", dest="init", default="", metavar="RUN|LORA", help=words)
     words = "begin the run, or resume it if its folder holds one"
     command.add_argument("--continue", dest="go_on", action="store_true", help=words)
-    command.add_argument("--dry-run", action="store_true", help="check everything, print the arithmetic, stop")
+    command.add_argument("--dry-run", action="store_true", help="check everything, print the plan, stop")
 
 
 def _plan(commands: Any) -> None:
-    command = _add(commands, "plan", verbs.plan, "print the arithmetic of a run", CONFIG, SET)
+    command = _add(
+        commands, "plan", verbs.plan, "say whether a run fits, and what it does and takes", CONFIG, SET, VERBOSE
+    )
     command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: print what it lacks for this run")
     command.add_argument(
         "--gpu",

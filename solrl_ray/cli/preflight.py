@@ -27,6 +27,7 @@ from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, own_functions
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import pools
+from solrl_ray.config.problems import counted
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
@@ -37,6 +38,8 @@ from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0
 """Time between two lines on what a slow check does."""
+BEFORE = "before the run starts: "
+"""Beginning of a plan's note on something that is missing on this machine; the key follows."""
 JOB_FOLDERS = "working_dir_files"
 """Name of the folder in which Ray keeps the uploaded working directories of jobs."""
 
@@ -175,15 +178,14 @@ def prompts(run: Run) -> None:
 
 
 def _before_it_starts(key: str, place: str) -> str:
-    return f"before the run starts: {key} is {place!r}, which is not on this machine"
+    return f"{BEFORE}{key} is {place!r}, which is not on this machine"
 
 
 def _read_prompts(run: Run) -> None:
     from solrl_ray.prompts.prompt_set import read_prompts
 
     config, wrong = run.config, list[str]()
-    asking = {"train": ["rollout.prompts"], "heldout": ["evaluation.prompts", "evaluation.pictures"]}
-    for file, keys in asking.items():
+    for file in ("train", "heldout"):
         path = config.value_of(f"prompts.{file}")
         try:
             with progress_note.progress_note(f"reading {path}"):
@@ -194,9 +196,7 @@ def _read_prompts(run: Run) -> None:
             wrong.append(str(error))
             continue
         setattr(run, file, found)
-        right = f"at most {len(found)}, the number of distinct prompts in prompts.{file}, {path}"
-        too_many = [checks.Problem(key, right) for key in keys if config.value_of(key) > len(found)]
-        wrong += [problem.sentence(config, run.sources) for problem in too_many]
+    wrong += _too_few(run)
     known = {prompt.id for prompt in run.train}
     if shared := [prompt for prompt in run.heldout if prompt.id in known]:
         wrong.append(
@@ -206,6 +206,34 @@ def _read_prompts(run: Run) -> None:
         )
     if wrong:
         raise UserError(" ".join(wrong))
+
+
+def _too_few(run: Run) -> Iterator[str]:
+    """What files with few prompts do not allow; adds a note if there are fewer held-out prompts than `evaluation` takes."""
+    config, most = run.config, len(run.train)
+    if 0 < most < config.rollout.prompts:
+        right = f"at most {most}, the number of distinct prompts in prompts.train, {config.prompts.train}"
+        fewer = (config.changed({"rollout.prompts": count}) for count in range(most, 0, -1))
+        if fits := next(filter(_is_consistent, fewer), None):
+            right += f": add --set rollout.prompts={fits.rollout.prompts}"
+        yield checks.Problem("rollout.prompts", right).sentence(config, run.sources)
+    evaluated, asked = len(run.heldout), config.evaluation.prompts
+    if evaluated == 1 and config.run.on_collapse != "warn":
+        right = f"warn with the single prompt of {config.prompts.heldout}: its reward has no error"
+        yield checks.Problem("run.on_collapse", right).sentence(config, run.sources)
+    if 0 < evaluated < asked:
+        run.notes.append(
+            f"prompts.heldout has {counted(evaluated, 'distinct prompt')}: evaluations use all of them "
+            f"(evaluation.prompts is {asked})"
+        )
+
+
+def _is_consistent(config: Config) -> bool:
+    try:
+        checks.check(config)
+    except UserError:
+        return False
+    return True
 
 
 def init(run: Run) -> None:
@@ -326,7 +354,7 @@ def rewards(run: Run) -> None:
     from solrl_ray.rewards import trial
 
     config, notes = run.config, run.notes
-    tell = (lambda missing: notes.append(f"before the run starts: {missing}")) if run.planned else None
+    tell = (lambda missing: notes.append(f"{BEFORE}{missing}")) if run.planned else None
     rewards.check(config.rewards, config.model.shapes, run.named, tell=tell)
     if own_functions.is_shipped(config.evaluation.reference) and run.heldout:
         key, tried = run.named("evaluation.reference"), (run.heldout[0], run.heldout[-1])

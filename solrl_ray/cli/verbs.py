@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from solrl_ray.cli import preflight
-from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed
+from solrl_ray.cli import planned, preflight
+from solrl_ray.cli.configured import begun, fresh, resumed
 from solrl_ray.cli.preflight import Run
 from solrl_ray.common import interrupts, ray_auth
 from solrl_ray.common.files import make_folder
@@ -21,13 +20,20 @@ from solrl_ray.storage import continuation
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Load, check, print the arithmetic, and start the run."""
+    """Load, check, print the main figures, and start the run; `plan.txt` in its folder has the whole plan."""
     interrupts.listen()
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     run = Run(loaded.config, loaded.sources, address=_address(arguments), resumes=arguments.resume is not None)
-    arithmetic = print_plan(preflight.check(run, "configuration", "cards", "folder", "files"))
+    plan = planned.planned(preflight.check(run, "configuration", "cards", "folder", "files"))
+    from solrl_ray.storage.run_folder import PLAN_FILE, RunFolder
+
+    if arguments.verbose or arguments.dry_run:
+        print(plan.whole() if arguments.verbose else plan.short(), flush=True)
+    else:
+        print(plan.start(str(RunFolder.of(loaded.config).path / PLAN_FILE)), flush=True)
+    _warn(plan)
     if arguments.dry_run:
         print("dry run: all checks passed, nothing was started", flush=True)
         return 0
@@ -39,38 +45,41 @@ def train(arguments: argparse.Namespace) -> int:
         resume=arguments.resume is not None,
         address=arguments.address,
         live=not arguments.no_live,
-        facts=arithmetic.facts,
+        facts=plan.arithmetic.facts,
+        plan=plan.whole(),
     )
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
-    cluster = prices = card = None
+    """Print whether a run fits, what it does and how long it takes; start nothing."""
+    cluster = None
     if arguments.gpu or arguments.machines:
-        from solrl_ray.planning.prices import cluster_of, price_list
+        from solrl_ray.planning.prices import cluster_of
 
         cluster = cluster_of(arguments.machines, arguments.gpu)
-        prices = price_list(cluster.gpu)
-        card = prices.device
     loaded = fresh(arguments)
-    preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a card's tier replaces auto
+    preflight.check(Run(loaded.config, loaded.sources), "configuration")  # before a GPU's tier replaces auto
     if arguments.address:
         ray_auth.cluster_at(arguments.address)
-    if prices:
-        check_tier(loaded, prices.gpu, prices.fastest)
-        loaded = replace(loaded, config=on_card(loaded.config, prices.fastest))
-    run = Run(loaded.config, loaded.sources, planned=True, elsewhere=prices is not None)
-    arithmetic = print_plan(preflight.check(run, "files"), timed=prices is not None, card=card)
-    if cluster and prices:
-        from solrl_ray.planning.forecast import times
-
-        print(times(arithmetic, cluster, prices), flush=True)
+    if cluster:
+        loaded = planned.on_cluster(loaded, cluster)
+    run = Run(loaded.config, loaded.sources, planned=True, elsewhere=cluster is not None)
+    plan = planned.planned(preflight.check(run, "files"), cluster)
+    print(plan.whole() if arguments.verbose else plan.short(), flush=True)
+    _warn(plan)
+    if plan.problem:
+        raise plan.problem
     if arguments.address:
         ray_auth.settle(local=False)
         from actors.client import launch
 
         launch.resources(loaded.config, arguments.address)
     return 0
+
+
+def _warn(plan: planned.Planned) -> None:
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def list_parts(arguments: argparse.Namespace) -> int:

@@ -218,8 +218,6 @@ def _evaluation(config: Config) -> Iterator[Problem]:
             yield Problem("run.on_collapse", f"{right} and run.iterations {config.run.iterations}")
         elif evaluation.prompts < 2:
             yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
-    if evaluation.pictures > evaluation.prompts:
-        yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 

@@ -268,7 +268,8 @@ def describe(
         forwards_without_gradient=forwards_without_gradient(config),
         backwards=backwards(config),
         evaluations=evaluation_points(config),
-        evaluation_images=config.evaluation.prompts * config.evaluation.samples,
+        evaluation_images=min(config.evaluation.prompts, heldout_prompts or config.evaluation.prompts)
+        * config.evaluation.samples,
         **_sizes(config, facts),
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,

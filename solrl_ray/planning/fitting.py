@@ -101,9 +101,8 @@ def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
         f"{describe_size(card.usable)} of its {describe_size(card.memory)} may be filled"
     )
     if changes := fitting_changes(arithmetic, card):
-        words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
-        least = min(map(peak, _ways(_changed(arithmetic, changes))))
-        raise UserError(f"{needs}; it fits with {words} ({describe_size(least)}).")
+        least = least_peak(_changed(arithmetic, changes))
+        raise UserError(f"{needs}; it fits with {settings(changes)} ({describe_size(least)}).")
     smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=peak)
     said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
     full = [process for process in gpu_memories(smallest)[0].processes if process.peak > card.usable]
@@ -184,6 +183,16 @@ def peak(arithmetic: Arithmetic) -> int:
     return max((card.peak for card in gpu_memories(arithmetic)), default=0)
 
 
+def least_peak(arithmetic: Arithmetic) -> int:
+    """`peak`, with offloading if that is open and needs less."""
+    return min(map(peak, _ways(arithmetic)))
+
+
+def settings(changes: Mapping[str, Any]) -> str:
+    """``--set fleet.offload=true --set learner.micro_batch=2``."""
+    return " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
+
+
 def _least(arithmetic: Arithmetic) -> str:
     """``47 GB to explore``, ``42 GB to load with fleet.offload``."""
     least = min(_ways(arithmetic), key=peak)
@@ -233,11 +242,13 @@ def sentence(arithmetic: Arithmetic, card: Gpu) -> str:
     if not gpu_memories(arithmetic):
         return ""
     made = check(arithmetic, card)
-    offload = (
-        "" if made.config == arithmetic.config else f"fleet.offload null is {str(made.config.fleet.offload).lower()}: "
-    )
-    needs, usable = describe_size(peak(made)), describe_size(card.usable)
-    return f"{offload}{needs} of {usable}, which are {MAX_FILL:.0%} of {card.name}"
+    offload = ""
+    if made.config != arithmetic.config:
+        offload = "; fleet.offload null becomes false: all weights stay on the GPU"
+        if made.config.fleet.offload:
+            offload = "; fleet.offload null becomes true: frozen weights leave the GPU while it explores"
+    needs, usable, memory = map(describe_size, (peak(made), card.usable, card.memory))
+    return f"peak {needs} of the {memory} of {card.name}, of which {usable} ({MAX_FILL:.0%}) may be filled{offload}"
 
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:

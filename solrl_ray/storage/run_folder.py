@@ -45,6 +45,7 @@ RESUME_PATIENCE = 20.0
 """Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
 STARTS = "starts.json"
 SUMMARY_FILE = "summary.json"
+PLAN_FILE = "plan.txt"
 RAY_LOG = "ray.log"
 """Ray's messages to the command."""
 _BEFORE_TRAINING = (

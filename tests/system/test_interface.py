@@ -79,9 +79,12 @@ def test_a_notebook_trains_stops_resumes_and_trains_again(calm: Config, forked_w
 def test_a_plan_says_whether_a_run_fits() -> None:
     fits = solrl_ray.plan("flux1_dev_80gb", gpu="h100-80")
     assert fits.fits is True
+    assert fits.verdict == "fits: about 61 min for 200 iterations on 1 × NVIDIA H100 80GB; peak 56.9 of 85.5 GB"
+    assert str(fits).startswith(fits.verdict)
     assert fits.peak_gb == pytest.approx(56.9, abs=0.1)
     assert fits.hours == pytest.approx(1.01, abs=0.02)
     small = solrl_ray.plan("flux1_dev_80gb", gpu="rtx4090")
     assert small.fits is False
+    assert small.verdict.startswith("does not fit: peak 36.1 GB")
     assert "may be filled" in small.problem
     assert small._repr_html_().startswith("<pre>")

@@ -60,7 +60,7 @@ def test_the_demo_runs_by_its_name_in_an_empty_folder(installed: Path, tmp_path:
     shown = [sys.executable, "-c", "import actors, solrl_ray; print(solrl_ray.__file__, actors.__file__)"]
     assert run(shown, tmp_path, PYTHONPATH=str(installed)).count(str(installed)) == 2
     assert "flux1_dev_80gb" in solrl("list")
-    assert "23.8 GB of transformer weights" in " ".join(solrl("plan", "flux1_dev_80gb").split())
+    assert "23.8 GB of transformer weights" in " ".join(solrl("plan", "-v", "flux1_dev_80gb").split())
     few = ("run.iterations=1", "fleet.placement=colocated")  # processes, each of which imports what a run needs
     sizes = [word for size in (*SIZES, *few) for word in ("--set", size)]
     solrl("train", "demo", "--no-live", *sizes)

@@ -20,7 +20,7 @@ from solrl_ray.cli import preflight
 from solrl_ray.common import progress_note, ray_auth
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError
-from tests.support.command_line import begin, solrl
+from tests.support.command_line import begin, printed, solrl
 from tests.support.http_server import Quiet, listening
 from tests.support.patience import patience
 from tests.support.sentences import names
@@ -94,15 +94,29 @@ def test_a_run_that_cannot_be_resumed_as_it_is_is_told_before_the_plan(
 def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("rollout.prompts=4", "evaluation.prompts=5", "evaluation.pictures=3")
-    said = sentence(capsys, "train", config_file, *(word for setting in more for word in ("--set", setting)))
+    said = sentence(capsys, "train", config_file, "--set", "rollout.prompts=4")
     wrong = re.findall(r"(\S+) is (\d) \(--set\); it must be at most (\d)", said)
-    assert wrong == [("rollout.prompts", "4", "3"), ("evaluation.prompts", "5", "2"), ("evaluation.pictures", "3", "2")]
+    assert wrong == [("rollout.prompts", "4", "3")]
     assert str(tmp_path / "train.txt") in said
+    assert said.endswith("add --set rollout.prompts=3.")
+    collapse = ("--set", "run.on_collapse=stop", "--set", "run.iterations=2", "--set", "evaluation.every=1")
+    (tmp_path / "heldout.txt").write_text("a single one\n")
+    said = sentence(capsys, "train", config_file, "--set", "rollout.prompts=4", *collapse)
+    assert "rollout.prompts is 4" in said
+    assert "run.on_collapse is 'stop' (--set); it must be warn" in said
     (tmp_path / "train.txt").unlink()
-    said = sentence(capsys, "train", config_file, "--set", "evaluation.prompts=5")
+    said = sentence(capsys, "train", config_file, *collapse)
     assert f"{tmp_path}/train.txt cannot be read" in said
-    assert "evaluation.prompts is 5 (--set); it must be at most 2" in said
+    assert "run.on_collapse" in said
+
+
+def test_fewer_held_out_prompts_than_an_evaluation_takes_are_a_note(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = printed(capsys, "plan", config_file, "--set", "evaluation={prompts: 5, pictures: 9, samples: 3}")
+    assert "note: prompts.heldout has 2 distinct prompts: evaluations use all of them (evaluation.prompts is 5)" in said
+    assert "2 prompts × 3 samples" in said
+    assert "= 6 images" in said
 
 
 def test_a_slow_check_tells_what_it_does(

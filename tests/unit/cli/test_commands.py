@@ -40,7 +40,7 @@ def test_every_command_prints_its_help() -> None:
 def test_the_arithmetic_is_printed_and_nothing_is_started(
     command: list[str], config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = " ".join(printed(capsys, *command, config_file).split())
+    text = " ".join(printed(capsys, *command, config_file, "-v").split())
     assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "8 samples × 10 steps (float32)" in text
     assert "3 to train on, 2 held out" in text
@@ -50,11 +50,22 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert not (config_file.parent / "runs").exists()
 
 
+def test_a_plan_is_a_verdict_and_about_twelve_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "plan", "flux1_dev_80gb", "--gpu", "h100-80").splitlines()
+    assert lines[0] == "fits: about 61 min for 200 iterations on 1 × NVIDIA H100 80GB; peak 56.9 of 85.5 GB"
+    assert len(lines) < 15
+    assert "prompts.train, prompts.heldout, model.path" in lines[-1]
+    whole = printed(capsys, "plan", "-v", "flux1_dev_80gb", "--gpu", "h100-80").splitlines()
+    assert whole[0] == lines[0]
+    assert len(whole) > 50
+    assert not any(line.startswith(("fits", "does not fit")) for line in printed(capsys, "plan", "demo").splitlines())
+
+
 def test_a_plan_notes_each_reward_checkpoint_that_the_run_will_need(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = "rewards=[{kind: clipscore, path: nobody/first}, {kind: clipscore, path: nobody/second}]"
-    said = " ".join(printed(capsys, "plan", config_file, "--set", elsewhere).split())
+    said = " ".join(printed(capsys, "plan", "-v", config_file, "--set", elsewhere).split())
     for number, path in enumerate(("nobody/first", "nobody/second")):
         assert f"note: before the run starts: rewards.{number}.path (--set) is '{path}'" in said
 
@@ -78,7 +89,7 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
 ) -> None:
     from solrl_ray.planning.model_facts import model_facts
 
-    assert solrl("plan", config_file, "--gpu", "h200") == 0
+    assert solrl("plan", "-v", config_file, "--gpu", "h200") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "time shown after the first iteration, by its pace: the price list of NVIDIA H200 has no " in said
     model = load([config_file]).model
@@ -93,8 +104,10 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     )
     capsys.readouterr()
     sizes = ("fleet.explorers.count=5", "fleet.regenerators.count=1", "learner.world_size=2")
-    assert solrl("plan", config_file, "--gpu", costs, *(word for size in sizes for word in ("--set", size))) == 0
+    assert solrl("plan", "-v", config_file, "--gpu", costs, *(word for size in sizes for word in ("--set", size))) == 0
     text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("about ")
+    assert "for 3 iterations on 8 × here" in text
     assert "5 explorers" in text
     assert "s an iteration on 8 × here: explore" in text
     assert "after the first iteration" not in text
@@ -107,9 +120,11 @@ FLUX = ("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "--se
 def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert solrl("plan", *FLUX, "--set", "learner.activation_memory=0.5", "--gpu", "l40s") == 2
+    assert solrl("plan", "-v", *FLUX, "--set", "learner.activation_memory=0.5", "--gpu", "l40s") == 2
     said = capsys.readouterr()
     assert "NVIDIA L40S need 71.7 GB to learn" in said.err
+    assert said.out.startswith("does not fit: peak ")
+    assert "it fits with --set " in said.out.splitlines()[0]
     assert "learner rank 33.8 GB (transformer 23.8 GB, " in " ".join(said.out.split())
 
 
@@ -127,7 +142,7 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     said = refusal(capsys, "plan", *given)
     assert names(said, "rollout.explore.precision", "fp8 one_gpu_80gb.yaml NVIDIA A100 80GB auto")
     assert solrl("plan", *given, "--set", "rollout.explore.precision=auto") == 0
-    assert "which are 95% of NVIDIA A100 80GB" in " ".join(capsys.readouterr().out.split())
+    assert capsys.readouterr().out.startswith("fits: about ")
 
 
 def test_a_plan_refuses_a_reward_that_lacks_what_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,9 +153,10 @@ def test_a_plan_refuses_a_reward_that_lacks_what_it_reads(capsys: pytest.Capture
 def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = tmp_path / "card.yaml"
     card.write_text("{gpu: ours, fastest: bf16, memory_gb: 100}")
-    said = " ".join(printed(capsys, "plan", *FLUX, "--gpu", card).split())
+    said = " ".join(printed(capsys, "plan", "-v", *FLUX, "--gpu", card).split())
+    assert said.startswith("fits: peak 72 of 100 GB on ours;")
     assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
-    assert "fits 72 GB of 95 GB, which are 95% of ours" in said
+    assert "fits peak 72 GB of the 100 GB of ours, of which 95 GB (95%) may be filled" in said
     assert "time shown after the first iteration, by its pace: the price list of ours has no flux at 512 px" in said
 
 

@@ -77,7 +77,6 @@ rollout.preview.latent_frames | [] | model.frames=9 & rollout.preview.latent_fra
 rollout.preview.latent_frames | [1] motion \
   | model.frames=9 & rollout.preview.latent_frames=[1] & rewards=[{kind: motion, enough: 1}]
 evaluation.reference | "f.py:g" model.frames | model.frames=9 & evaluation.reference='f.py:g'
-evaluation.pictures | 65 evaluation.prompts | evaluation.pictures=65
 evaluation.reference | "picture" | evaluation.reference=picture
 model.lora.targets | [] | model.lora.targets=[]
 rewards.1.kind | "a:" | rewards.1.kind='a:'
