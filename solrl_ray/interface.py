@@ -36,11 +36,13 @@ from solrl_ray.storage.run_folder import PLAN_FILE, RunFolder
 
 Preset = str | os.PathLike[str]
 Callback = Callable[["Run", IterationMetrics], object]
+_TRAINING = threading.Lock()
+"""Held while a run of this process trains. A second one would share its Ray, which ends with the first."""
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 """Columns of a table that hold its prompts; the first one found counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """What a run would do, need and take. Prints as text; Jupyter shows it as HTML."""
 
@@ -61,6 +63,8 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.summary}\n{self.problem}".rstrip()
+
+    __repr__ = __str__  # what a notebook shows without HTML
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -236,6 +240,8 @@ def _start(
 ) -> Run:
     from solrl_ray.cli.planned import planned
 
+    if _TRAINING.locked():
+        raise UserError("A run trains in this process already; wait for it with run.wait(), or end it with run.stop().")
     _settle_libraries()
     system_package.settle()
     run = Run(RunFolder.of(loaded.config).path.absolute())
@@ -254,14 +260,15 @@ def _start(
 
         view: Any = _Watch(LiveView(plain=not live), run, callbacks)
         try:
-            launch.train(
-                loaded.config,
-                resume=resumes,
-                address=address,
-                view=view,
-                facts=made.arithmetic.facts,
-                plan=made.whole(),
-            )
+            with _TRAINING:
+                launch.train(
+                    loaded.config,
+                    resume=resumes,
+                    address=address,
+                    view=view,
+                    facts=made.arithmetic.facts,
+                    plan=made.whole(),
+                )
         except KeyboardInterrupt as interrupt:
             if not run._stopping.is_set():
                 raise

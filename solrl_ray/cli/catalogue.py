@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import textwrap
 from dataclasses import dataclass
@@ -69,6 +70,16 @@ def table() -> str:
     lines.append(f"  solrl train {' '.join([*example, EXAMPLE])} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     return "\n".join(lines)
+
+
+def as_json() -> str:
+    """The output of `solrl list --json`: kind → its presets."""
+    fields = ("title", "checkpoints", "downloads")
+    found = {
+        kind: [{"name": part.path.stem} | {name: getattr(part, name) for name in fields} for part in parts]
+        for kind, parts in read().items()
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False)
 
 
 def _part(kind: str, path: Path) -> CatalogueEntry:

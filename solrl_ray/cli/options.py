@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ import solrl_ray
 from solrl_ray.cli import export, push, verbs
 from solrl_ray.common.files import located
 from solrl_ray.config import removed
+from solrl_ray.config.problems import nearest
 from solrl_ray.errors import UserError
 
 
@@ -21,7 +23,10 @@ class _Parser(argparse.ArgumentParser):
         for command, instead in removed.COMMANDS.items():
             if f"invalid choice: '{command}'" in message:
                 raise UserError(f"The command {command} was removed: {instead}.")
-        raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
+        choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
+        near = nearest(choice[1], re.findall(r"[\w-]+", choice[2]), cutoff=0.5) if choice else None
+        then = f"did you mean {near}?" if near else f"see {self.prog} --help."
+        raise UserError(f"{message[:1].upper()}{message[1:]}; {then}")
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -114,7 +119,8 @@ def _plan(commands: Any) -> None:
 
 def _list(commands: Any) -> None:
     words = "list the parts of a run, and the checkpoints they need"
-    _add(commands, "list", verbs.list_parts, words)
+    command = _add(commands, "list", verbs.list_parts, words)
+    command.add_argument("--json", action="store_true", help="as JSON: kind → name, title, checkpoints, downloads")
     words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 

@@ -21,7 +21,19 @@ from solrl_ray.planning.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.planning.forecast import Forecast, forecast
 from solrl_ray.planning.prices import Cluster, Unpriced, orchestration, price_list
 
-PLAN_ROWS = ("run", "model", "rewards", "explore", "select", "regenerate", "learn", "evaluate", "fleet", "time")
+PLAN_ROWS = (
+    "run",
+    "model",
+    "rewards",
+    "prompts",
+    "explore",
+    "select",
+    "regenerate",
+    "learn",
+    "evaluate",
+    "fleet",
+    "time",
+)
 TRAIN_ROWS = ("run", "explore", "learn")
 TRAIN_NOTES = 2
 """Notes and warnings that `solrl train` prints; `plan.txt` has the others."""

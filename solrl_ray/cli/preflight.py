@@ -209,7 +209,7 @@ def _read_prompts(run: Run) -> None:
 
 
 def _too_few(run: Run) -> Iterator[str]:
-    """What files with few prompts do not allow; adds a note if there are fewer held-out prompts than `evaluation` takes."""
+    """Problems of files with few prompts; notes that there are fewer held-out prompts than an evaluation takes."""
     config, most = run.config, len(run.train)
     if 0 < most < config.rollout.prompts:
         right = f"at most {most}, the number of distinct prompts in prompts.train, {config.prompts.train}"

@@ -86,7 +86,7 @@ def list_parts(arguments: argparse.Namespace) -> int:
     """Print the parts of a run, and the checkpoints they need."""
     from solrl_ray.cli import catalogue
 
-    print(catalogue.table())
+    print(catalogue.as_json() if arguments.json else catalogue.table())
     return 0
 
 

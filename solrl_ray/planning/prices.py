@@ -78,9 +78,11 @@ def shipped_lists() -> list[str]:
 
 
 def price_list(name: str) -> PriceList:
-    """The shipped list called `name`, or the one in the file `name`, complete. Raises UserError if there is none."""
+    """The shipped list called `name`, in any capitalisation, or the one in the file `name`, complete. Raises UserError
+    if there is none.
+    """
     shipped = shipped_lists()
-    path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
+    path = SHIPPED / f"{name.lower()}.yaml" if name.lower() in shipped else Path(name)
     if not path.is_file():
         raise UserError(_no_list(name, shipped))
     found = read_part(path, PriceList)

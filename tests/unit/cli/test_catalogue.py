@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_a_pool_that_is_too_small_to_be_pruned_is_refused_with_what_to_do(capsys
     assert main(["plan", "flux1_dev_80gb", *small]) == 2
     said = capsys.readouterr().err
     assert names(said, "error: rollout.preview.prune.keep", "12 two_stage.yaml rollout.pool rollout.preview.prune=null")
-    assert main(["plan", "flux1_dev_80gb", *small, "--set", "rollout.preview.prune=null"]) == 0
+    assert main(["plan", "-v", "flux1_dev_80gb", *small, "--set", "rollout.preview.prune=null"]) == 0
     assert "3 units of 12, 18 forwards" in " ".join(capsys.readouterr().out.split())
 
 
@@ -123,3 +124,13 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
     assert main([*command.replace("HELDOUT.txt", "builtin:testbed/prompts/heldout.txt").split(), "--dry-run"]) == 2
     # All of its parts go together: only this machine lacks GPUs.
     assert capsys.readouterr().err.startswith("error: fleet.explorers.num_gpus is 1 (")
+
+
+def test_the_list_as_json_has_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {kind: [entry["name"] for entry in entries] for kind, entries in found.items()} == {
+        kind: [part.path.stem for part in parts] for kind, parts in PARTS.items()
+    }
+    [flux] = [entry for entry in found["models"] if entry["name"] == "flux1_dev"]
+    assert flux["checkpoints"] == ["black-forest-labs/FLUX.1-dev"]

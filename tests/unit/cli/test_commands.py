@@ -55,6 +55,7 @@ def test_a_plan_is_a_verdict_and_about_twelve_lines(capsys: pytest.CaptureFixtur
     assert lines[0] == "fits: about 61 min for 200 iterations on 1 × NVIDIA H100 80GB; peak 56.9 of 85.5 GB"
     assert len(lines) < 15
     assert "prompts.train, prompts.heldout, model.path" in lines[-1]
+    assert printed(capsys, "plan", "flux1_dev_80gb", "--gpu", "H100-80").splitlines() == lines
     whole = printed(capsys, "plan", "-v", "flux1_dev_80gb", "--gpu", "h100-80").splitlines()
     assert whole[0] == lines[0]
     assert len(whole) > 50

@@ -129,7 +129,7 @@ def test_a_distilled_checkpoint_in_the_hubs_cache_is_known_by_its_id(
     assert names(said, "evaluation.cfg.scale", f"4 --set 1 {snapshot}")
 
 
-@pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])
+@pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H-200", "h200"), ("4090", "rtx4090")])
 def test_a_card_that_is_nearly_a_listed_one_is_named(
     gpu: str, meant: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +188,12 @@ def test_held_out_prompts_must_not_be_trained_on(
     (tmp_path / "heldout.txt").write_text("a red cross\na blue cross\n")
     message = refusal(capsys, "plan", config_file)
     assert "1 of its prompts are also in prompts.train, such as 'a blue cross'" in message
+
+
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "trian", "demo").endswith("did you mean train?")
+    assert refusal(capsys, "prompts", "improt").endswith("did you mean import?")
+    assert "did you mean" not in refusal(capsys, "xyz")
 
 
 def test_commands_without_what_they_need_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

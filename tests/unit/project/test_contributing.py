@@ -67,7 +67,7 @@ from solrl_ray.cli import main
 
 changes = ["objective.kind=weighted", *here]
 settings = [word for change in changes for word in ("--set", change)]
-assert main(["plan", "demo", "redness", *settings]) == 0
+assert main(["plan", "-v", "demo", "redness", *settings]) == 0
 assert main(["list"]) == 0
 """
 """All in one process: it takes seconds to import what they need."""
