@@ -38,6 +38,7 @@ Preset = str | os.PathLike[str]
 Callback = Callable[["Run", IterationMetrics], object]
 _TRAINING = threading.Lock()
 """Held while a run of this process trains. A second one would share its Ray, which ends with the first."""
+_BUSY = "A run trains in this process already; wait for it with run.wait(), or end it with run.stop()."
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 """Columns of a table that hold its prompts; the first one found counts."""
 
@@ -241,7 +242,7 @@ def _start(
     from solrl_ray.cli.planned import planned
 
     if _TRAINING.locked():
-        raise UserError("A run trains in this process already; wait for it with run.wait(), or end it with run.stop().")
+        raise UserError(_BUSY)
     _settle_libraries()
     system_package.settle()
     run = Run(RunFolder.of(loaded.config).path.absolute())
@@ -255,24 +256,25 @@ def _start(
     ray_auth.settle(local=joins is None)
 
     def work() -> None:
-        from actors.client import launch
-        from solrl_ray.report.live import LiveView
-
-        view: Any = _Watch(LiveView(plain=not live), run, callbacks)
         try:
-            with _TRAINING:
-                launch.train(
-                    loaded.config,
-                    resume=resumes,
-                    address=address,
-                    view=view,
-                    facts=made.arithmetic.facts,
-                    plan=made.whole(),
-                )
+            from actors.client import launch
+            from solrl_ray.report.live import LiveView
+
+            view: Any = _Watch(LiveView(plain=not live), run, callbacks)
+            launch.train(
+                loaded.config,
+                resume=resumes,
+                address=address,
+                view=view,
+                facts=made.arithmetic.facts,
+                plan=made.whole(),
+            )
         except KeyboardInterrupt as interrupt:
             if not run._stopping.is_set():
                 raise
             print(f"{interrupt}, or solrl_ray.resume({str(run.folder)!r})", flush=True)
+        finally:
+            _TRAINING.release()
 
     def in_background() -> None:
         try:
@@ -281,6 +283,8 @@ def _start(
             run.error = error
             print(f"error: {error}", file=sys.stderr, flush=True)
 
+    if not _TRAINING.acquire(blocking=False):
+        raise UserError(_BUSY)
     if block:
         with _signals_kept():
             work()

@@ -103,7 +103,7 @@ def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
     (tmp_path / "heldout.txt").write_text("a single one\n")
     said = sentence(capsys, "train", config_file, "--set", "rollout.prompts=4", *collapse)
     assert "rollout.prompts is 4" in said
-    assert "run.on_collapse is 'stop' (--set); it must be warn" in said
+    assert 'run.on_collapse is "stop" (--set); it must be warn' in said
     (tmp_path / "train.txt").unlink()
     said = sentence(capsys, "train", config_file, *collapse)
     assert f"{tmp_path}/train.txt cannot be read" in said
