@@ -43,7 +43,7 @@ WHOLE = {"run": 3, "model": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a run does, needs and takes."""
+    """The figures of a run: its counts, memory and time."""
 
     arithmetic: Arithmetic
     verdict: str

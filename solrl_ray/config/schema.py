@@ -292,7 +292,7 @@ class EvaluationConfig(Section):
     the next update, in `colocated` placement after it.
     """
     prompts: Positive = 64
-    """At most so many held-out prompts are used: the first ones of the file, or all of a shorter one."""
+    """Held-out prompts used, at most: the first ones of the file, or all of a shorter one."""
     samples: Positive = 4
     """Fixed addresses per prompt."""
     micro_batch: Natural = 0
@@ -306,7 +306,7 @@ class EvaluationConfig(Section):
     cfg: Cfg | None = None
     """As `model.cfg`, for evaluated samples, also if the run trains without; null: that one."""
     pictures: Natural = 8
-    """At most so many prompts are shown in the before/after image grid."""
+    """Prompts of the before/after image grid, at most."""
     reference: str = ""
     """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt (and for
     its references, if a parameter is named `reference` or `references`). Its reward is `reward_real`.

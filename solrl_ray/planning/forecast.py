@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.planning import fitting, gpu_memory
-from solrl_ray.planning.arithmetic import Arithmetic, paragraphs
+from solrl_ray.planning.arithmetic import Arithmetic
 from solrl_ray.planning.compiling import compiled
 from solrl_ray.planning.iteration import Iteration, Orchestration, iteration
-from solrl_ray.planning.prices import Cluster, Priced, PriceList, Unpriced, orchestration, priced
+from solrl_ray.planning.prices import Cluster, Priced, PriceList, priced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +91,6 @@ def forecast(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, contro
         busy=took.busy,
         messages=controller.conditions,
     )
-
-
-def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
-    """The forecast's table on such a cluster; without prices for the model, one row that says so."""
-    try:
-        rows = forecast(arithmetic, prices, cluster, orchestration()).rows()
-    except Unpriced as error:
-        rows = [("time", f"shown after the first iteration, by its pace: {error}")]
-    return paragraphs(rows)
 
 
 def _spent(seconds: float) -> str:

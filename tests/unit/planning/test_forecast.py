@@ -13,7 +13,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.planning.arithmetic import ModelFacts, describe
 from solrl_ray.planning.compiling import compiled
-from solrl_ray.planning.forecast import Forecast, _spent, forecast, times
+from solrl_ray.planning.forecast import Forecast, _spent, forecast
 from solrl_ray.planning.iteration import Orchestration
 from solrl_ray.planning.prices import (
     ON_ITS_CARD,
@@ -177,12 +177,10 @@ def test_a_model_that_differs_a_little_is_the_listed_one_and_another_has_no_pric
         stages_of(configure(), "h200", replace(SD35, parameters=7_650_000_000))
 
 
-def test_the_plan_of_a_model_without_prices_says_when_its_time_is_known() -> None:
+def test_a_model_without_prices_has_no_forecast() -> None:
     arithmetic = describe(configure("model.resolution=512"), SD35)
-    said = " ".join(times(arithmetic, Cluster(gpu="h200"), price_list("h200")).split())
-    assert said.startswith(
-        "time shown after the first iteration, by its pace: the price list of NVIDIA H200 has no sd3"
-    )
+    with pytest.raises(Unpriced, match="the price list of NVIDIA H200 has no sd3"):
+        forecast(arithmetic, price_list("h200"), Cluster(gpu="h200"), FREE)
 
 
 def test_a_model_that_sees_a_reference_costs_as_much_more_as_it_has_tokens() -> None:
@@ -201,7 +199,8 @@ def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words:
 
 def test_the_table_tells_measured_figures_from_estimates() -> None:
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
-    text = " ".join(times(describe(config, SD35), Cluster(gpu="h200"), price_list("h200")).split())
+    rows = forecast(describe(config, SD35), price_list("h200"), Cluster(gpu="h200"), FREE).rows()
+    text = " ".join(f"{name} {words}" for name, words in rows)
     measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
