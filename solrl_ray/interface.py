@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rich.console import Console
+
 from solrl_ray.cli import configured, preflight
 from solrl_ray.cli.preflight import Run as Checked
 from solrl_ray.common import own_code, ray_auth, system_package
@@ -260,7 +262,7 @@ def _start(
             from actors.client import launch
             from solrl_ray.report.live import LiveView
 
-            view: Any = _Watch(LiveView(plain=not live), run, callbacks)
+            view: Any = _Watch(LiveView(_console(), plain=not live), run, callbacks)
             launch.train(
                 loaded.config,
                 resume=resumes,
@@ -292,6 +294,11 @@ def _start(
     run._thread = threading.Thread(target=in_background, name=f"run {loaded.config.run.name}", daemon=True)
     run._thread.start()
     return run
+
+
+def _console() -> Console | None:
+    """In a notebook one that prints plain lines: its output claims to be a terminal, which a panel would redraw."""
+    return Console(force_jupyter=False, force_terminal=False) if "ipykernel" in sys.modules else None
 
 
 class _Watch:

@@ -226,7 +226,7 @@ class LiveView:
 
     def __init__(self, console: Console | None = None, *, plain: bool = False) -> None:
         """`plain`: lines on a terminal too."""
-        self._console = console or _Console(force_jupyter=False)  # lines in a notebook, no HTML
+        self._console = console or _Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None
         self._events: tuple[Event, ...] = ()
