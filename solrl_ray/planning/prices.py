@@ -113,7 +113,8 @@ def _no_list(name: str, shipped: Sequence[str]) -> str:
     if Path(name).suffix or "/" in name:
         return f"{said}, but there is no such file; name one that is there, or {names}."
     near = problems.nearest(name.lower(), shipped)
-    return f"{said}; it must be one of {names}, a size such as 48GB, or a price list in a file{f'; did you mean {near}?' if near else '.'}"
+    meant = f"; did you mean {near}?" if near else "."
+    return f"{said}; it must be one of {names}, a size such as 48GB, or a price list in a file{meant}"
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
