@@ -1,10 +1,11 @@
-"""Work beside the steps of an iteration: each block starts it, and its end waits for what must be done by then.
+"""Work that overlaps the steps of an iteration. Each block starts its work and, at its end, waits for the part that the
+next step needs.
 
 ::
 
-    rollout(t)   explore iteration t + 1 once t is explored (`rollout.max_staleness` 1)
-                 offer samples to the learners as they arrive
-    update(t)    close iteration t in the selector · encode prompts ahead · make a due evaluation
+    rollout(t)   explores iteration t + 1 once t is explored (`rollout.max_staleness` 1)
+                 offers samples to the learners as they arrive
+    update(t)    closes iteration t in the selector · encodes prompts ahead · runs a due evaluation
     checkpoint   is written until the next iteration's rollout
 """
 
@@ -30,7 +31,7 @@ class Overlap:
 
     @asynccontextmanager
     async def rollout(self, iteration: int) -> AsyncIterator[None]:
-        """A block in which an iteration's groups are made."""
+        """Context in which the sample groups of an iteration are made."""
         ahead = self._tasks.start(self._explore_ahead(iteration), f"exploring iteration {iteration + 1} ahead")
         offers = self._tasks.start(self._offer(iteration), f"offering samples of iteration {iteration}")
         yield
@@ -39,7 +40,7 @@ class Overlap:
 
     @asynccontextmanager
     async def update(self, iteration: int) -> AsyncIterator[asyncio.Task[IterationSummary]]:
-        """A block in which the learners make an iteration's update; gives the iteration's summary at its end."""
+        """Context in which the learners run an iteration's update; the yielded task returns the iteration's summary."""
         learned = asyncio.Event()
         beside = self._tasks.start(
             self._beside_update(iteration, learned), f"background work of update {iteration + 1}"
@@ -55,7 +56,10 @@ class Overlap:
         self._checkpoint = self._tasks.start(work, f"the checkpoint after {updates}")
 
     async def saved(self) -> float | None:
-        """Wait until the last checkpoint is on the disk; what comes next must not count before. Returns its seconds."""
+        """Wait until the last checkpoint is on disk. Returns the seconds it took, None if none was being written.
+
+        Results of the next step must not count before.
+        """
         checkpoint, self._checkpoint = self._checkpoint, None
         return None if checkpoint is None else await checkpoint
 
@@ -70,7 +74,7 @@ class Overlap:
 
     async def _offer(self, iteration: int) -> None:
         """Offer samples to the learners as they arrive, in prompt order."""
-        if self._colocated:  # samplers would wait for what a learner does early, and the other way round
+        if self._colocated:  # on a shared GPU, this work of the learner would only delay sampling
             return
         this = self._run.rollouts[iteration]
         async for first, groups, embeddings in this.in_order():

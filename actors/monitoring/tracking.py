@@ -45,7 +45,7 @@ class Tracking:
 class _Tracker:
     def __init__(self, name: str, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
         self.name, self._config, self._folder = name, config, folder
-        self._world, self._tell = world, tell
+        self._world, self._report = world, tell
         self._queue: asyncio.Queue[Work | None] = asyncio.Queue()
         """None: the end."""
         self._over = asyncio.Event()
@@ -85,7 +85,7 @@ class _Tracker:
         if not self.is_over:
             self._over.set()
             self._queue = asyncio.Queue()  # pictures are large
-            self._tell(f"warning: {self.name} failed, and the run goes on without it: {reason}")
+            self._report(f"warning: {self.name} failed, and the run goes on without it: {reason}")
 
     async def _blocking(self, work: Callable[[], T], what: str) -> T:
         seconds = self._config.fleet.deadlines.tracking
