@@ -195,7 +195,7 @@ class OpenIteration:
                 else:
                     ack = await self._selector.accept_group(self.plan.iteration, reply.large)
             except InputGone as error:  # the group was lost with its node
-                self._report(f"{unit.describe()} is repeated ({error.reason})")
+                self._report(f"{unit.describe()} is done again ({error.reason})")
             else:
                 if not ack.refused:
                     self._router.accepted(unit)
@@ -224,7 +224,7 @@ class OpenIteration:
             try:
                 rewards, group = await self._selector.assemble(chosen, *[samples[unit] for unit in pool])
             except InputGone as error:  # some samples were lost with their node
-                self._report(f"the chosen samples of prompt {chosen.prompt_id} are made again ({error.reason})")
+                self._report(f"chosen samples of prompt {chosen.prompt_id} are made again ({error.reason})")
                 samples.clear()
             else:
                 self._give_to_learner(chosen.prompt_id, rewards, group)

@@ -106,7 +106,7 @@ class CheckpointWriter:
             ) from error
         rollbacks = 1 + sum(record.rollback is not None for record in self._telemetry.iterations)
         self._telemetry.message(
-            f"the run goes back to the policy after {best} updates, with {ROLLBACK_STEP**rollbacks:g} times the "
+            f"the run goes back to the policy after {best} updates, with {ROLLBACK_STEP**rollbacks:g} of the "
             "configured learning rate",
             "collapse",
         )

@@ -270,7 +270,7 @@ class LearnerGroup:
             await self._compile(inputs.embeddings)
             await self._feed(inputs)
         except InputGone as error:
-            self._report(f"the samples of iteration {inputs.iteration} are read from the run folder ({error.reason})")
+            self._report(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
             self._let_others_work()  # so that damaged groups can be made again
             inputs = self._inputs = replace(inputs, groups=await self._supply(inputs.iteration))
             await self._feed(inputs)

@@ -148,14 +148,14 @@ class Selector(Callee):
         message = ""
         if damaged:
             message = (
-                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} lines after it are "
+                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it are "
                 f"left out, and the results that iteration {plan.iteration} lacks are computed again"
             )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
                 raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
             stale = journal.set_aside()
-            message = f"iteration {plan.iteration} starts again: {stale.name} was made by {maker(entries[0], header)}"
+            message = f"iteration {plan.iteration} is done again: {stale.name} was made by {maker(entries[0], header)}"
             entries = []
         if not entries:
             journal.append(header)
