@@ -60,10 +60,10 @@ class Controller:
 
                 telemetry.state("learning", stage="learn")
                 clock.learn()
-                async with overlap.update(iteration) as beside:
+                async with overlap.update(iteration) as background:
                     update = await run.learners.update(iteration, rollout.groups, rollout.embeddings)
                     clock.learned()
-                record = clock.record(iteration, rollout, beside.result(), update)
+                record = clock.record(iteration, rollout, background.result(), update)
 
                 telemetry.state(f"publishing revision {iteration + 1}", stage="publish")
                 clock.publish()

@@ -42,12 +42,12 @@ class Overlap:
     async def update(self, iteration: int) -> AsyncIterator[asyncio.Task[IterationSummary]]:
         """Context in which the learners run an iteration's update; the yielded task returns the iteration's summary."""
         learned = asyncio.Event()
-        beside = self._tasks.start(
-            self._beside_update(iteration, learned), f"background work of update {iteration + 1}"
+        background = self._tasks.start(
+            self._during_update(iteration, learned), f"background work of update {iteration + 1}"
         )
-        yield beside
+        yield background
         learned.set()
-        await beside
+        await background
 
     def save(self, state: LearnerState, updates: int) -> None:
         """Start writing the checkpoint after `updates` updates."""
@@ -80,7 +80,7 @@ class Overlap:
         async for first, groups, embeddings in this.in_order():
             self._run.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
-    async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
+    async def _during_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         run, after = self._run, learned if self._colocated else None
         summary = await run.rollouts.close(iteration, lambda: run.publisher.regenerating(after=after))
         unexplored = iteration + 1 + self._staleness

@@ -80,8 +80,8 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
     folder, disk = RunFolder(path), partial(on_disk, world, config, path)
     tasks.start(telemetry.keep_writing(), "writing metrics")
     telemetry.state("reading the run folder")
-    found = await disk(lambda: read_folder(folder, config), "reading the run folder")
-    point, prompts = found.point, PromptSchedule(config, found.train)
+    content = await disk(lambda: read_folder(folder, config), "reading the run folder")
+    point, prompts = content.point, PromptSchedule(config, content.train)
     await telemetry.resume(point.iterations, point.evaluations)
     tasks.start(telemetry.tracking.keep(), "bringing metrics to trackers")
     for note in (*point.notes, *(f"warning: {w}" for w in warnings(config))):
@@ -127,8 +127,8 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
     )
     await embeddings.started.wait()
     if encodes_on_cards(config.fleet):  # all prompts together, so that text encoders are unloaded from the GPUs once
-        await embeddings.encode([*found.heldout, *prompts.encoded_with(point.updates)])
-    probe = await embeddings.probe(found.heldout[0])
+        await embeddings.encode([*content.heldout, *prompts.encoded_with(point.updates)])
+    probe = await embeddings.probe(content.heldout[0])
     publisher = PolicyPublisher(config, world, tasks, fleet, learners, probe)
     evaluator = Evaluator(config, world, fleet.router, folder, telemetry)
     run = RunComponents(
@@ -143,7 +143,7 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
         rollouts=rollouts,
         learners=learners,
         publisher=publisher,
-        evaluations=EvaluationSchedule(config, found.heldout, embeddings, publisher, evaluator, telemetry),
+        evaluations=EvaluationSchedule(config, content.heldout, embeddings, publisher, evaluator, telemetry),
         checkpoints=CheckpointWriter(config, folder, world, telemetry, learners),
     )
     telemetry.waits_for("the learners")

@@ -53,7 +53,7 @@ class Process:
     told: bool = False
     """True if its loss has been reported to the user."""
     learner_is_idle: asyncio.Event = field(default_factory=_is_set)
-    """Cleared while the learner rank of this process joins a rebuilt group and repeats an update. Meanwhile the other
+    """Cleared while the learner rank of this process joins a rebuilt group and repeats the update. Meanwhile the other
     roles neither start nor compile.
     """
     _ahead: dict[object, float] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class OnDisk(Protocol):
 
 
 async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
-    """Run `work`, which reads or writes a run folder, and return its result.
+    """Run `work`, which reads or writes the run folder, and return its result.
 
     `what` names the work in errors. Raises as `World.blocking`.
     """
@@ -299,7 +299,7 @@ async def all_answers(
         while pending:
             timeout = None if failure is None else GRACE
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            errors = [error for each in done if (error := each.exception()) is not None]
+            errors = [error for wait in done if (error := wait.exception()) is not None]
             if lost := [error for error in errors if isinstance(error, WorkerGone | PeerGone)]:
                 on_loss()
                 if pending and not any(isinstance(error, WorkerGone) for error in lost):
@@ -311,11 +311,11 @@ async def all_answers(
             if not done:
                 break
     finally:
-        for each in pending:
-            each.cancel()
+        for wait in pending:
+            wait.cancel()
     if failure is not None:
         raise failure
-    return [each.result() for each in waits]
+    return [wait.result() for wait in waits]
 
 
 async def _mark_lost(calls: Sequence[Sent], waits: Sequence[asyncio.Future[Any]]) -> None:
@@ -323,11 +323,11 @@ async def _mark_lost(calls: Sequence[Sent], waits: Sequence[asyncio.Future[Any]]
 
     A process that other roles share is kept if it answers, even with an error.
     """
-    pending = [each for each, call in zip(waits, calls, strict=True) if not each.done() and call.process.name]
+    pending = [wait for wait, call in zip(waits, calls, strict=True) if not wait.done() and call.process.name]
     if pending:
         await asyncio.wait(pending, timeout=GRACE)
-    for each, call in zip(waits, calls, strict=True):
-        call.process.lost = call.process.lost or isinstance(_error(each), WorkerGone) or not each.done()
+    for wait, call in zip(waits, calls, strict=True):
+        call.process.lost = call.process.lost or isinstance(_error(wait), WorkerGone) or not wait.done()
 
 
 def _error(answer: asyncio.Future[Any]) -> BaseException | None:

@@ -116,8 +116,8 @@ def controller_of(run: Path | None) -> Any | None:
 def _spaces(run: Path | None) -> list[str]:
     """Namespaces of the runs on this process's cluster; with `run`, only that run's."""
     spaces = sorted(
-        found["namespace"]
-        for found in ray.util.list_named_actors(all_namespaces=True)
-        if found["name"] == CONTROLLER and found["namespace"].startswith("solrl-")
+        actor["namespace"]
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"] == CONTROLLER and actor["namespace"].startswith("solrl-")
     )
     return spaces if run is None else [space for space in spaces if space == namespace(run)]

@@ -31,7 +31,7 @@ def await_resources(config: Config) -> None:
     """
     patience = config.fleet.deadlines.resources
     deadline, reported = time.monotonic() + patience, float("-inf")
-    asked = False
+    requested = False
     try:
         while True:
             fits = survey(config)
@@ -40,16 +40,16 @@ def await_resources(config: Config) -> None:
             if time.monotonic() >= deadline:
                 waited = f", after {patience:g} s of waiting (fleet.deadlines.resources)" if patience else ""
                 raise UserError(diagnosis(fits) + waited)
-            if not asked:
-                _ask_autoscaler([entry.request for entry in fits])
-                asked = True
+            if not requested:
+                _request_nodes([entry.request for entry in fits])
+                requested = True
             if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()
                 left = max(0.0, deadline - reported)
                 print(f"waiting for nodes, {left:.0f} s left\n{placement.table(fits)}", flush=True)
             time.sleep(POLL_SECONDS)
     finally:
-        if asked:
+        if requested:
             request_resources(bundles=[])  # this request would never expire; the actors themselves now create demand
 
 
@@ -81,7 +81,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
     return f"{'; '.join(lacking)}; change their count, resources or labels, or use a larger cluster"
 
 
-def _ask_autoscaler(wanted: Sequence[ResourceRequest]) -> None:
+def _request_nodes(wanted: Sequence[ResourceRequest]) -> None:
     """Request nodes from the autoscaler; does nothing without one."""
     actors = [request for request in wanted for _ in range(request.count) if any(request.each.values())]
     request_resources(

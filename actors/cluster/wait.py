@@ -49,7 +49,7 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
     """
     try:
         return ray.get(ref, timeout=seconds)
-    # First, because Ray makes a worker's error also an instance of the class of its cause.
+    # First, because a RayTaskError is also an instance of the class of its cause.
     except RayTaskError as error:
         raise translated(error, what) from error
     except GetTimeoutError:
@@ -103,8 +103,8 @@ def first_line(error: BaseException) -> str:
     """The reason in `error` as one line, without colours and ids: its first line, or all lines if the first ends with a
     colon.
 
-    Ray's errors put the reason for a death or a lost object in the last line, after a list of ids; if a worker was
-    killed for using too much memory, it is in the middle.
+    Ray's errors have the reason for a death or a lost object in the last line, after a list of ids. If a worker was
+    killed for using too much memory, the reason is in the middle.
     """
     lines = [line.strip() for line in _IDS.sub("", _ANSI.sub("", str(error))).splitlines() if line.strip()]
     if not lines:

@@ -118,7 +118,7 @@ class PromptEmbeddings:
             await asyncio.wait(coming)
         if self._leaves and not self._coming:
             await self._unload()
-        if errors := [error for each in coming if (error := each.exception())]:
+        if errors := [error for future in coming if (error := future.exception())]:
             raise errors[-1]  # the last: the first ones are about negative prompts, which the user did not write
         return len(coming)
 
@@ -136,16 +136,16 @@ class PromptEmbeddings:
         model = guidance_of or self._model
         negative = negative_prompt(model)
         wanted = {prompt.id: prompt for prompt in prompts}
-        found = {key: self._held[key, negative] for key in wanted if (key, negative) in self._held}
-        missing = [prompt for key, prompt in wanted.items() if key not in found]
+        references = {key: self._held[key, negative] for key in wanted if (key, negative) in self._held}
+        missing = [prompt for key, prompt in wanted.items() if key not in references]
         if missing:
             await self.encode(missing)
         for first in range(0, len(missing), TOGETHER):
             for embedding in await self._read(missing[first : first + TOGETHER], model):
-                found[embedding.prompt_id] = self._world.put(embedding)
+                references[embedding.prompt_id] = self._world.put(embedding)
         if guidance_of is None:
-            self._held = {(key, negative): found[key] for key in wanted}
-        return {key: found[key] for key in wanted}
+            self._held = {(key, negative): references[key] for key in wanted}
+        return {key: references[key] for key in wanted}
 
     async def one(self, prompt: Prompt, guidance_of: Model | None = None) -> Any:
         """Reference to one embedding, which the caller must hold; `guidance_of` as in `of`."""
@@ -186,10 +186,10 @@ class PromptEmbeddings:
         wanted = list({prompt.id: prompt for prompt in [*prompts, *negative]}.values())
         for _ in range(2):
             read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in wanted], "reading embeddings")
-            found = {embedding.prompt_id: embedding for embedding in read if embedding is not None}
-            if len(found) == len(wanted):
-                pairs = [(found[key], other) for key, other in against.items()]
-                return [each.against(found[other.id]) if other else each for each, other in pairs]
+            embeddings = {embedding.prompt_id: embedding for embedding in read if embedding is not None}
+            if len(embeddings) == len(wanted):
+                pairs = [(embeddings[key], other) for key, other in against.items()]
+                return [own.against(embeddings[other.id]) if other else own for own, other in pairs]
             await self.encode(wanted)
         raise RunError(
             f"embeddings in {self._folder} are damaged again right after they were written; check this disk, then "
@@ -279,11 +279,11 @@ class PromptEmbeddings:
         what = "reading reference images (fleet.deadlines.checkpoint)"
         read = await self._world.blocking(lambda: list(map(_files, prompts)), what, self._deadlines.checkpoint)
         files = dict[str, tuple[bytes, ...]]()
-        for prompt, found in zip(prompts, read, strict=True):
-            if isinstance(found, UserError):
-                self._coming.pop(prompt.id).set_exception(found)
+        for prompt, content in zip(prompts, read, strict=True):
+            if isinstance(content, UserError):
+                self._coming.pop(prompt.id).set_exception(content)
             else:
-                files[prompt.id] = found
+                files[prompt.id] = content
         self._on_done(len(prompts) - len(files))
         return files
 

@@ -86,11 +86,11 @@ class SelectorClient:
         await self._request("drop", iteration)
 
     async def accept(self, result: UnitResult) -> Ack:
-        return await self._delivered(result.unit.iteration, result, is_group=False)
+        return await self._deliver(result.unit.iteration, result, is_group=False)
 
     async def accept_group(self, iteration: int, group: Any) -> Ack:
         """`accept` for a group, passed by reference. Raises InputGone if it is lost."""
-        return await self._delivered(iteration, group, is_group=True)
+        return await self._deliver(iteration, group, is_group=True)
 
     async def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
         return await self._request("wanted", iteration)
@@ -113,7 +113,7 @@ class SelectorClient:
 
     # Results that arrive during a call of the selector are sent together in the next call
 
-    async def _delivered(self, iteration: int, result: Any, *, is_group: bool) -> Ack:
+    async def _deliver(self, iteration: int, result: Any, *, is_group: bool) -> Ack:
         pending = _PendingResult(iteration, result, is_group, asyncio.get_running_loop().create_future())
         self._inbox.append(pending)
         self._filled.set()
@@ -124,13 +124,15 @@ class SelectorClient:
             self._filled.clear()
             while together := self._inbox:
                 self._inbox = []
-                for each in together:
-                    if each.iteration not in self._plans:  # it was dropped
-                        each.ack.cancel()
-                results = [each for each in together if not (each.ack.done() or each.is_group)]
+                for pending in together:
+                    if pending.iteration not in self._plans:  # the iteration was dropped
+                        pending.ack.cancel()
+                results = [pending for pending in together if not (pending.ack.done() or pending.is_group)]
                 if results:
-                    self._acknowledge(results, await self._request("accept", [each.result for each in results]))
-                await self._flush_groups([each for each in together if not each.ack.done() and each.is_group])
+                    self._acknowledge(results, await self._request("accept", [pending.result for pending in results]))
+                await self._flush_groups(
+                    [pending for pending in together if not pending.ack.done() and pending.is_group]
+                )
             await self._filled.wait()
 
     async def _flush_groups(self, groups: list[_PendingResult]) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the import loads Ray, which this module does not need
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The method call that computes a unit on a worker."""
+    """The method call that computes one unit on a worker."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -81,7 +81,7 @@ class UnitRouter:
     def __init__(
         self, world: World, fleet: FleetConfig, telemetry: Telemetry, retire: Callable[[str, str], None]
     ) -> None:
-        """`retire`: replaces a worker whose answers cannot be trusted; called with its name and the reason."""
+        """`retire`: called with the name of a worker whose answers cannot be trusted, and the reason; replaces it."""
         self._world, self._telemetry, self._retire = world, telemetry, retire
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight)
         self._strikes, self._strike_limit = Strikes(), fleet.strikes
@@ -168,20 +168,20 @@ class UnitRouter:
             )
             return
         self._strikes.answered(worker.name)
-        request = self._ended(worker, unit)
+        request = self._free_slot(worker, unit)
         if request is not None:
             began = self._world.now() if request.began is None else request.began
             request.reply.set_result(Reply(worker.name, value, large, began, request.requeued))
 
     def failed(self, worker: Recipient, unit: WorkUnit, error: RunError | UserError) -> None:
         """A unit failed with an error that is not the worker's fault: `request` raises it."""
-        request = self._ended(worker, unit)
+        request = self._free_slot(worker, unit)
         if request is not None:
             request.reply.set_exception(error)
 
     def nonsense(self, worker: Recipient, unit: WorkUnit, reason: str) -> None:
         """A worker gave an invalid answer: it gets a strike, and the unit is repeated."""
-        request = self._ended(worker, unit)
+        request = self._free_slot(worker, unit)
         try:
             self.strike(worker.name, unit, reason)
         except RunError as error:
@@ -217,7 +217,7 @@ class UnitRouter:
         self._dispatcher.add(request.unit, pool=request.pool, order=request.order, holds=request.holds)
         self.wake()
 
-    def _ended(self, worker: Recipient, unit: WorkUnit) -> _Request | None:
+    def _free_slot(self, worker: Recipient, unit: WorkUnit) -> _Request | None:
         """Free the slot of a unit that has ended; returns its request if that still waits for a reply."""
         self._dispatcher.answered(worker.name, unit)
         self.wake()

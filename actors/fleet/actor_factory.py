@@ -83,11 +83,15 @@ class ActorFactory:
         worker, role = self._config.fleet.encoders, self._classes.text_encoder
         if encodes_on_cards(self._config.fleet):
             return self._on_card(name, "text_encoder", role, self._config)
-        make = self._here(role, name) if encodes_here(self._config.fleet) else self._anywhere(role, name, worker)
+        make = (
+            self._on_this_node(role, name)
+            if encodes_here(self._config.fleet)
+            else self._on_any_node(role, name, worker)
+        )
         return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:
-        make = self._here(self._classes.selector, name)
+        make = self._on_this_node(self._classes.selector, name)
         return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
     def explorer(self, name: str) -> Actor:
@@ -100,7 +104,7 @@ class ActorFactory:
         pool, config = pool_of(name), self._config
         if is_on_a_card(config, pool, slot_of(name)):
             return self._on_card(name, role, made, name, config)
-        make = self._anywhere(made, name, pools(config.fleet)[pool])
+        make = self._on_any_node(made, name, pools(config.fleet)[pool])
         return self._actor(name, make.remote(name, config), role)
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
@@ -144,7 +148,7 @@ class ActorFactory:
         if self._seats is not None:
             strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
-        return self._anywhere(role, name, self._config.fleet.learners, **seat)
+        return self._on_any_node(role, name, self._config.fleet.learners, **seat)
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
         """Reserve resources for all ranks at once, with strategy `fleet.learners.placement`.
@@ -176,12 +180,12 @@ class ActorFactory:
             handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
         return Actor(handle, role)
 
-    def _here(self, role: type, name: str) -> Any:
+    def _on_this_node(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)
 
-    def _anywhere(self, role: type, name: str, worker: WorkerResources, **options: Any) -> Any:
+    def _on_any_node(self, role: type, name: str, worker: WorkerResources, **options: Any) -> Any:
         needs = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus}
-        return _made(role, name, self._namespace, **(needs | where(worker) | options))
+        return _make_actor(role, name, self._namespace, **(needs | where(worker) | options))
 
 
 def release_placement_groups(namespace: str) -> None:
@@ -209,11 +213,11 @@ def where(worker: WorkerResources) -> dict[str, Any]:
 
 def on_this_node(role: type, name: str, namespace: str) -> Any:
     """An actor that reserves no resources and runs on this process's node, which has the run folder."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return _made(role, name, namespace, num_cpus=0, num_gpus=0, scheduling_strategy=here)
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return _make_actor(role, name, namespace, num_cpus=0, num_gpus=0, scheduling_strategy=this_node)
 
 
-def _made(role: type, name: str, namespace: str, **options: Any) -> Any:
+def _make_actor(role: type, name: str, namespace: str, **options: Any) -> Any:
     groups = getattr(role, "CONCURRENCY_GROUPS", None)
     make: Any = ray.remote(concurrency_groups=groups)(role) if groups else ray.remote(role)
     return make.options(name=name, namespace=namespace, max_restarts=0, max_task_retries=0, **options)

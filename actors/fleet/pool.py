@@ -2,13 +2,11 @@
 
 ::
 
-    a worker is lost       ──► replaced, charged to            it crashed, hung, or gave too many wrong answers
-                               `fleet.max_replacements`
-                           ──► replaced, not charged           SIGTERM; its node is draining; the network was cut
-                           ──► removed, the pool continues     it cannot start, or its arithmetic differs from that
-                               with one worker less            of the others
-                           ──► the run ends                    the same, and no other worker works
-    a worker has no place  ──► it waits; the run ends if no worker of the pool had a place during the deadline
+    lost ──► replaced, charged to `fleet.max_replacements`   it crashed, hung, or gave too many wrong answers
+         ──► replaced, not charged                           SIGTERM; its node is draining; the network was cut
+         ──► removed; the pool shrinks by one                it cannot start, or its score class differs
+         ──► the run ends                                    the same, and no other worker of the pool works
+    no resources ──► it waits; the run ends if the whole pool had none during the deadline
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class Pool:
         self._spawn, self._unit_seconds = spawn, unit_seconds
         self._world, self._tasks, self._router, self._deadlines = world, tasks, router, deadlines
         self._replacements, self._observer = replacements, observer
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
         """Workers that the pool has ended → the reason; None if they had only to leave."""
         self._retried_starts: set[str] = set()
@@ -144,17 +142,17 @@ class Pool:
             unit_seconds=self._unit_seconds,
             weights=lambda: self.weights,
             alone=lambda: self.at_work <= 1,
-            unplaced=self._unplaced,
+            unplaced=self._on_unplaced,
             observer=self._observer,
             router=self._router,
         )
         self.workers[name] = worker
-        life = self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
-        life.add_done_callback(lambda _: self._clear_away(worker))
+        task = self._running[name] = self._tasks.start(self._run_worker(worker), f"the work of {name}")
+        task.add_done_callback(lambda _: self._on_task_done(worker))
 
-    def _clear_away(self, worker: Worker) -> None:
-        """Dismiss a worker whose task was cancelled before it began, for example at the end of the run. Such a task
-        cannot clean up after itself.
+    def _on_task_done(self, worker: Worker) -> None:
+        """Clean up if the worker's task was cancelled before it began, for example at the end of the run: such a task
+        does not clean up itself.
         """
         if self.workers.pop(worker.name, None) is not None:
             self._world.dismiss(worker.actor)
@@ -167,9 +165,9 @@ class Pool:
     def _end(self, worker: Worker, error: BaseException | None) -> None:
         self._ended[worker.name] = error
         # Not at once: a task that has not begun would not run its cleanup.
-        asyncio.get_running_loop().call_soon(self._lives[worker.name].cancel)
+        asyncio.get_running_loop().call_soon(self._running[worker.name].cancel)
 
-    async def _employ(self, worker: Worker) -> None:
+    async def _run_worker(self, worker: Worker) -> None:
         error: BaseException | None = None
         try:
             await worker.live()
@@ -184,14 +182,14 @@ class Pool:
         finally:
             end = self._world.kill if isinstance(error, Gone | Leaving) else self._world.dismiss
             end(worker.actor)
-            self._lives.pop(worker.name, None)
+            self._running.pop(worker.name, None)
             self.workers.pop(worker.name, None)
             self._reported_unplaced.discard(worker.name)
             if worker.node:
                 self._vacated = self._world.now()
             self._report_exit(worker, error, requeued=self._router.lost(worker.name))
 
-    def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
+    def _on_unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
         """Handle a worker that has waited `seconds` for resources.
 
         `since`: start of the deadline if it has passed, else None. Raises RunError if it has passed and no worker of

@@ -28,7 +28,7 @@ from solrl_ray.scheduling.worker_state import State, advance, role_of
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, Content, Publication
 
 PING_SECONDS = 2.0
-"""Seconds between two pings of an idle worker, which reveal its death before it gets a unit."""
+"""Seconds between two pings of an idle worker, which reveal its death before the next unit."""
 
 PLACE_SECONDS = 60.0
 """Seconds without resources after which the wait is reported, if other workers of the pool are working."""

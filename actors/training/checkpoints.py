@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints, LoRA files (`lora`, `lora_best`), summary and report. Handles a collapse of the policy
+"""Writes checkpoints, LoRA files (`lora`, `lora_best`), summary and report of a run. Handles a collapse of the policy
 (`run.on_collapse`): a warning, the end of the run, or a rollback to the best evaluated checkpoint.
 
 ::

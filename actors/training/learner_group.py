@@ -114,7 +114,7 @@ class LearnerGroup:
 
     async def start(self, state: LearnerState | None) -> None:
         """Connect the ranks and load `state` of a checkpoint; None: revision 0."""
-        self._begin_with(_checkpoint(state), _fixed(state))
+        self._begin_with(_describe_checkpoint(state), _returning(state))
         try:
             await self._join(state)
         except WorkerGone as error:
@@ -123,8 +123,8 @@ class LearnerGroup:
     async def load(self, state: LearnerState) -> None:
         """Load the state of another checkpoint. An unpublished update is discarded."""
         self._inputs = None
-        self._begin_with(_checkpoint(state), _fixed(state))
-        await self._all("load", await self._put(state), seconds=self._config.fleet.deadlines.start)
+        self._begin_with(_describe_checkpoint(state), _returning(state))
+        await self._call_group("load", await self._put(state), seconds=self._config.fleet.deadlines.start)
 
     @property
     def compiles(self) -> bool:
@@ -134,7 +134,7 @@ class LearnerGroup:
         """Compile the passes before samples arrive. Does nothing if they are compiled; without this call, ranks compile
         before their first update.
 
-        Only for ranks that share no GPU with other roles: compiling needs as much memory as an update.
+        Only for ranks that share no GPU with other roles: compiling needs the memory of an update.
 
         `embedding`: reference to the embedding of any prompt.
         """
@@ -185,9 +185,9 @@ class LearnerGroup:
         From now on a rebuilt group starts from this state. It does not repeat the update, because on a GPU the result
         might differ from the state that is saved and published.
         """
-        state: LearnerState = (await self._all("state", seconds=self._config.fleet.deadlines.update))[0]
+        state: LearnerState = (await self._call_group("state", seconds=self._config.fleet.deadlines.update))[0]
         self._inputs = None
-        self._begin_with("its last state, which no checkpoint holds yet", _fixed(state))
+        self._begin_with("its last state, which no checkpoint holds yet", _returning(state))
         return state
 
     def saved(self) -> None:
@@ -224,24 +224,24 @@ class LearnerGroup:
         """The current weights of `policy`, merged and quantised for publication; the ranks share the work."""
         shards = await self._shards(policy)
         seconds = self._config.fleet.deadlines.publish
-        present: PolicyFactors = (await self._all("factors", policy, seconds=seconds))[0]
+        present: PolicyFactors = (await self._call_group("factors", policy, seconds=seconds))[0]
         return await self._assembled(shards, present.factors)
 
-    async def updated(self, asked: Callable[[], None]) -> tuple[LearnerState, Revision]:
+    async def updated(self, on_sent: Callable[[], None]) -> tuple[LearnerState, Revision]:
         """The state after an update, and the revision of its sampling policy.
 
-        `asked`: called right after the calls were sent to the ranks; calls that it sends to their GPUs run next.
+        `on_sent`: called right after the calls were sent to the ranks; calls that it sends to their GPUs run next.
         """
-        shards = await self._shards("old", asked)
+        shards = await self._shards("old", on_sent)
         rebuilt = self.rebuilt
         state = await self.state()
         if self.rebuilt != rebuilt:  # the update was repeated, and on a GPU its bits may differ
-            shards = await self._shards("old", asked)
+            shards = await self._shards("old", on_sent)
         return state, await self._assembled(shards, state.old)
 
-    async def _shards(self, policy: Policy, asked: Callable[[], None] = lambda: None) -> list[RevisionShard]:
+    async def _shards(self, policy: Policy, on_sent: Callable[[], None] = lambda: None) -> list[RevisionShard]:
         seconds = self._config.fleet.deadlines.publish
-        return await self._all("shard", policy, self.packs, seconds=seconds, asked=asked)
+        return await self._call_group("shard", policy, self.packs, seconds=seconds, on_sent=on_sent)
 
     async def _assembled(self, shards: list[RevisionShard], factors: Factors) -> Revision:
         what, lora = "assembling the revision", self._config.model.lora
@@ -311,7 +311,7 @@ class LearnerGroup:
         try:
             while True:
                 await self._find_lost()
-                self._count(error)
+                self._charge(error)
                 self._report(f"the learner group is rebuilt from {self._origin} ({error})", "lost")
                 self._renew()
                 for process in map(self._world.process, self._ranks):
@@ -352,7 +352,7 @@ class LearnerGroup:
         self._offers, self._warm = [], False
         self._ranks = self._spawn_all()
 
-    def _count(self, error: WorkerGone) -> None:
+    def _charge(self, error: WorkerGone) -> None:
         """Charge the replacement budget, unless the loss of the same shared process was already charged."""
         lost = [process for process in map(self._world.process, self._ranks) if process.lost and process.name]
         if not any(process.counted for process in lost):
@@ -378,22 +378,22 @@ class LearnerGroup:
     def _spawn_all(self) -> list[Any]:
         return [self._world.learner(rank, self.rebuilt) for rank in range(self._config.learner.world_size)]
 
-    async def _all(
-        self, method: str, *arguments: Any, seconds: float, asked: Callable[[], None] = lambda: None
+    async def _call_group(
+        self, method: str, *arguments: Any, seconds: float, on_sent: Callable[[], None] = lambda: None
     ) -> list[Any]:
         """`_call_ranks`, which rebuilds the group and calls again if a rank is lost."""
         async with self._turn:
             while True:
                 try:
-                    return await self._call_ranks(method, *arguments, seconds=seconds, asked=asked)
+                    return await self._call_ranks(method, *arguments, seconds=seconds, on_sent=on_sent)
                 except WorkerGone as error:
                     await self._rebuild(error)
 
     async def _call_ranks(
-        self, method: str, *arguments: Any, seconds: float, asked: Callable[[], None] = lambda: None
+        self, method: str, *arguments: Any, seconds: float, on_sent: Callable[[], None] = lambda: None
     ) -> list[Any]:
         calls = [self._world.send(rank, method, *arguments) for rank in self._ranks]
-        asked()
+        on_sent()
         what = f"{method} of the learner group"
         return await all_answers(self._world, calls, what=what, seconds=seconds, on_loss=self._abort)
 
@@ -403,12 +403,12 @@ class LearnerGroup:
             self._world.abort(rank)
 
 
-def _fixed(state: LearnerState | None) -> Beginning:
+def _returning(state: LearnerState | None) -> Beginning:
     async def given() -> LearnerState | None:
         return state
 
     return given
 
 
-def _checkpoint(state: LearnerState | None) -> str:
+def _describe_checkpoint(state: LearnerState | None) -> str:
     return "revision 0" if state is None else f"the checkpoint after {state.updates} updates"

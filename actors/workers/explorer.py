@@ -85,7 +85,7 @@ class Explorer(SamplingWorker):
         return self._scored(self._sampler.preview, unit, prompt, embedding)[0]
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        """`explore` that also returns the samples, as a second part of the answer, which stays on this node until it is
+        """Sample and score a unit's seeds. The second part of the answer, the samples, stays on this node until it is
         fetched.
         """
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)

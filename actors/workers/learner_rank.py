@@ -163,10 +163,10 @@ class LearnerRank(Callee):
         """
         self._bring_weights_to_gpu()
         missing = slice(self._joined.taken, None)
-        fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
+        fetched, by_prompt = self._fetch(iteration, groups[missing], embeddings[missing])
         if not missing.start:
             self._joined.begin(iteration, [len(group.indices) for group in fetched])
-        self._joined.add_groups(fetched, found)
+        self._joined.add_groups(fetched, by_prompt)
 
     def _fetch(
         self, iteration: int, groups: list[Any], embeddings: list[Any]
@@ -175,10 +175,10 @@ class LearnerRank(Callee):
         what = f"fetching the samples of iteration {iteration}"
         try:
             fetched: list[SampleGroup] = wait.get(groups, what=what, seconds=seconds)
-            found = wait.get(embeddings, what=what, seconds=seconds)
+            fetched_embeddings = wait.get(embeddings, what=what, seconds=seconds)
         except WorkerGone as error:  # this rank works; only its input is lost
             raise InputGone(error.what, error.reason) from error
-        return fetched, {embedding.prompt_id: embedding for embedding in found}
+        return fetched, {embedding.prompt_id: embedding for embedding in fetched_embeddings}
 
     def update(self, iteration: int) -> UpdateMetrics:
         """Run the update of the iteration passed to `feed`, and free its samples. Collective.

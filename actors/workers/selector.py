@@ -192,19 +192,19 @@ class Selector(Callee):
         lost. Results before it in the same call are accepted.
         """
         with self._together():
-            return [self._acknowledged(result) for result in results]
+            return [self._ack_for(result) for result in results]
 
     def accept_groups(self, *groups: SampleGroup) -> list[Ack]:
         """`accept` for groups, passed by reference. They are on disk after `close`."""
         with self._together():
-            return [self._acknowledged(group) for group in groups]
+            return [self._ack_for(group) for group in groups]
 
     def accept_again(self, *accepted: UnitResult | SampleGroup) -> None:
         """After a restart: record results and groups that were accepted before. Those in the journal change nothing."""
         with self._together():
             for each in accepted:
                 if self._lacks(each):
-                    self._acknowledged(each)
+                    self._ack_for(each)
 
     def _lacks(self, accepted: UnitResult | SampleGroup) -> bool:
         if isinstance(accepted, SampleGroup):
@@ -215,7 +215,7 @@ class Selector(Callee):
         """All units of an iteration that workers should compute now."""
         return self._of(iteration).wanted()
 
-    def _acknowledged(self, brought: UnitResult | SampleGroup) -> Ack:
+    def _ack_for(self, brought: UnitResult | SampleGroup) -> Ack:
         try:
             if not isinstance(brought, SampleGroup):
                 return self.record(brought)
