@@ -67,7 +67,7 @@ class TextEncoder(Callee):
     @noted
     def _identity(self) -> dict[str, str]:
         model = self._loaded()
-        with progress_note("computing the digest of the text encoders"):
+        with progress_note("taking the digest of the text encoders"):
             return model.text_identity(encoding_batch(self._config.fleet))
 
     def _loaded(self) -> DiffusionModel:
