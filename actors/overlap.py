@@ -64,7 +64,7 @@ class Overlap:
         return None if checkpoint is None else await checkpoint
 
     async def _explore_ahead(self, iteration: int) -> None:
-        """Start exploring the next iteration when this one is explored, if staleness allows it."""
+        """Explore the next iteration as soon as this one is explored, if `rollout.max_staleness` allows it."""
         run, following = self._run, iteration + 1
         if self._staleness and following < self._last and not run.rollouts.is_open(following):
             await run.rollouts[iteration].explored.wait()

@@ -88,7 +88,7 @@ def evaluate(config: Config, state: LearnerState, request: EvalRequest, *, addre
 
 
 def with_regenerators_alone(config: Config) -> Config:
-    """The configuration of a run whose other actors request no resources."""
+    """The configuration in which only regenerators and text encoders request resources."""
     return config.changed({"fleet.explorers": WorkerPool(), "fleet.learners": Learners()})
 
 

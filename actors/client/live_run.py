@@ -114,7 +114,7 @@ def controller_of(run: Path | None) -> Any | None:
 
 
 def _spaces(run: Path | None) -> list[str]:
-    """Namespaces of the runs on this process's cluster; with `run`, only that run's."""
+    """Namespaces of all runs on this process's cluster; if `run` is given, at most the one of this run."""
     spaces = sorted(
         actor["namespace"]
         for actor in ray.util.list_named_actors(all_namespaces=True)

@@ -1,4 +1,4 @@
-"""A pool: workers of one role whose answers are bitwise equal. It replaces lost workers, grows and shrinks.
+"""A pool: workers of one role that compute the same bits for a unit. It replaces lost workers, grows and shrinks.
 
 ::
 
