@@ -8,13 +8,14 @@ explores.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_ray.cli.configured import on_card
 from solrl_ray.config import checks, named
-from solrl_ray.config.loading import Sources, load, read_file
+from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
@@ -54,13 +55,11 @@ def published() -> list[str]:
     """The names of the shipped image models whose sizes are shipped too, without the testbed. Videos are trained with
     smaller pools.
     """
-    sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
+    files = {file.stem: json.loads(file.read_bytes()) for file in sorted(FOLDER.glob("*.json"))}
     return [
         name
-        for name, model in sections.items()
-        if not model["path"].startswith(BUILTIN)
-        and not FAMILIES[model["family"]].SIZES.frame_stride
-        and (FOLDER / f"{name}.json").exists()
+        for name, shapes in files.items()
+        if not shapes["path"].startswith(BUILTIN) and not FAMILIES[shapes["family"]].SIZES.frame_stride
     ]
 
 

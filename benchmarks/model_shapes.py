@@ -41,8 +41,11 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "flux1_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux1_kontext_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux2_klein_base_4b": [QWEN_3],
-    "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
-    "qwen_image_edit": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
+    "flux2_klein_base_9b": [(Qwen3ForCausalLM, published.QWEN_3_8B)],
+    **{
+        name: [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)]
+        for name in ("qwen_image", "qwen_image_2512", "qwen_image_edit", "qwen_image_edit_2511")
+    },
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
     "sana_video_2b": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
@@ -57,6 +60,8 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 """Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
+    "flux2_klein_base_9b": (published.FLUX2_KLEIN_9B, published.kl_autoencoder(1.0, 0.0)),
+    **{name: TRANSFORMERS["qwen_image"][1:] for name in ("qwen_image_2512", "qwen_image_edit_2511")},
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
     "wan21_14b_i2v": (published.WAN_I2V_14B, published.WAN_VAE),
     "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],

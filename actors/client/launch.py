@@ -36,6 +36,7 @@ from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import REPORT_FILE, build
+from solrl_ray.report.rendering import digits, signed
 from solrl_ray.report.summary import unchanged
 from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
@@ -125,11 +126,29 @@ def train(
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 interrupts.words = f"{what}{when}; go on with: {again}"
                 raise KeyboardInterrupt(interrupts.words) from None
-    page = folder.path / REPORT_FILE
     with lost_if_refused():
-        print(f"summary: {folder.path / SUMMARY_FILE}")
-        print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
+        print(_results(folder))
     return 0
+
+
+def _results(folder: RunFolder) -> str:
+    """The lines that end a run: what it gained, where its results are, and the next command."""
+    run, page = read_run(folder.path), folder.path / REPORT_FILE
+    lines = []
+    if gain := run.gain:
+        before, after = (run.shown[name].reward_mean for name in ("base", "final"))
+        error = "" if gain.stderr is None else f" ± {digits(gain.stderr)}"
+        improved = f"{gain.gained} of {len(gain.differences)} held-out prompts improved"
+        lines.append(f"held-out reward: {digits(before)} → {digits(after)} ({signed(gain.mean)}{error}); {improved}")
+    written = page if page.is_file() else f"not written; solrl report {folder.path} makes it"
+    lines += [
+        f"LoRA:    {folder.lora}  (pipeline.load_lora_weights of diffusers)",
+        f"report:  {written}",
+        f"summary: {folder.path / SUMMARY_FILE}",
+        f"next:    solrl export {folder.path} --format comfyui, or more iterations: "
+        f"{folder.resume_command()} --set run.iterations={2 * run.config.run.iterations}",
+    ]
+    return "\n".join(lines)
 
 
 def concluded(folder: RunFolder) -> bool:
