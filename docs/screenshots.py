@@ -83,7 +83,7 @@ def photograph_live(run: Path, dashboard: str) -> None:
 
 
 def photograph_report(report: Path) -> None:
-    """Take both images of the report, without the lines on when, where and by which command the run started."""
+    """Take both images of the report, without its lines on time, machine and command of the start."""
     text = re.sub(r"<p>(begun|resumed) .*?</p>\n", "", report.read_text(encoding="utf-8"))
     head, _, body = text.partition("<header>")
     _, title, curves = body.partition("<h2>Held-out reward</h2>")
@@ -99,7 +99,7 @@ def photograph_report(report: Path) -> None:
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("--run", type=Path, help="take only the images of the report, of this finished run")
-    given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the run, for a faster trial")
+    given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run, for a faster trial")
     asked = given.parse_args()
     if asked.run:
         photograph_report(asked.run.absolute() / "report.html")

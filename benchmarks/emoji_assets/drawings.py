@@ -130,7 +130,7 @@ def read(file: Path) -> list[Drawing]:
 
 def attribution(folders: Mapping[str, Path], names: Path) -> str:
     """A page in Markdown that says whose the pictures and names are, and under which licences."""
-    lines = ["# Whose the pictures are", "", "Drawn smaller, on white; otherwise as their authors made them.", ""]
+    lines = ["# Authors of the emoji", "", "Rendered smaller, on white; otherwise unchanged.", ""]
     for style, folder in folders.items():
         info = json.loads((folder / "info.json").read_text())
         author, licence = info["author"], info["license"]
