@@ -1,4 +1,4 @@
-"""Published architectures, of architectures.yaml: settings of transformers, autoencoders, text encoders, rewards."""
+"""Published architectures from architectures.yaml: settings of transformers, autoencoders, text encoders, rewards."""
 
 from __future__ import annotations
 

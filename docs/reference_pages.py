@@ -259,7 +259,7 @@ def api() -> str:
         "# API",
         note("the docstrings"),
         "Classes to subclass and functions to call for a new reward, model family or objective. Shapes are in "
-        "brackets: `[B, 3, H, W]` is a batch of images. [CONTRIBUTING](../../CONTRIBUTING.md) has a small example of each.",
+        "brackets: `[B, 3, H, W]` is a batch of images. [CONTRIBUTING](../../CONTRIBUTING.md) has an example of each.",
         "A reward can also be a plain function, without a class. " + own_function(),
     ]
     for heading, file, names in CLASSES:

@@ -95,9 +95,9 @@ def _in_all_colours(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
 
 
 def _edits() -> dict[str, list[tuple[Scene, Scene]]]:
-    """Pairs of scenes with one object, before and after a change of its colour, by prompt file. Every fifth is held out.
+    """Pairs of scenes with one object, before and after a change of its colour, by prompt file.
 
-    The order is pseudo-random and fixed.
+    Every fifth pair is held out. The order is pseudo-random and fixed.
     """
     edits = [
         (Scene((1, size, before, shape, 0, 0, 0, 0, ground)), Scene((1, size, after, shape, 0, 0, 0, 0, ground)))
@@ -203,7 +203,7 @@ def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = ST
 
 
 def without_edits(folder: Path) -> dict[str, float]:
-    """Mean held-out reward of constructed answers: copies of the references, objects in the mean colour, correct edits."""
+    """Mean held-out reward of constructed answers: copied references, objects in the mean colour, correct edits."""
     from PIL import Image
 
     lines = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
