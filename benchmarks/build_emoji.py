@@ -265,7 +265,7 @@ class Build:
 
     @torch.no_grad()
     def _pairs(self, until: float) -> Pairs | None:
-        """Pairs of noise and the model's latents for known concepts' captions, cached in files. None if time ran out."""
+        """Pairs of noise and the model's latents for known concepts' captions, cached in files; None if out of time."""
         folder = self.folder / "pairs"
         folder.mkdir(exist_ok=True)
         if self.device.type == "cuda":
