@@ -56,7 +56,7 @@ STOP_SECONDS = 60.0
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reported_errors() -> Iterator[None]:
     """Prints a UserError as `error: …` and exits with status 2."""
     try:
         yield

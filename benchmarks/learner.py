@@ -217,7 +217,7 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="activation memory of the compiled variants")
+    parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled variants")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
     parser.add_argument("--repeats", type=int, default=5)

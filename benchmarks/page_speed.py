@@ -8,9 +8,9 @@ from typing import Any
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
-"""Endings of the results files' names."""
+"""Suffixes of the results files' names."""
 PAGES_GPU = "H200"
-"""The GPU of rows that name no other one."""
+"""The GPU of rows without a GPU name."""
 
 
 def rollouts(results: Path) -> str:
@@ -37,12 +37,12 @@ def rollouts(results: Path) -> str:
 
 
 def gpu(found: dict[str, Any]) -> str:
-    """Short name: H100 of `NVIDIA H100 80GB HBM3 (sm_90)`."""
+    """Short name of the GPU: `H100` for `NVIDIA H100 80GB HBM3 (sm_90)`."""
     return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
 def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> str:
-    """Milliseconds of a solver step of one image: `part` of a rollout, less decoding and scoring."""
+    """Milliseconds per solver step and image in `part` of a rollout, without decoding and scoring."""
     seconds, pool = found["seconds"], 96
     decoded = seconds.get(f"decode, score: {part.partition(',')[0]}")
     if decoded is None:
@@ -70,7 +70,7 @@ def gpus(results: Path) -> str:
 
 
 def whole_iterations(results: Path) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json of published depth in which every explorer had work."""
+    """Rows of many_gpus.json at published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
     models = [*TITLES, *OTHERS]
@@ -85,7 +85,7 @@ def settings(row: dict[str, Any]) -> str:
 
 
 def hosts(results: Path) -> str:
-    """Planned seconds of the published iteration on several numbers of GPUs, beside the paper's."""
+    """Planned seconds of the published iteration for several numbers of GPUs, compared with the paper's."""
     planned, rows = read(results, "many_gpus_planned.json"), []
     if planned is None:
         return unmeasured("hosts", "Not planned yet")

@@ -2,8 +2,8 @@
 limited only by the disk.
 
 All values come from one repeated block of normal numbers. A tensor's name determines its offset in the block, and the
-block's length is a prime, so no two rows of a matrix are equal. The block is generated on the CPU, so files are equal on
-every machine.
+block's length is a prime, so no two rows of a matrix are equal. The block is generated on the CPU, so files are equal
+on every machine.
 """
 
 from __future__ import annotations

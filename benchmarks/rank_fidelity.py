@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CONFIGS, RESULTS, embeddings, told, write
+from common import CONFIGS, RESULTS, embeddings, reported_errors, write
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
@@ -96,8 +96,8 @@ class Bench:
 
 
 def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
-    """Rank fidelity of whole pools [prompts, seeds] with all full rewards known: means over prompts, some with the ends
-    of their 95 % intervals.
+    """Rank fidelity of whole pools [prompts, seeds] with all full rewards known: means over prompts, some with the
+    ends of their 95 % intervals.
 
     ``best_beats`` is the share of the pool's other seeds that a seed chosen as best, one of `keep` / 2, truly beats
     (ties count half; 0.5 by chance). ``worst_beats`` is the same for a seed chosen as worst.
@@ -118,8 +118,8 @@ def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """Print and return the fidelity by tier and steps. Ideally a chosen best seed beats nearly all others, a chosen worst
-    seed nearly none.
+    """Print and return the fidelity by tier and steps. Ideally a chosen best seed beats nearly all others and a worst
+    one nearly none.
     """
     full = bench.pools("float32", 10, whole=bench.some_frames)
     print("| tier | steps | Kendall | Spearman | best beat / worst beat, of 4 | of 8 | of 12 |")
@@ -147,11 +147,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, default=Path("rank_fidelity"), help="folder that keeps the samples' rewards")
+    parser.add_argument("--work", type=Path, default=Path("rank_fidelity"), help="folder that keeps sampled rewards")
     parser.add_argument("--out", type=Path, help="folder for the result")
     arguments = parser.parse_args(argv)
     if (arguments.config or arguments.set) and arguments.out is None:
-        parser.error("CONFIG and --set need --out, because benchmarks/results has the results without them")
+        parser.error("CONFIG and --set need --out: benchmarks/results has the results without them")
     torch.set_num_threads(arguments.threads)
     config = load(arguments.config or [CONFIGS / "demo.yaml"], arguments.set)
     bench = Bench(config, arguments.prompts, arguments.seeds, arguments.work, arguments.device)
@@ -162,5 +162,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with reported_errors():
         main()

@@ -193,9 +193,9 @@ def draw(arguments: argparse.Namespace) -> dict[str, Any]:
     def picture() -> Any:
         return stock(prompt, generator=torch.Generator().manual_seed(0), **call).images[0].float()
 
-    plain = watch("stock pipeline: an image without LoRA", picture)
+    plain = watch("stock pipeline: a picture without LoRA", picture)
     watch("stock pipeline: load_lora_weights", lambda: stock.load_lora_weights(run_folder(arguments, "warm") / "lora"))
-    tuned = watch("stock pipeline: an image with LoRA", picture)
+    tuned = watch("stock pipeline: a picture with LoRA", picture)
     return watch.measured() | {"largest_change_of_a_pixel": round(float((plain - tuned).abs().max()), 6)}
 
 
@@ -246,7 +246,7 @@ def configuration(arguments: argparse.Namespace, name: str) -> Config:
     config = load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
     if config.model.references:
         raise SystemExit(
-            f"model.references is {config.model.references} (--set), but the rehearsal has no reference images; leave it out."
+            f"model.references is {config.model.references} (--set), but the rehearsal has no images; leave it out."
         )
     return config
 
@@ -320,9 +320,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=RUNS)
     parser.add_argument("--only", choices=PARTS, help="run one stage; default: all of them")
-    parser.add_argument("--seconds", type=float, default=580.0, help="limit of each stage; a run is stopped then")
+    parser.add_argument("--seconds", type=float, default=580.0, help="limit per stage")
     parser.add_argument("--iterations", type=int, default=3, help="of the warm run")
-    parser.add_argument("--micro-batch", type=int, default=4, help="micro-batch of the learner, with 16 samples per update")
+    parser.add_argument("--micro-batch", type=int, default=4, help="of the learner; an update has 16 samples")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
     options(parser)
     arguments = parsed(parser, given)
