@@ -89,8 +89,8 @@ def draw(file: Path, folder: Path, size: int, processes: int) -> None:
     np.save(folder / "pictures.npy", np.stack([picture for _, picture, _ in shown]))
     parts = [caption_parts(drawing, colours) for drawing, _, colours in shown]
     (folder / "captions.json").write_text(json.dumps(parts, ensure_ascii=False))
-    if (said := file.with_name("ATTRIBUTION.md")).exists():
-        shutil.copy(said, folder)
+    if (page := file.with_name("ATTRIBUTION.md")).exists():
+        shutil.copy(page, folder)
     print(f"{len(shown)} images of {size} × {size} pixels; {len(drawings) - len(shown)} drawings were empty")
 
 

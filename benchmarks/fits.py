@@ -85,10 +85,10 @@ def cell(verdict: Verdict, prices: PriceList) -> str:
         return "–"
     try:
         made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration())
-        said = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
+        text = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
     except Unpriced:
-        said = "fits"
-    return said + ", offload" * verdict.offloads
+        text = "fits"
+    return text + ", offload" * verdict.offloads
 
 
 def table() -> list[str]:

@@ -38,8 +38,8 @@ def faster(mine: Times, other: Times) -> str:
     if not (found := ratio(mine, other)):
         return "–"
     middle, low, high = found
-    said = f"{middle:.2f}×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
-    return ("" if other.complete else "at least ") + said
+    text = f"{middle:.2f}×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
+    return ("" if other.complete else "at least ") + text
 
 
 def seconds(took: Times) -> str:
@@ -89,12 +89,12 @@ def figure(results: Path) -> str:
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")
-    said = []
+    sentences = []
     for two_stage, title in SIDES.items():
         reached = ", ".join(f"{len(ranked(content['runs'], two_stage, share))} closed {share:.0%}" for share in SHARES)
-        said.append(f"Of {len(side(content, two_stage))} settings in {title}, {reached}.")
+        sentences.append(f"Of {len(side(content, two_stage))} settings in {title}, {reached}.")
     image = "![Simulated GPU time to close 75, 90 and 95 % of the gap, by samples per optimiser step]"
-    return f"{image}(../images/results_shapes.png)\n\n{' '.join(said)} {measured('shapes')}"
+    return f"{image}(../images/results_shapes.png)\n\n{' '.join(sentences)} {measured('shapes')}"
 
 
 def front(results: Path) -> str:

@@ -21,17 +21,17 @@ def rollouts(results: Path) -> str:
             if found is None:
                 continue
             one_stage, paper = found["seconds"]["naive"], "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f}×"
-            said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
-            said += [] if "decoder_compiled" in found else ["decoder not compiled"]
-            said += [f"on an {gpu(found)}"] if gpu(found) != PAGES_GPU else []
+            label = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
+            label += [] if "decoder_compiled" in found else ["decoder not compiled"]
+            label += [f"on an {gpu(found)}"] if gpu(found) != PAGES_GPU else []
             cells = f"{one_stage:.1f}", f"{found['two_stage']:.1f}", f"{found['ratio']:.2f}×", paper
-            rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
+            rows.append([", ".join(label), *cells, a_step(found, "naive"), a_step(found, "previews")])
             for name, one in found.get("pruned", {}).items():
                 after, keep, micro_batch = map(int, name.split(":"))
                 cells = f"{one_stage:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f}×", ""
                 part = f"previews, pruned after {after} to {keep}, micro-batch {micro_batch}"
                 step = a_step(found, part, after, keep)
-                rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
+                rows.append([", ".join([*label, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
     times = ["one stage, BF16, s", "two stages, FP8, s", "speed-up", "paper", "step in BF16, ms", "step in FP8, ms"]
     return table(["rollout of one prompt", *times], rows)
 
@@ -79,9 +79,9 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
 
 def settings(row: dict[str, Any]) -> str:
     """Placement and settings that differ from the usual ones."""
-    said = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
-    said += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
-    return "".join(f", {each}" for each in said)
+    extras = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
+    extras += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
+    return "".join(f", {each}" for each in extras)
 
 
 def hosts(results: Path) -> str:

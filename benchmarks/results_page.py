@@ -37,8 +37,8 @@ def ranking(results: Path) -> str:
         fidelity = [f"{row['spearman']:.3f}", f"{row['kendall']:.3f}"]
         rows.append(["testbed", row["tier"], str(row["steps"]), *fidelity, *pairs])
     header = ["", "precision", "steps", "Spearman", "Kendall", "4 chosen", "8 chosen", "12 chosen"]
-    said = measured("ranking") if found["previews"] else unmeasured("ranking")
-    return f"{table(header, rows)}\n\n{said}"
+    source = measured("ranking") if found["previews"] else unmeasured("ranking")
+    return f"{table(header, rows)}\n\n{source}"
 
 
 def place(beaten: float, seeds: int) -> float:

@@ -335,15 +335,15 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
 
     two, one = winner(runs, True), winner(runs, False)
     best = {name: best_rate(runs, name)[0] for name in (two, one, reference_of(runs)) if name}
-    sooner, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
+    fastest, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
     return {
         "charged": {name: {HEADLINE: SHAPES[name].charged(HEADLINE)} for name in rates},
         "seconds_to": {HEADLINE: {name: {f"{share:g}": mean(name, share) for share in SHARES} for name in rates}},
         "rates": rates,
         "best": {"two_stage": two, "one_stage": one},
-        "seconds_to_90": sooner.mean if sooner.complete else None,
-        "two_stage_over_one_stage": ratio(sooner, best.get(one or "", Times((), 0))),
-        "over_24_of_24": ratio(sooner, reference),
+        "seconds_to_90": fastest.mean if fastest.complete else None,
+        "two_stage_over_one_stage": ratio(fastest, best.get(one or "", Times((), 0))),
+        "over_24_of_24": ratio(fastest, reference),
     }
 
 
@@ -364,7 +364,7 @@ def show(results: dict[str, Any]) -> None:
 class Pace:
     """Decides which runs are stopped because they are too slow to close 75 % of the gap."""
 
-    soonest: dict[bool, float]
+    fastest: dict[bool, float]
     """True for two stages, False for one → simulated seconds of the fastest run so far to 75 %."""
 
     @classmethod
@@ -379,5 +379,5 @@ class Pace:
         """Take a run into account; returns True if it is slower than `NEAR` times the fastest."""
         side, charged = bool(SHAPES[shape].pool), SHAPES[shape].charged(HEADLINE)
         took = iterations_to(run, SHARES[0]) * charged
-        self.soonest[side] = min(self.soonest[side], took)
-        return math.isinf(took) and run["iterations"][-1] * charged > NEAR * self.soonest[side]
+        self.fastest[side] = min(self.fastest[side], took)
+        return math.isinf(took) and run["iterations"][-1] * charged > NEAR * self.fastest[side]

@@ -95,8 +95,8 @@ def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterat
     `given` is the default section, if the key has one.
     """
     kinds, entry = sections(info.annotation), f"{key}.0" if get_origin(info.annotation) is list else key
-    if said := prose(info.description):
-        yield said
+    if description := prose(info.description):
+        yield description
     if len(kinds) > 1 and given is not None:
         yield f"Its keys depend on `{key}.kind`; default: `{given.model_dump()['kind']}`."
     for kind in kinds:
@@ -104,7 +104,7 @@ def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterat
         defaults = given if isinstance(given, kind) else None
         if len(kinds) > 1:
             yield f"### {key}, kind: {fields.pop('kind').default}"
-        if (own := prose(kind.__doc__)) and own != said:
+        if (own := prose(kind.__doc__)) and own != description:
             yield own
         flat = [(name, field) for name, field in fields.items() if not sections(field.annotation)]
         if flat:
@@ -182,10 +182,10 @@ def commands() -> str:
         f"Exit status: {prose(statuses[1])}",
     ]
     for name, help_, command in subcommands(parser):
-        for words, said, own in [*actions(command, name, help_)]:
+        for words, summary, own in [*actions(command, name, help_)]:
             run: Callable[..., int] | None = own.get_default("run_verb")
             listed = vars(verbs).values()
-            parts += [f"## solrl {words}", prose(inspect.getdoc(run)) if run in listed else f"{capital(said)}."]
+            parts += [f"## solrl {words}", prose(inspect.getdoc(run)) if run in listed else f"{capital(summary)}."]
             parts.append(f"    {synopsis(words, own)}")
             if rows := [argument(action) for action in shown(own)]:
                 parts.append(table(("argument", "meaning"), rows))
@@ -193,12 +193,12 @@ def commands() -> str:
 
 
 def actions(
-    command: argparse.ArgumentParser, name: str, said: str
+    command: argparse.ArgumentParser, name: str, summary: str
 ) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Yield words, help and parser of a command, or of each of its actions if it has actions."""
     inner = list(subcommands(command))
     if not inner:
-        yield name, said, command
+        yield name, summary, command
     for action, help_, parser in inner:
         yield f"{name} {action}", help_, parser
 
@@ -206,9 +206,9 @@ def actions(
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, inner in action.choices.items():
-                yield name, said[name], inner
+                yield name, summaries[name], inner
 
 
 def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -281,10 +281,10 @@ def documented(node: ast.ClassDef) -> Iterator[str]:
     """Yield a class's docstring, its table of attributes, and its public methods and hooks (`HOOKS`)."""
     yield text_of(node)
     attributes = [
-        (f"`{ast.unparse(line.target)}: {ast.unparse(line.annotation)}`", said)
+        (f"`{ast.unparse(line.target)}: {ast.unparse(line.annotation)}`", description)
         for line, after in zip(node.body, [*node.body[1:], None], strict=True)
         if isinstance(line, ast.AnnAssign) and not ast.unparse(line.target).startswith("_")
-        for said in [docstring(after)]
+        for description in [docstring(after)]
     ]
     if attributes:
         yield table(("attribute", "meaning"), attributes)
@@ -297,8 +297,8 @@ def documented(node: ast.ClassDef) -> Iterator[str]:
 
 def docstring(node: ast.stmt | None) -> str:
     """Docstring of an attribute: the string constant after it; empty if there is none."""
-    said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
-    return prose(said) if isinstance(said, str) else ""
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
+    return prose(text) if isinstance(text, str) else ""
 
 
 def signature(method: ast.FunctionDef) -> str:
@@ -352,8 +352,8 @@ def package(path: Path) -> str:
 
 def first_sentence(file: Path) -> str:
     """First sentence of a file's docstring, without a diagram or address that follows it."""
-    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=\.) (?=[A-Z`])", prose(said.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.) (?=[A-Z`])", prose(text.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
 
 
 PAGES: dict[str, Callable[[], str]] = {

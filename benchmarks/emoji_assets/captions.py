@@ -59,14 +59,14 @@ def draw(parts: Parts, generator: np.random.Generator) -> Caption:
     subject = parts.name
     if use_tags and len(parts.tags) >= 2:
         subject = " ".join(generator.choice(parts.tags, 2, replace=False))
-    said = [_toned(subject, parts.tone)]
+    phrases = [_toned(subject, parts.tone)]
     if use_category:
-        said.append(parts.category)
+        phrases.append(parts.category)
     if use_colours and parts.colours:
-        said.append(" and ".join(parts.colours))
+        phrases.append(" and ".join(parts.colours))
     if use_style:
-        said.append(f"{parts.style} style")
-    return Caption(", ".join(said), bool(use_style))
+        phrases.append(f"{parts.style} style")
+    return Caption(", ".join(phrases), bool(use_style))
 
 
 def prompts(parts: Sequence[Parts], held_out: bool, seed: int) -> list[str]:

@@ -51,10 +51,10 @@ def generate(
 def scores(model: Any, tokenizer: Any, pictures: Tensor, texts: Sequence[str], device: torch.device) -> Tensor:
     """Cosine of each image, float32 [P, 3, H, W] in [0, 1], with each text: float32 [P, T], on the CPU."""
     images = torch.cat([image_features(model, chunk.to(device)) for chunk in pictures.split(CHUNK)])
-    said = torch.cat(
+    described = torch.cat(
         [text_features(model, token_ids(tokenizer, texts[i : i + CHUNK], device)) for i in range(0, len(texts), CHUNK)]
     )
-    return (functional.normalize(images, dim=-1) @ functional.normalize(said, dim=-1).T).float().cpu()
+    return (functional.normalize(images, dim=-1) @ functional.normalize(described, dim=-1).T).float().cpu()
 
 
 def recognised(

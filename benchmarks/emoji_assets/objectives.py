@@ -205,8 +205,8 @@ def sample(
             found = velocity(pipe, x, x.new_full((len(x),), sigma), sequence, pooled)
         if copies == 1:
             return found
-        said, unsaid = found.chunk(2)
-        return unsaid + guidance * (said - unsaid)
+        conditional, unconditional = found.chunk(2)
+        return unconditional + guidance * (conditional - unconditional)
 
     return solvers.advance(field, solvers.SolverState(noise), grid, "euler").latents
 

@@ -127,9 +127,9 @@ class CaptionIds:
         first_object = ((("a",), None), (size, 1), (colour, 2), (shape, 3))
         second_object = ((("a",), None), *zip(second, (5, 6, 7), strict=True))
         end = ((("then",), None), (relation, 9), (("on",), None), (background, 8))
-        said = (*first_object, (relation, 4), *second_object, *end)
-        self._columns = [column for _, column in said]
-        self._tables = [_table(pipe.tokenizer, texts).to(device) for texts, _ in said]
+        pieces = (*first_object, (relation, 4), *second_object, *end)
+        self._columns = [column for _, column in pieces]
+        self._tables = [_table(pipe.tokenizer, texts).to(device) for texts, _ in pieces]
         self._end: int = pipe.tokenizer.eos_token_id
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ def as_told(videos: Tensor, prompts: Sequence[str]) -> Tensor:
     frames = videos[:, :, [0, -1]].transpose(1, 2).flatten(0, 1).float()
     with torch.no_grad():
         seen = functional.normalize(model.get_image_features(pixel_values=frames * 2 - 1).pooler_output, dim=-1)
-        said = functional.normalize(model.get_text_features(input_ids=ids).pooler_output, dim=-1)
-    return (seen * said).sum(dim=1).view(-1, 2).mean(dim=1)
+        described = functional.normalize(model.get_text_features(input_ids=ids).pooler_output, dim=-1)
+    return (seen * described).sum(dim=1).view(-1, 2).mean(dim=1)
 
 
 def words_of_both(videos: Tensor, prompts: Sequence[str]) -> Tensor:
