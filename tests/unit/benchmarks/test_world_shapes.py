@@ -103,7 +103,7 @@ def test_a_world_that_is_not_built_to_the_end_is_refused(tmp_path: Path) -> None
     unseen = world(tmp_path / "unseen")
     (unseen / "build.json").write_text(json.dumps({"done": True, "real": {"reward": 0.9}}))
     for folder in (tmp_path / "none", world(tmp_path / "half", done=False), unseen):
-        with pytest.raises(SystemExit, match=r"build_emoji\.py until it says so"):
+        with pytest.raises(SystemExit, match=r"build_emoji\.py until it prints that all is done"):
             World(folder)
 
 
