@@ -1,4 +1,4 @@
-"""Trains the networks of the emoji example: autoencoder, CLIPs of reward and judge, transformer. 14 minutes of training.
+"""Trains the networks of the emoji example: autoencoder, CLIPs of reward and judge, transformer. Trains for 14 minutes.
 
     python benchmarks/build_emoji.py IMAGES OUT [--seconds 540] [--device cuda] [--scale 1.0] [--tiny]
 
@@ -104,7 +104,7 @@ class Build:
         }
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable if the autoencoder is bad."""
+        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable (bad autoencoder)."""
         return all(getattr(self, stage.name)(until) for stage in STAGES)
 
     # Stages: each returns True when it is done
@@ -265,7 +265,7 @@ class Build:
 
     @torch.no_grad()
     def _pairs(self, until: float) -> Pairs | None:
-        """Pairs of noise and the model's latents for captions of known concepts; cached in files. None if time ran out."""
+        """Pairs of noise and the model's latents for known concepts' captions, cached in files; None if out of time."""
         folder = self.folder / "pairs"
         folder.mkdir(exist_ok=True)
         if self.device.type == "cuda":

@@ -72,7 +72,7 @@ class Build:
         self.fits: dict[str, Fit] = {}
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable if the autoencoder is bad."""
+        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable (bad autoencoder)."""
         return all(stage(until) for stage in (self.autoencoder, self.flow, self.rectification))
 
     # Stages: each returns True when it is done
@@ -158,8 +158,8 @@ class Build:
         real, restored = (scores.as_told(videos, captions).mean().item() for videos in made.values())
         if restored < LEAST * real:
             raise Unusable(
-                f"clips restored by the autoencoder have reward {restored:.3f} and real ones {real:.3f}, and later stages "
-                f"need at least {LEAST * real:.3f}; give another OUT and more seconds in AUTOENCODER"
+                f"clips restored by the autoencoder have reward {restored:.3f} and real ones {real:.3f}, and later "
+                f"stages need at least {LEAST * real:.3f}; give another OUT and more seconds in AUTOENCODER"
             )
 
     def _shown(self) -> tuple[Tensor, list[str], dict[str, Tensor]]:

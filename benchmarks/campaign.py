@@ -25,7 +25,7 @@ ON_ONE_GPU = (
     "fleet={learners: {num_gpus: 1}}",
     "compile={enabled: false, learner: false}",
 )
-"""Settings for all roles on one GPU. Nothing is compiled, as that would take longer than it saves in such short runs."""
+"""Settings for all roles on one GPU. Nothing is compiled, which would take longer than it saves in such short runs."""
 LOOK_SECONDS = 5.0
 """Seconds between checks whether runs may be ended (`enough`)."""
 STOP_SECONDS = 30.0

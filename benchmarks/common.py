@@ -56,7 +56,7 @@ STOP_SECONDS = 60.0
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reported_errors() -> Iterator[None]:
     """Prints a UserError as `error: …` and exits with status 2."""
     try:
         yield
@@ -100,7 +100,7 @@ def checkpoints(model: str, work: Path) -> list[str]:
 
 
 def embeddings(config: Model, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
-    """Embeddings of prompts, encoded in this process, with reference images and negative prompts if the model uses them."""
+    """Prompt embeddings, encoded in this process, with reference images and negative prompts if the model uses them."""
     model = models.load(config, "cpu", components=models.encoder_components(config))
     pairs = [(prompt, negative_prompt(config, prompt.references)) for prompt in prompts]
     wanted = list(dict.fromkeys(prompt for pair in pairs for prompt in pair if prompt))

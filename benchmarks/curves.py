@@ -77,13 +77,13 @@ def _rows(of_seed: dict[str, Any], each_seed: bool) -> list[tuple[str, dict[str,
 
 def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> str:
     judged = any("judge" in run for run in of_seed.values())
-    said = []
+    cells = []
     for of in ("reward", "judge") if judged else ("reward",):
         values = [after(run, shape, seconds, of, place) for run in of_seed.values()]
         known = [value for value in values if not math.isnan(value)]
         fewer = f" ({len(known)})" if known and len(known) < len(values) else ""
-        said.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
-    return " / ".join(said)
+        cells.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
+    return " / ".join(cells)
 
 
 def main() -> None:

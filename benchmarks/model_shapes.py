@@ -1,4 +1,4 @@
-"""Writes the shapes of the shipped model files into the package: what `solrl plan` reads in place of a checkpoint.
+"""Writes the tensor shapes of the shipped models into the package: `solrl plan` reads them instead of a checkpoint.
 
 python benchmarks/model_shapes.py
 """
@@ -57,7 +57,7 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "wan21_14b_i2v": [(CLIPVisionModel, published.VISION_H), (UMT5EncoderModel, published.UMT5_XXL)],
     "z_image": [QWEN_3],
 }
-"""Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
+"""Preset in configs/models → classes and settings of its text encoders, the one for long prompts last."""
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
     "flux2_klein_base_9b": (published.FLUX2_KLEIN_9B, published.kl_autoencoder(1.0, 0.0)),
@@ -66,7 +66,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wan21_14b_i2v": (published.WAN_I2V_14B, published.WAN_VAE),
     "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],
 }
-"""Name of the file in configs/models → settings of its transformer and of its autoencoder."""
+"""Preset in configs/models → settings of its transformer and of its autoencoder."""
 
 
 def configuration(name: str) -> Model:
@@ -74,7 +74,7 @@ def configuration(name: str) -> Model:
 
 
 def made(name: str) -> ModelShapes:
-    """The shapes of one file of configs/models, from the architecture itself."""
+    """The shapes of one preset in configs/models, computed from its architecture."""
     config = configuration(name)
     family = models.family(config)
     if config.path.startswith(BUILTIN):
@@ -100,7 +100,7 @@ def made(name: str) -> ModelShapes:
 
 
 def written(made: ModelShapes, path: str) -> str:
-    """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
+    """The shapes as JSON. Equal blocks share one entry: ``blocks.*.to_q`` → inputs, outputs, first block, last + 1."""
     entries = dict[str, list[list[int]]]()
     for name, shape in made.linears.items():
         number = re.search(r"\.(\d+)\.", name)
