@@ -1,6 +1,6 @@
-"""Every metric that a live run exports to Prometheus, in one table, as in `docs/reference/metrics.md`.
+"""Table of all metrics that a live run exports to Prometheus; `docs/reference/metrics.md` shows the same table.
 
-Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter:
+Ray adds the prefix ``ray_`` to each name, and the suffix ``_total`` to each counter, as is usual in Prometheus:
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every
 metric has the tag ``run``; the values of the other tags come from short, fixed lists, never from units or prompts.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
-"""Upper bounds of the histograms' buckets, seconds."""
+"""Upper bounds of the histogram buckets, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Instrument:
     unit: str
     meaning: str
     tags: tuple[str, ...] = ()
-    """Tags beside ``run``."""
+    """Tags in addition to ``run``."""
 
     @property
     def scraped(self) -> str:
-        """Its name in Prometheus; a histogram's series append ``_bucket``, ``_sum``, ``_count``."""
+        """Name in Prometheus. The series of a histogram append ``_bucket``, ``_sum`` and ``_count``."""
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
