@@ -67,8 +67,9 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
     if updates is not None:
         matching = [path for number, path in checkpoints if number == updates]
         if not matching:
-            numbers = ", ".join(str(number) for number, _ in checkpoints) or "none"
-            raise UserError(f"--updates is {updates}, but {run} has no such checkpoint. Choose from: {numbers}.")
+            numbers = ", ".join(str(number) for number, _ in checkpoints)
+            available = f"checkpoints only after {numbers} updates" if numbers else "no checkpoint yet"
+            raise UserError(f"--updates is {updates}, but {run} has {available}.")
         return LearnerState.load(matching[0])
     state = newest_told(checkpoints, run)
     if state is None:

@@ -143,7 +143,7 @@ def test_a_file_of_prompts_is_taken_whole(run: Path, tmp_path: Path) -> None:
 def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:
     assert policies_of("ema, base") == ("base", "ema")
     assert policies_of("default") == ("default",)
-    with pytest.raises(UserError, match="--policies has 'best', which is no policy. Choose from base, default, ema"):
+    with pytest.raises(UserError, match=r"--policies has 'best', which is no policy\. Choose from base, default, ema"):
         policies_of("base,best")
 
 
@@ -154,7 +154,7 @@ def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path, capsys
         state(updates).save(RunFolder(run).checkpoint(updates))
     assert state_of(run, None).updates == 4
     assert state_of(run, 2).updates == 2
-    with pytest.raises(UserError, match=r"--updates is 3, but .* has 2, 4"):
+    with pytest.raises(UserError, match=r"--updates is 3, but .* has checkpoints only after 2, 4 updates"):
         state_of(run, 3)
     (RunFolder(run).checkpoint(4) / "state.json").write_text("{}")
     assert state_of(run, None).updates == 2
