@@ -101,7 +101,7 @@ def _measured_differently(run: RunData, other: RunData) -> list[str]:
     mine, others = (
         {
             "model.path": data.config.model.path,
-            "the sizes of images": _shapes(data.config),
+            "the image sizes": _shapes(data.config),
             "rewards": data.config.rewards,
             "the held-out prompts": {p for e in data.evaluations if e.policy == "base" for p in e.rewards},
             "evaluation.samples": data.config.evaluation.samples,

@@ -158,7 +158,7 @@ def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path, capsys
         state_of(run, 3)
     (RunFolder(run).checkpoint(4) / "state.json").write_text("{}")
     assert state_of(run, None).updates == 2
-    assert capsys.readouterr().err.startswith("note: the checkpoint after 4 updates is passed over: ")
+    assert capsys.readouterr().err.startswith("note: the checkpoint after 4 updates is skipped: ")
 
 
 def test_results_of_before_are_not_overwritten(run: Path) -> None:

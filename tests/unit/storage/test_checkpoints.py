@@ -205,8 +205,8 @@ def test_copies_that_are_too_slow_are_skipped_and_end_by_their_deadline(
     assert going.wait(DEADLINE)
     for updates in range(2, checkpoints.WAITING + 3):
         copies.submit(run.checkpoint(updates))
-    assert said == ["iteration-000002 is not copied to memory://bucket: copying is slower than training"]
+    assert said == ["iteration-000002 is not copied to memory://bucket, because copying is slower than training"]
     copies.close(seconds=0.01)
-    assert said[1] == "the end of the run was not all copied to memory://bucket within 0.01 s; it is here"
+    assert said[1] == f"not all results of the run were copied to memory://bucket within 0.01 s; they are in {run.path}"
     go_on.set()
     shutil.rmtree(run.path)

@@ -77,9 +77,9 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
     assert (folder.path / "checkpoints" / "iteration-000004.damaged" / "state.json").exists()
     assert len(folder.read_metrics()) == 4
     (note,) = point.notes
-    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert note.startswith("the checkpoint after 4 updates is skipped: ")
     assert "policy.safetensors is damaged" in note
-    assert note.endswith("; going on from the one after 3")
+    assert note.endswith("; using the one after 3")
 
 
 @pytest.mark.parametrize(("ended_after", "goes"), [(4, True), (3, False), (None, False)])
@@ -246,5 +246,5 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(folder: RunFold
     point = resume_point(folder, iterations=9)
     assert point.updates == 3
     (note,) = point.notes
-    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert note.startswith("the checkpoint after 4 updates is skipped: ")
     assert "Input/output error" in note

@@ -155,7 +155,7 @@ def test_whether_a_folder_is_in_use_may_be_asked_by_several_at_a_time_and_keeps_
     assert not other.held
     other.acquire(seconds=0)
     assert lock.held
-    with pytest.raises(UserError, match=rf" is in use by process {os.getpid()} on {os.uname().nodename}$"):
+    with pytest.raises(UserError, match=rf" is in use by process {os.getpid()} on {os.uname().nodename}; wait for its end, or stop it$"):
         lock.acquire(seconds=0)  # the one that works there now, and nobody from before
     other.release()
     assert not lock.held

@@ -69,8 +69,8 @@ def test_a_damaged_newest_checkpoint_is_told_where_an_older_one_is_taken(
     _, first = warm_start(forked(source, RunFolder.of(source).path))
     assert lora_digest(first.default) == lora_digest(state(source, 1).default)
     said = capsys.readouterr().err
-    assert said.startswith("note: the checkpoint after 2 updates is passed over: ")
-    assert said.endswith("; going on from the one after 1\n")
+    assert said.startswith("note: the checkpoint after 2 updates is skipped: ")
+    assert said.endswith("; using the one after 1\n")
     warm_start(forked(source, RunFolder.of(source).path))  # the checks of a run read it twice
     assert capsys.readouterr().err == ""
 
