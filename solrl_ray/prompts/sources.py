@@ -190,8 +190,8 @@ def _dataset(source: str, name: str) -> Any:
         import datasets
     except ImportError:
         raise UserError(
-            f"{source} is not a local file. To read it as a data set of the hub, install the package 'datasets' (pip "
-            "install datasets), or export the prompts to a text, CSV or JSONL file."
+            f"{source} is not a local file, and reading it from the hub needs the package 'datasets', which is not "
+            "installed. Run pip install datasets, or export the prompts to a text, CSV or JSONL file."
         ) from None
     try:
         return datasets.load_dataset(name)

@@ -208,8 +208,8 @@ class RunFolder:
         """Raise UserError if the folder already has a run that has begun."""
         if self.begun:
             raise UserError(
-                f"run.name is {config.run.name!r}, but {self.path} already has a run; "
-                "continue it with --resume, or choose another name with --set run.name=…"
+                f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
+                "continue it with --resume or choose another name with --set run.name=…"
             )
 
     def _start_over(self, config: Config) -> None:

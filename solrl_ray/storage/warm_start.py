@@ -123,6 +123,6 @@ def _check_lora(found: Lora, wanted: Lora, named: str) -> None:
     """Check that a run has the configured rank and alpha."""
     if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
         raise UserError(
-            f"{named}, a LoRA of rank {found.rank} and alpha {found.alpha:g}, but model.lora has rank {wanted.rank} "
-            f"and alpha {wanted.alpha:g}. Set them to the values of the LoRA."
+            f"{named}, a LoRA of rank {found.rank} and alpha {found.alpha:g}, but model.lora sets rank {wanted.rank} "
+            f"and alpha {wanted.alpha:g}; use the values of the LoRA."
         )

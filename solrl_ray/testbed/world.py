@@ -90,7 +90,7 @@ def parse(caption: str) -> Scene:
     match = _CAPTION.fullmatch(caption.strip())
     if match is None:
         raise ValueError(
-            f"{caption!r} is not a caption of the testbed; "
+            f"{caption!r} is not a caption of the testbed's world; "
             "a valid one is 'a small red ring left of a large blue cross on white'"
         )
     words = match.groups()

@@ -40,7 +40,7 @@ def test_the_newest_and_every_nth_checkpoint_stay(keep: int, every: int, stay: s
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nosuch://bucket/x", r"^checkpoints\.upload is 'nosuch://bucket/x'; it must be a path or a URL that fsspec"),
+        ("nosuch://bucket/x", r"^checkpoints\.upload is 'nosuch://bucket/x'; it must be a path, or a URL that fsspec"),
         ("s3://bucket/x", r"^checkpoints\.upload is 's3://bucket/x', which needs a package .*s3fs"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path)
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
     elsewhere = tmp_path / "elsewhere"
-    for message, what in zip(said, ("iteration-000001", "the end of the run"), strict=True):
+    for message, what in zip(said, ("iteration-000001", "the results of the run"), strict=True):
         assert message.startswith(f"{what} was not copied to {elsewhere}: ")
     (tmp_path / "elsewhere").unlink()
     said.clear()

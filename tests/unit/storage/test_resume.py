@@ -200,7 +200,7 @@ def reads(folder: RunFolder, train: str = PROMPTS, heldout: str = PROMPTS) -> Co
 @pytest.mark.parametrize(
     ("train", "heldout", "problem"),
     [
-        (PROMPTS + "a cat\n", PROMPTS, r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now, by text"),
+        (PROMPTS + "a cat\n", PROMPTS, r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now; text"),
         ("".join(reversed(PROMPTS.splitlines(True))), PROMPTS, r"prompts\.train is "),
         (PROMPTS, PROMPTS.replace("blue", "pink"), r"prompts\.heldout is '.*heldout\.txt', .* \(2 then, 2 now"),
     ],
@@ -229,7 +229,7 @@ def test_files_of_the_same_prompts_may_look_otherwise(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         ("{bad", r"prompts\.json is not JSON: .*; remove it, if"),
-        ("{}", r"prompts\.json does not say .*; remove it, if"),
+        ("{}", r"prompts\.json does not contain .*; remove it, if"),
     ],
 )
 def test_a_damaged_note_of_the_prompts_is_named(tmp_path: Path, content: str, problem: str) -> None:
