@@ -89,7 +89,7 @@ class EmbeddingCache:
             try:
                 replace_file(self._file(prompt), content, synced=False)
             except OSError as error:
-                fix = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix that"
+                fix = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix that"
                 raise RunError(
                     f"embeddings of prompts cannot be written to {self._folder}: {error.strerror}; {fix} and continue "
                     "with --resume, which encodes only the missing prompts"

@@ -141,7 +141,7 @@ def known(named: Sequence[tuple[str, str]], *, decode: bool, deadlines: Deadline
                 found[path] = results.next(timeout=seconds)
             except multiprocessing.TimeoutError:
                 raise RunError(
-                    f"{place} has the reference image {path!r}, which could not be read within its deadline of "
+                    f"{place} has the reference image {path!r}, whose reading passed its deadline of "
                     f"{seconds:g} s{key}: the disk does not answer"
                 ) from None
     return [found[path] for path, _ in named]

@@ -135,8 +135,8 @@ def notes(given: Config, was: Config) -> list[str]:
             "threads or in another micro-batch. Embeddings may differ in their last bits, and so may all results."
         )
     return sentences + [
-        f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so results may differ "
-        "in their last bits from those of an uninterrupted run."
+        f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes may "
+        "differ from an undisturbed run."
         for key in _SPLITS_SUMS
         if (now := given.value_of(key)) != (before := was.value_of(key))
     ]

@@ -418,7 +418,7 @@ def test_a_full_disk_ends_the_run_with_its_folder_and_what_to_do() -> None:
         await scene.embeddings.encode(prompts("ab"))
         await scene.embeddings.encode(prompts("cdef"))
 
-    said = rf"^embeddings of prompts cannot be written to {FOLDER}: No space left on device; free some space and continue"
+    said = rf"^embeddings of prompts cannot be written to {FOLDER}: No space left on device; make room there and"
     with pytest.raises(RunError, match=said):
         played(play, disk=disk, faults=[Fault("disk", 12, "is full")])
     kept = sum(path.name.endswith(".safetensors") for path in disk.path(FOLDER).iterdir())

@@ -316,7 +316,7 @@ def checked(record: dict[str, object]) -> str:
             '{"event": "iteration", "iteration": 1}\n',
             r"line 1, is damaged: it has no checksum \(crc32\)",
         ),
-        ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
+        ("metrics.jsonl", checked({"event": "other"}), "has the event 'other'"),
         ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), r"IterationMetrics\.revision"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "attestations.json"),

@@ -85,5 +85,5 @@ def test_a_change_that_splits_sums_differently_is_noted(
 ) -> None:
     (found,) = continuation.notes(load(parts, [override]), load(parts))
     assert names(found, key, values)
-    assert found.endswith("results may differ in their last bits from those of an uninterrupted run.")
+    assert found.endswith("the bytes may differ from an undisturbed run.")
     assert continuation.notes(load(parts, ["fleet.explorers.count=7", "checkpoints.keep=3"]), load(parts)) == []
