@@ -33,8 +33,7 @@ DEVIATIONS = 6.0
 deviation).
 """
 NARROWEST = 0.05
-"""Minimum standard deviation as a share of the median. Without it, values that hardly vary would alarm at any change.
-"""
+"""Minimum standard deviation as a share of the median, so that values that hardly vary do not alarm at any change."""
 MEASURES = {"kl": "the KL term", "gradient_norm": "the gradient norm"}
 """Field of `IterationMetrics` → its name in a sentence."""
 
@@ -71,7 +70,10 @@ def fall(before: Sequence[EvaluationMetrics], newest: EvaluationMetrics) -> dict
 
 
 def allowed_stderrs(prompts: int) -> float:
-    """How many standard errors a paired difference over `prompts` prompts may fall: Student's t for `FALSE_FALLS`."""
+    """Largest fall that still counts as chance, in standard errors of a paired difference over `prompts` prompts.
+
+    Computed from Student's t for the false positive rate `FALSE_FALLS`.
+    """
     return student_quantile(prompts - 1, 1 - 2 * FALSE_FALLS)
 
 

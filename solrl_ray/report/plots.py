@@ -82,7 +82,7 @@ def _line(axes: Axes, records: Iterable[IterationMetrics], field: str, marker: s
 def heldout_reward(axes: Axes, curve: Curve, real: float | None) -> None:
     """Held-out reward over policy updates, ± one standard error over prompts; the legend has the real images' mean."""
     rewards, updates = [point.reward for point in curve.points], [point.updates for point in curve.points]
-    errors, label = [point.stderr for point in curve.points], "policy (mean ± standard error over prompts)"
+    errors, label = [point.stderr for point in curve.points], "trained policy"
     axes.errorbar(updates, rewards, yerr=errors, marker="o", capsize=3, label=label)
     if real is not None:
         axes.plot([], [], linestyle="none", label=f"real images: {real:.3f}")
@@ -91,7 +91,7 @@ def heldout_reward(axes: Axes, curve: Curve, real: float | None) -> None:
 @_plot("iteration", "training reward", columns=2)
 def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previews: bool) -> None:
     """Mean reward of the samples trained on (with standard error), and mean reward of the whole pool, as ranked."""
-    trained = "samples trained on (mean ± standard error)"
+    trained = "samples trained on"
     pool = "previews of the whole pool" if previews else "all samples of the pool"
     numbers, means = [record.iteration for record in iterations], [record.reward_mean for record in iterations]
     errors = [record.reward_std / math.sqrt(max(1, record.samples)) for record in iterations]
@@ -108,7 +108,7 @@ def prompt_gains(axes: Axes, gain: PairedGain) -> None:
     axes.set_xticks([])
 
 
-@_plot("iteration", "preview vs. full-precision reward", columns=3)
+@_plot("iteration", "agreement (correlation or share)", columns=3)
 def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
     """Agreement of preview and full-precision rewards on the regenerated seeds: two correlations and a share."""
     _line(axes, iterations, "spearman", label="Spearman correlation")

@@ -69,8 +69,7 @@ class Summary:
     lora_digest: str
     """SHA-256 (hex) of the LoRA weights after the last iteration."""
     spearman_mean: float | None
-    """Rank fidelity (Spearman), mean over the iterations that have one; None without previews, or if all rewards tie.
-    """
+    """Mean rank fidelity (Spearman) over the iterations that have one; None without previews, or if all rewards tie."""
     candidates: int
     """Candidates that were scored or dropped, over all iterations."""
     samples: int
