@@ -179,8 +179,8 @@ def shape_of(prompt: Prompt, shapes: Sequence[SampleShape], run_seed: int) -> Sa
     Raises ValueError if the requested shape is not in `shapes`.
     """
     if (named := prompt.shape) is not None:
-        if found := next((shape for shape in shapes if named.is_size_of(shape)), None):
-            return found
+        if matching := next((shape for shape in shapes if named.is_size_of(shape)), None):
+            return matching
         raise ValueError(f"prompt {prompt.id} requests the shape {named}, which is not in model.resolution")
     if len(shapes) == 1:
         return shapes[0]

@@ -132,19 +132,19 @@ def known(named: Sequence[tuple[str, str]], *, decode: bool, deadlines: Deadline
     first: dict[str, str] = {}  # several prompts may use the same image
     for path, place in named:
         first.setdefault(path, place)
-    found = dict[str, Reference]()
+    references = dict[str, Reference]()
     # Threads, because hashing and decoding release the GIL. Not an executor, which would wait for threads that hang.
     with ThreadPool() as threads:
         results = threads.imap(reference, first.items())
         for path, place in first.items():
             try:
-                found[path] = results.next(timeout=seconds)
+                references[path] = results.next(timeout=seconds)
             except multiprocessing.TimeoutError:
                 raise RunError(
                     f"{place} has the reference image {path!r}, whose reading passed its deadline of "
                     f"{seconds:g} s{key}: the disk does not answer"
                 ) from None
-    return [found[path] for path, _ in named]
+    return [references[path] for path, _ in named]
 
 
 def paths(value: Any, folder: Path, place: str) -> list[str]:

@@ -71,14 +71,14 @@ class Comparison:
         base = results.get(BASE)
         cells = []
         for policy, columns in results.items():
-            for reward, found in columns.items():
-                gain = paired_gain(base[reward], found) if base is not None and policy != BASE else None
+            for reward, evaluation in columns.items():
+                gain = paired_gain(base[reward], evaluation) if base is not None and policy != BASE else None
                 cells.append(
                     Cell(
                         policy=policy,
                         reward=reward,
-                        mean=found.reward_mean,
-                        stderr=found.reward_stderr,
+                        mean=evaluation.reward_mean,
+                        stderr=evaluation.reward_stderr,
                         gain=gain.mean if gain else None,
                         gain_stderr=gain.stderr if gain else None,
                     )
@@ -139,7 +139,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
     replace_file(folder / TEXT_FILE, f"{comparison.table()}\n".encode())
     replace_file(folder / JSON_FILE, json.dumps(asdict(comparison), indent=1, ensure_ascii=False).encode())
     rows = (REFERENCE, *comparison.policies)
-    pictures = {row: found for row in rows if (found := picture_paths(folder / row))}
+    pictures = {row: files for row in rows if (files := picture_paths(folder / row))}
     first = comparison.rewards[0]
     scores = {policy: columns[first] for policy, columns in comparison.scores.items()}
     write_page(

@@ -206,8 +206,8 @@ def write_summary(folder: Path, summary: Summary) -> Path:
 
 def unchanged(run: Path, name: str, summary: Summary) -> bool:
     """True if the file still has the digest in the summary. Also True if an older version wrote no digest for it."""
-    found = stamp(run / name)
-    return summary.files.get(name, found) == found
+    current = stamp(run / name)
+    return summary.files.get(name, current) == current
 
 
 def stamp(path: Path) -> dict[str, int | str]:

@@ -106,10 +106,10 @@ def run_id(folder: Path) -> str:
     with _NAMING:  # trackers are opened in parallel
         if not path.exists():
             replace_file(path, json.dumps({"id": secrets.token_hex(4)}).encode())
-        found = read_json(path, "remove it")
-    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        stored = read_json(path, "remove it")
+    if not isinstance(stored, dict) or not isinstance(stored.get("id"), str):
         raise UserError(f"{path} does not contain the id of the run; remove it to get a new id.")
-    return str(found["id"])
+    return str(stored["id"])
 
 
 def redacted(config: Config) -> dict[str, Any]:

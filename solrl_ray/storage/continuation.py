@@ -41,12 +41,12 @@ def stored(run_folder: Path) -> Config:
 def check_format(run_folder: Path) -> None:
     """Raise UserError if a version with another format wrote the run folder."""
     file = run_folder / FORMAT_FILE
-    found = read_regular(file, 100).decode(errors="replace").strip() if file.is_file() else "1"
-    if not found.isdecimal():
-        raise UserError(f"{file} is damaged: it contains {found[:20]!r} instead of a format number.")
-    if found != str(FORMAT):
+    written = read_regular(file, 100).decode(errors="replace").strip() if file.is_file() else "1"
+    if not written.isdecimal():
+        raise UserError(f"{file} is damaged: it contains {written[:20]!r} instead of a format number.")
+    if written != str(FORMAT):
         raise UserError(
-            f"{run_folder} is a run folder of format {found}, but this version reads format {FORMAT}. "
+            f"{run_folder} is a run folder of format {written}, but this version reads format {FORMAT}. "
             "Use the version that wrote it."
         )
 

@@ -98,11 +98,11 @@ def _newest(run: Path, named: str) -> LearnerState:
     return state
 
 
-def _check_base(found: Model, wanted: Model, named: str) -> None:
+def _check_base(source: Model, wanted: Model, named: str) -> None:
     """Check the base model of a run. (A LoRA file does not record its base model.)"""
-    if (found.family, found.path) != (wanted.family, wanted.path):
+    if (source.family, source.path) != (wanted.family, wanted.path):
         raise UserError(
-            f"{named}, a run on {found.family} {found.path!r}, but this run is on {wanted.family} {wanted.path!r}. "
+            f"{named}, a run on {source.family} {source.path!r}, but this run is on {wanted.family} {wanted.path!r}. "
             "A LoRA only works with the base model that it was trained on."
         )
 
@@ -119,10 +119,10 @@ def _check_targets(factors: Tensors, lora: Lora, network: Network, named: str) -
     raise UserError(f"{named}, a LoRA of other linears than model.lora.targets, such as {min(differing)}{fitting}.")
 
 
-def _check_lora(found: Lora, wanted: Lora, named: str) -> None:
+def _check_lora(source: Lora, wanted: Lora, named: str) -> None:
     """Check that a run has the configured rank and alpha."""
-    if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
+    if (source.rank, source.alpha) != (wanted.rank, wanted.alpha):
         raise UserError(
-            f"{named}, a LoRA of rank {found.rank} and alpha {found.alpha:g}, but model.lora sets rank {wanted.rank} "
+            f"{named}, a LoRA of rank {source.rank} and alpha {source.alpha:g}, but model.lora sets rank {wanted.rank} "
             f"and alpha {wanted.alpha:g}; use the values of the LoRA."
         )

@@ -68,12 +68,12 @@ def _misfits(image: Tensor, drawn: Tensor) -> Tensor:
     """Mean squared difference of `image` [3, 32, 32] to each scene [N, 9], drawn where it fits best: float32 [N]."""
     tried = torch.tensor(GRID)
     best = torch.full((len(drawn), JITTERS), 0.5)
-    found = torch.full((len(drawn),), torch.inf)
+    best_misfits = torch.full((len(drawn),), torch.inf)
     for number in [*range(JITTERS - 1)] * SWEEPS:  # the last one has no effect
         jitter = best[:, None].repeat(1, len(GRID), 1)
         jitter[:, :, number] = tried
         images = render(drawn.repeat_interleave(len(GRID), 0), jitter.flatten(0, 1))
         misfits = (images - image).square().mean(dim=(1, 2, 3)).view(len(drawn), len(GRID))
-        found, choice = misfits.min(dim=1)
+        best_misfits, choice = misfits.min(dim=1)
         best[:, number] = tried[choice]
-    return found
+    return best_misfits
