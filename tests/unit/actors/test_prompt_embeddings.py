@@ -478,7 +478,7 @@ def test_who_asks_for_a_picture_that_is_gone_is_told_and_others_go_on(tmp_path: 
     async def play(scene: Scene) -> None:
         others = asyncio.ensure_future(scene.embeddings.of([good]))
         for _ in range(2):
-            with pytest.raises(UserError, match=r"^the prompt 'bad' names .*p-1-0\.png.* cannot be read"):
+            with pytest.raises(UserError, match=r"^the prompt 'bad' has .*p-1-0\.png.* cannot be read"):
                 await scene.embeddings.of([bad])
         assert list(await others) == [good.id]
         assert scene.said[-1] == ""
