@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: configs/ stays at the top of the repository, and is inside the package in a wheel."""
+"""Maps configs/, at the top of the repository, to the package solrl_ray.configs: pyproject.toml cannot express this."""
 
 from setuptools import find_packages, setup
 

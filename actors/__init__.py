@@ -1,1 +1,1 @@
-"""The system: Ray actors around the classes of `solrl_ray`. One actor a file, each a thin shell."""
+"""The distributed system: Ray actors around the classes of `solrl_ray`, each a thin layer in a file of its name."""

@@ -1,4 +1,4 @@
-"""The controller: the run as one page, one awaited step after another.
+"""The controller: a whole run on one page, as a sequence of awaited steps.
 
 ::
 
@@ -6,8 +6,8 @@
                         ▲                                                                       │
                         └── checkpoint ∥ the next iteration begins ◄────────────────────────────┘
 
-What runs beside these steps is a named task: the lives of workers, bringing answers to the selector, writing metrics,
-and the work of `overlap`. The first error of any task ends the run, and the end of the run ends all tasks.
+Everything concurrent with these steps is a named task: running each worker, sending results to the selector, writing
+metrics, and the work of `overlap`. The first error in any task ends the run, and the end of the run cancels all tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Controller:
         self._run: RunComponents | None = None
 
     async def run(self) -> None:
-        """Train from the run folder's state to `run.iterations`, then write the results."""
+        """Train from the state in the run folder up to `run.iterations`, then write the results."""
         last, telemetry = self._config.run.iterations, self._telemetry
         async with telemetry.last_events(), Tasks() as tasks:
             run = self._run = await open_run(self._config, self._folder, telemetry, self._world, tasks)
@@ -60,31 +60,31 @@ class Controller:
 
                 telemetry.state("learning", stage="learn")
                 clock.learn()
-                async with overlap.update(iteration) as beside:
+                async with overlap.update(iteration) as background:
                     update = await run.learners.update(iteration, rollout.groups, rollout.embeddings)
                     clock.learned()
-                record = clock.record(iteration, rollout, beside.result(), update)
+                record = clock.record(iteration, rollout, background.result(), update)
 
                 telemetry.state(f"publishing revision {iteration + 1}", stage="publish")
                 clock.publish()
                 state = await self._publish(run, iteration + 1, record)
                 overlap.save(state, iteration + 1)
-                del state  # else it stays in memory for an iteration
+                del state  # otherwise it stays in memory for another iteration
                 if run.checkpoints.low_fidelity:
                     await overlap.saved()
                     self._check_fidelity(run, iteration + 1)
                 if iteration + 1 < last and not run.evaluations.holds_up(iteration + 1):
                     await run.begin(iteration + 1)
                 if await run.evaluations.before_iteration(iteration + 1):
-                    clock.restart()  # an evaluation has its own record
+                    clock.restart()  # the evaluation's time is in its own record
             await overlap.saved()
             await run.evaluations.evaluate_ema(last)
             await run.checkpoints.finish(run.point.seconds + clock.elapsed)
 
     async def _publish(self, run: RunComponents, updates: int, record: IterationMetrics) -> LearnerState:
-        """Make revision `updates`, and keep the record of its iteration; returns the state that the revision is of.
+        """Make revision `updates` and record its iteration; returns the learner state of this revision.
 
-        Explorers get it as soon as staleness allows, regenerators when their iteration begins.
+        Explorers get the revision as soon as staleness allows, regenerators when their iteration begins.
         """
         if back := await run.checkpoints.gone_back_to(updates):
             best, state = back
@@ -94,14 +94,14 @@ class Controller:
         else:
             state = await run.publisher.make_updated(updates)
         stale = staleness_of(updates, self._config.rollout.max_staleness)
-        if not stale and updates < self._config.run.iterations:  # no exploring follows the last one
+        if not stale and updates < self._config.run.iterations:  # nothing is explored after the last update
             await run.publisher.to_explorers()
         digest = await run.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
         self._telemetry.iteration(replace(record, lora_digest=digest))
         return state
 
     def _check_fidelity(self, run: RunComponents, updates: int) -> None:
-        """Raises RunError if previews rank too badly to go on after these updates (`fidelity.on_low`)."""
+        """Raises RunError if rank fidelity is too low to continue after these updates (`fidelity.on_low`)."""
         if updates < self._config.run.iterations and run.checkpoints.low_fidelity:
             raise RunError(run.checkpoints.low_fidelity)
 
@@ -111,7 +111,7 @@ class Controller:
             return "regenerating"
         return "sampling" if is_one_stage(self._config) else "exploring"
 
-    # Called from outside while `run` is at work
+    # Called from outside while `run` is running
 
     async def progress(self, since: int = 0) -> Progress:
         """See `Telemetry.progress`."""
@@ -121,5 +121,5 @@ class Controller:
         """Resize pools; see `Fleet.scale`."""
         run = self._run
         if run is None:
-            raise RunError("the run is still looking for its last checkpoint; ask again in a moment")
+            raise RunError("the run is still loading its last checkpoint; try again in a moment")
         return await run.fleet.scale(sizes)

@@ -1,10 +1,11 @@
-"""Work beside the steps of an iteration: each block starts it, and its end waits for what must be done by then.
+"""Work that overlaps the steps of an iteration. Each block starts its work and, at its end, waits for the part that the
+next step needs.
 
 ::
 
-    rollout(t)   explore iteration t + 1 once t is explored (`rollout.max_staleness` 1)
-                 offer samples to the learners as they arrive
-    update(t)    close iteration t in the selector · encode prompts ahead · make a due evaluation
+    rollout(t)   explores iteration t + 1 once t is explored (`rollout.max_staleness` 1)
+                 offers samples to the learners as they arrive
+    update(t)    closes iteration t in the selector · encodes prompts ahead · runs a due evaluation
     checkpoint   is written until the next iteration's rollout
 """
 
@@ -30,7 +31,7 @@ class Overlap:
 
     @asynccontextmanager
     async def rollout(self, iteration: int) -> AsyncIterator[None]:
-        """A block in which an iteration's groups are made."""
+        """Context in which the sample groups of an iteration are made."""
         ahead = self._tasks.start(self._explore_ahead(iteration), f"exploring iteration {iteration + 1} ahead")
         offers = self._tasks.start(self._offer(iteration), f"offering samples of iteration {iteration}")
         yield
@@ -39,14 +40,14 @@ class Overlap:
 
     @asynccontextmanager
     async def update(self, iteration: int) -> AsyncIterator[asyncio.Task[IterationSummary]]:
-        """A block in which the learners make an iteration's update; gives the iteration's summary at its end."""
+        """Context in which the learners run an iteration's update; the yielded task returns the iteration's summary."""
         learned = asyncio.Event()
-        beside = self._tasks.start(
-            self._beside_update(iteration, learned), f"background work of update {iteration + 1}"
+        background = self._tasks.start(
+            self._during_update(iteration, learned), f"background work of update {iteration + 1}"
         )
-        yield beside
+        yield background
         learned.set()
-        await beside
+        await background
 
     def save(self, state: LearnerState, updates: int) -> None:
         """Start writing the checkpoint after `updates` updates."""
@@ -55,12 +56,15 @@ class Overlap:
         self._checkpoint = self._tasks.start(work, f"the checkpoint after {updates}")
 
     async def saved(self) -> float | None:
-        """Wait until the last checkpoint is on the disk; what comes next must not count before. Returns its seconds."""
+        """Wait until the last checkpoint is on disk. Returns the seconds it took, None if none was being written.
+
+        Results of the next step must not count before.
+        """
         checkpoint, self._checkpoint = self._checkpoint, None
         return None if checkpoint is None else await checkpoint
 
     async def _explore_ahead(self, iteration: int) -> None:
-        """Start exploring the next iteration when this one is explored, if staleness allows it."""
+        """Explore the next iteration as soon as this one is explored, if `rollout.max_staleness` allows it."""
         run, following = self._run, iteration + 1
         if self._staleness and following < self._last and not run.rollouts.is_open(following):
             await run.rollouts[iteration].explored.wait()
@@ -70,13 +74,13 @@ class Overlap:
 
     async def _offer(self, iteration: int) -> None:
         """Offer samples to the learners as they arrive, in prompt order."""
-        if self._colocated:  # samplers would wait for what a learner does early, and the other way round
+        if self._colocated:  # on a shared GPU, this work of the learner would only delay sampling
             return
         this = self._run.rollouts[iteration]
         async for first, groups, embeddings in this.in_order():
             self._run.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
-    async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
+    async def _during_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         run, after = self._run, learned if self._colocated else None
         summary = await run.rollouts.close(iteration, lambda: run.publisher.regenerating(after=after))
         unexplored = iteration + 1 + self._staleness

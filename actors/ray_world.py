@@ -1,4 +1,4 @@
-"""Ray's world: actors are processes, answers are awaited in asyncio, blocking work runs in daemon threads."""
+"""The runtime with Ray: actors are processes, answers are awaited in asyncio, blocking work runs in daemon threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RayWorld:
-    """`actors.world.World`, which has the docstrings."""
+    """Implements `actors.world.World`; see there for the docstrings."""
 
     def __init__(self, factory: ActorFactory) -> None:
         self._factory = factory

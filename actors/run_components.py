@@ -1,4 +1,4 @@
-"""The parts of a run, opened in the order in which they need places in the cluster."""
+"""The components of a run, created in the order in which they need resources of the cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 
 LOCK_SECONDS = 30.0
-"""Seconds that a controller waits for the run folder, which an earlier one may hold."""
+"""Seconds that a controller waits for the lock of the run folder, which an earlier controller may still hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class RunComponents:
     checkpoints: CheckpointWriter
 
     async def explore(self, iteration: int) -> None:
-        """Open an iteration: explorers get its units as soon as they hold its revision."""
+        """Open an iteration: explorers get its units as soon as they have loaded its revision."""
         prompts = self.prompts.of(iteration)
         embeddings = await self.embeddings.of(prompts)
         plan = plan_iteration(
@@ -68,7 +68,7 @@ class RunComponents:
         await self.rollouts.open(plan, prompts, embeddings)
 
     async def begin(self, iteration: int) -> None:
-        """Let an iteration be regenerated, and explored unless it was opened ahead. Doing so twice changes nothing."""
+        """Start regenerating an iteration, and exploring it unless that has begun ahead. Idempotent."""
         if not self.rollouts.is_open(iteration):
             await self.explore(iteration)
         await self.rollouts.revise(iteration, await self.publisher.newest.digest)
@@ -76,12 +76,12 @@ class RunComponents:
 
 
 async def open_run(config: Config, path: Path, telemetry: Telemetry, world: World, tasks: Tasks) -> RunComponents:
-    """Spawn every actor at once, then wait for those that the first step needs."""
+    """Create all actors at once, then wait until those that the first step needs are ready."""
     folder, disk = RunFolder(path), partial(on_disk, world, config, path)
     tasks.start(telemetry.keep_writing(), "writing metrics")
     telemetry.state("reading the run folder")
-    found = await disk(lambda: read_folder(folder, config), "reading the run folder")
-    point, prompts = found.point, PromptSchedule(config, found.train)
+    content = await disk(lambda: read_folder(folder, config), "reading the run folder")
+    point, prompts = content.point, PromptSchedule(config, content.train)
     await telemetry.resume(point.iterations, point.evaluations)
     tasks.start(telemetry.tracking.keep(), "bringing metrics to trackers")
     for note in (*point.notes, *(f"warning: {w}" for w in warnings(config))):
@@ -97,12 +97,12 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
         tell=telemetry.message,
         supply=lambda iteration: rollouts[iteration].stored(publisher.regenerating),
     )
-    telemetry.waits_for("places of the learners")
+    telemetry.waits_for("resources of the learners")
     ranks_first = placement.ranks_first(config)
     if ranks_first:
         await learners.spawn()
     fleet.open()
-    await asyncio.sleep(0)  # every worker asks for its place
+    await asyncio.sleep(0)  # every worker requests its resources
     if not ranks_first:
         await learners.spawn()
     embeddings = PromptEmbeddings(
@@ -126,9 +126,9 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
         publication=lambda: dict(fleet.publication_counts),
     )
     await embeddings.started.wait()
-    if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the GPUs once
-        await embeddings.encode([*found.heldout, *prompts.encoded_with(point.updates)])
-    probe = await embeddings.probe(found.heldout[0])
+    if encodes_on_cards(config.fleet):  # all prompts together, so that text encoders are unloaded from the GPUs once
+        await embeddings.encode([*content.heldout, *prompts.encoded_with(point.updates)])
+    probe = await embeddings.probe(content.heldout[0])
     publisher = PolicyPublisher(config, world, tasks, fleet, learners, probe)
     evaluator = Evaluator(config, world, fleet.router, folder, telemetry)
     run = RunComponents(
@@ -143,13 +143,13 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
         rollouts=rollouts,
         learners=learners,
         publisher=publisher,
-        evaluations=EvaluationSchedule(config, found.heldout, embeddings, publisher, evaluator, telemetry),
+        evaluations=EvaluationSchedule(config, content.heldout, embeddings, publisher, evaluator, telemetry),
         checkpoints=CheckpointWriter(config, folder, world, telemetry, learners),
     )
     telemetry.waits_for("the learners")
     await _publish_first_revision(run)
     over = point.updates == config.run.iterations
-    # Learners on GPUs of explorers compile before their first update: explorers begin earlier then.
+    # Learners that share GPUs with explorers compile just before their first update, so that exploring starts earlier.
     if learners.compiles and not is_colocated(config.fleet) and not over:
         tasks.start(learners.warm_up(probe), "compiling the learners' passes")
     return run
@@ -157,7 +157,7 @@ async def open_run(config: Config, path: Path, telemetry: Telemetry, world: Worl
 
 @dataclass(frozen=True, slots=True)
 class FolderContent:
-    """What a run folder and the prompt files say before anything is started."""
+    """Contents of a run folder and the prompt files, read before any actor is created."""
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
@@ -165,9 +165,9 @@ class FolderContent:
 
 
 def read_folder(folder: RunFolder, config: Config) -> FolderContent:
-    """Lock a run folder and find where the run continues. Raises as `check_prompts` and `resume_point`."""
+    """Lock a run folder and read where the run continues. Raises as `check_prompts` and `resume_point`."""
     folder.lock.acquire(seconds=LOCK_SECONDS)
-    prompts = check_prompts(folder, config)  # again: a file may have changed since the command
+    prompts = check_prompts(folder, config)  # again: a file may have changed since the command was entered
     point = resume_point(
         folder, iterations=config.run.iterations, init=config.run.init, staleness=config.rollout.max_staleness
     )
@@ -177,7 +177,7 @@ def read_folder(folder: RunFolder, config: Config) -> FolderContent:
 def replace_encoder(
     world: World, fleet: Fleet, embeddings: PromptEmbeddings, name: str, actor: Any, error: WorkerGone
 ) -> bool:
-    """Replace a lost text encoder, unless no encoder has ever started. Returns whether another one joins.
+    """Replace a lost text encoder, unless no encoder has ever started. Returns True if a replacement joins.
 
     Raises RunError if no replacement is left.
     """
@@ -195,12 +195,12 @@ def replace_encoder(
 
 
 async def _publish_first_revision(run: RunComponents) -> None:
-    """Give learners, explorers and regenerators the revision that the first iteration begins with."""
+    """Load the revision of the first iteration on learners, explorers and regenerators."""
     config, point, publisher = run.config, run.point, run.publisher
     behind = staleness_of(point.updates, config.rollout.max_staleness)
-    if behind:  # the open iteration is explored with a revision from the checkpoint before
+    if behind:  # the open iteration is explored with the revision of the previous checkpoint
         before = await run.on_disk(
-            lambda: state_before(run.folder.checkpoints(), point.updates), "reading the checkpoint before the last"
+            lambda: state_before(run.folder.checkpoints(), point.updates), "reading the second-to-last checkpoint"
         )
         await run.learners.start(before)
         await publisher.make(point.updates - behind)
@@ -211,7 +211,7 @@ async def _publish_first_revision(run: RunComponents) -> None:
         await run.learners.start(point.state)
     run.telemetry.state(f"publishing revision {point.updates}", stage="publish")
     await publisher.make(point.updates)
-    if config.run.on_collapse == "rollback" and point.state is None:  # the base may be the best
+    if config.run.on_collapse == "rollback" and point.state is None:  # the base model may turn out to be the best
         first = LearnerState.first(publisher.newest.publication.revision.factors)
         await run.learners.load(first)
         await run.checkpoints.save(first, 0)

@@ -1,7 +1,7 @@
-"""The controller's interface to the outside: actors and their answers, a clock, threads for blocking work, nodes.
+"""The controller's interface to its runtime: actors and their answers, a clock, threads for blocking work, nodes.
 
-Ray's world is the real one (`actors.ray_world`). Controller, fleet, dispatching, learner group and evaluations use only
-this interface, so that another world can replace Ray.
+`actors.ray_world` implements it with Ray. Controller, fleet, dispatching, learner group and evaluations use only this
+interface, so tests can replace Ray with a simulation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from solrl_ray.metrics.records import EvaluationMetrics, EventKind, IterationMet
 T = TypeVar("T")
 
 GRACE = 30.0
-"""Seconds after a failed call of a group in which another may turn out to be lost: peers may notice that earlier."""
+"""Seconds to wait for the other calls of a group after one has failed: a peer may notice a lost process before Ray."""
 
 NOTICED = 5.0
-"""Seconds in which Ray notices the death of a process, which its peers may notice earlier."""
+"""Seconds within which Ray reports the death of a process. Its peers may notice it earlier."""
 
 
 def _is_set() -> asyncio.Event:
@@ -37,31 +37,39 @@ def _is_set() -> asyncio.Event:
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """Does calls one after another: for an actor of its own, or for all roles of a card, which are lost together."""
+    """An operating system process that runs calls one after another.
+
+    It belongs to one actor, or to all roles that share a GPU. Those roles are lost together.
+    """
 
     name: str = ""
-    """``card-0``; empty for a process with one role."""
+    """``card-0`` if several roles share it; empty for a process with one role."""
     roles: list[str] = field(default_factory=list)
-    """Names of a card's living roles."""
+    """Names of the live roles on a shared GPU."""
     lost: bool = False
-    """Whether it has ended, or is to end."""
+    """True if the process has ended or is about to end."""
     counted: bool = False
-    """Whether its loss has used up a replacement, or need not."""
+    """True if its loss has already been charged to the replacement budget, or must not be charged."""
     told: bool = False
-    """Whether the user knows of its loss."""
+    """True if its loss has been reported to the user."""
     learner_is_idle: asyncio.Event = field(default_factory=_is_set)
-    """Not set while its learner rank joins a rebuilt group and repeats an update: others do not start or compile."""
+    """Cleared while the learner rank of this process joins a rebuilt group and repeats the update. Meanwhile the other
+    roles neither start nor compile.
+    """
     _ahead: dict[object, float] = field(default_factory=dict)
-    """Calls that are waited for → their deadlines in seconds."""
+    """Awaited calls → their deadlines in seconds."""
 
     @property
     def learns(self) -> bool:
-        """Whether a learner rank lives in it."""
+        """True if one of its roles is a learner rank."""
         return any(role.startswith("learner-") for role in self.roles)
 
     @contextmanager
     def waited_for(self, seconds: float | None) -> Iterator[float | None]:
-        """A block that waits for a call of up to `seconds`; yields its deadline, which counts the calls ahead of it."""
+        """Context of a wait for one call that may take `seconds`.
+
+        Yields the deadline in seconds, which includes the deadlines of the calls ahead in this process.
+        """
         call = object()
         deadline = None if seconds is None else seconds + sum(self._ahead.values())
         self._ahead[call] = seconds or 0.0
@@ -73,18 +81,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A call on its way."""
+    """A call that was sent to an actor."""
 
     answer: Any
-    """What `World.answer` waits for."""
+    """Handle that `World.answer` awaits."""
     large: Any = None
-    """Reference of the second of two parts, which stays where it was made."""
+    """Reference to the second of two parts of the answer, which stays on the node that made it."""
     process: Process = field(default_factory=Process)
-    """Which does it."""
+    """The process that runs the call."""
 
 
 class Exporter(Protocol):
-    """Sets, adds and observes metrics by name."""
+    """Exports metrics by name: sets gauges, increases counters, adds observations to histograms."""
 
     def set(self, name: str, value: float, **tags: str) -> None: ...
 
@@ -94,7 +102,7 @@ class Exporter(Protocol):
 
 
 class MetricsWriter(Protocol):
-    """Writes records as they come; `solrl_ray.report.trackers.TrackerWriter` is one."""
+    """Writes metrics records as they arrive; `solrl_ray.report.trackers.TrackerWriter` implements it."""
 
     def iteration(self, metrics: IterationMetrics) -> None: ...
 
@@ -104,20 +112,20 @@ class MetricsWriter(Protocol):
 
 
 class Tell(Protocol):
-    """Gives the user a sentence, which becomes an event; `actors.monitoring.telemetry.Telemetry.message` is one."""
+    """Reports a sentence to the user as an event; `actors.monitoring.telemetry.Telemetry.message` implements it."""
 
     def __call__(self, text: str, kind: EventKind = "note") -> None: ...
 
 
 class World(Protocol):
-    """Has no methods for files: the controller's run folder is on this world's disk (`solrl_ray.common.files`)."""
+    """The controller's runtime. Files are not part of it: `solrl_ray.common.files` accesses the run folder directly."""
 
     # The clock
 
     def now(self) -> float:
         """Seconds of a monotonic clock."""
 
-    # Actors. A method returns the new actor at once; starting it is a separate call.
+    # Actors. These methods return the new actor at once; its `start` is a separate call.
 
     def text_encoder(self, name: str) -> Any: ...
 
@@ -128,78 +136,80 @@ class World(Protocol):
     def regenerator(self, name: str) -> Any: ...
 
     def learner(self, rank: int, rebuilt: int) -> Any:
-        """`rebuilt`: how often the group was rebuilt, as part of the name."""
+        """`rebuilt`: how often the group was rebuilt; becomes part of the actor's name."""
 
     def process(self, actor: Any) -> Process:
-        """In which an actor lives."""
+        """The process that an actor runs in."""
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
-        """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
+        """Reserve resources for all ranks at once; returns True if they were available within `seconds`. Blocks."""
 
     def kill(self, actor: Any) -> None:
-        """End an actor's process, and with it all roles of a card."""
+        """Kill an actor's process, with all roles that share it."""
 
     def dismiss(self, actor: Any) -> None:
-        """End an actor; the other roles of its card stay."""
+        """End an actor; other roles that share its GPU stay."""
 
     def abort(self, rank: Any) -> None:
-        """Have a learner rank on a card leave the collective in which it waits, at once. Does nothing for a rank with a
-        process of its own, which is killed instead.
+        """Make a learner rank on a shared GPU leave the collective that it waits in, at once.
+
+        Does nothing for a rank that is alone in its process: that process is killed instead.
         """
 
     # Calls
 
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
-        """Call a method. An actor does its calls in the order sent.
+        """Call a method of an actor, without waiting. An actor runs its calls in the order in which they were sent.
 
         Args:
-            arguments: values, and references from `put` or a call.
-            parts: 2: the answer's second part stays where it is made.
+            arguments: values, or references from `put` or from another call.
+            parts: number of parts in the answer; if 2, the second one stays on the node that made it.
         """
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
-        """The answer to a call; its first part, if it has two.
+        """The answer to a call; if the answer has two parts, the first one.
 
         Args:
-            what: the wait's name, as the subject of a sentence.
-            seconds: the deadline, from when the process has done what is ahead; None: the caller has one.
+            what: name of the wait, as the subject of a sentence in error messages.
+            seconds: deadline, counted from the end of the calls ahead in this process. None: no deadline, because the
+                caller has one.
 
         Raises:
             WorkerGone: the deadline passed, or the actor died.
             InputGone: an argument of the call is lost.
-            UserError, RunError: raised by the method; another error becomes a RunError with its name.
+            UserError, RunError: raised by the method. Any other error becomes a RunError that names its class.
         """
 
     def put(self, value: Any) -> Any:
-        """A reference of `value`, which is stored once a node."""
+        """A reference to `value`, which is stored once per node."""
 
     # Output
 
     def exporter(self, run: str) -> Exporter:
-        """Of the metrics of `solrl_ray.metrics.instruments`."""
+        """An exporter for the metrics of `solrl_ray.metrics.instruments`."""
 
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
-        """Of curves and pictures, for a run that continues with `first_iteration`. Blocks."""
+        """Writers for curves and images of a run that continues with iteration `first_iteration`. Blocks."""
 
     def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
-        """One of `tracking.trackers`, for the run in `folder`. Blocks."""
+        """The writer for one of `tracking.trackers`, for the run in `folder`. Blocks."""
 
     def write_report(self, folder: Path) -> None:
-        """Build the page of a run folder. Blocks."""
+        """Write the report page of a run folder. Blocks."""
 
     # Blocking work
 
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
-        """The result of `work`, which may block, for example on files.
+        """Run `work` in a thread and return its result; it may block, for example on files.
 
-        Raises RunError after `seconds`; the work is then abandoned, under its name `what`.
+        Raises RunError after `seconds`, which names the work by `what`. The thread is then abandoned.
         """
 
     def draining_nodes(self) -> frozenset[str]:
-        """Ids of nodes that are leaving. Blocks."""
+        """Ids of the nodes that are draining. Blocks."""
 
     def survey(self, config: Config) -> list[str]:
-        """For each kind of actor without room for all, part of a sentence: ``2 of fleet.explorers``. Blocks."""
+        """Actors that the cluster cannot place now, by kind: ``2 of fleet.explorers``. Blocks."""
 
     @property
     def node(self) -> str:
@@ -207,31 +217,34 @@ class World(Protocol):
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error in a task group's nested groups."""
+    """The first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class OnDisk(Protocol):
-    """`on_disk` of one run."""
+    """`on_disk` with the world, configuration and folder of one run filled in."""
 
     async def __call__(self, work: Callable[[], T], what: str) -> T: ...
 
 
 async def on_disk(world: World, config: Config, folder: Path, work: Callable[[], T], what: str) -> T:
-    """The result of `work`, which reads or writes a run folder; `what` is its name. Raises as `World.blocking`."""
+    """Run `work`, which reads or writes the run folder, and return its result.
+
+    `what` names the work in errors. Raises as `World.blocking`.
+    """
     named = f"{what} in {folder} (fleet.deadlines.checkpoint)"
     with naming(folder):
         return await world.blocking(work, named, config.fleet.deadlines.checkpoint)
 
 
 class Tasks:
-    """The named tasks of a run. The first error of any task ends all and is raised where they were opened.
+    """The named tasks of a run. The first error in any task cancels all others and is raised by the `async with` block.
 
     >>> async def run() -> None:
     ...     async with Tasks() as tasks:
-    ...         tasks.start(asyncio.sleep(3600.0), "a long wait")  # is cancelled at the end of the block
+    ...         tasks.start(asyncio.sleep(3600.0), "a long wait")  # cancelled at the end of the block
     >>> asyncio.run(run())
     """
 
@@ -239,7 +252,7 @@ class Tasks:
         self._group = asyncio.TaskGroup()
         self._running: set[asyncio.Task[Any]] = set()
         self.over = False
-        """Whether the run is ending: no task may start."""
+        """True once the run is ending: no new task may start."""
 
     async def __aenter__(self) -> Tasks:
         await self._group.__aenter__()
@@ -255,16 +268,16 @@ class Tasks:
             raise first_error(group) from None
 
     def start(self, work: Any, name: str) -> asyncio.Task[Any]:
-        """Start a coroutine beside the run. Raises CancelledError if the run is ending."""
+        """Start a coroutine as a named task. Raises CancelledError if the run is ending."""
         if self.over:
             work.close()
             raise asyncio.CancelledError(f"the run ends before {name}")
         task = self._group.create_task(work, name=name)
         self._running.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         self.over = self.over or (not task.cancelled() and task.exception() is not None)
 
@@ -272,12 +285,13 @@ class Tasks:
 async def all_answers(
     world: World, calls: Sequence[Sent], *, what: str, seconds: float, on_loss: Callable[[], None] = lambda: None
 ) -> list[Any]:
-    """The answers to interdependent calls: if one is lost, the others fail or hang.
+    """The answers to calls that depend on each other: if one process is lost, the other calls fail or hang.
 
-    `on_loss`: called at a loss, before the other calls get `GRACE` seconds to end.
+    `on_loss` is called when a loss is noticed; the other calls then get `GRACE` seconds to end.
 
-    Raises as `World.answer`, preferring a loss over the failures that it caused: a failed call is held back for `GRACE`
-    seconds, and PeerGone becomes a loss. Processes that are lost then, and those that hang because of it, are marked.
+    Raises as `World.answer`. A lost process takes precedence over the failures that it caused: after a failed call,
+    this waits up to `GRACE` seconds for a loss, and PeerGone counts as a loss. Lost processes, and those that hang
+    even then, are marked as lost.
     """
     waits = [asyncio.ensure_future(world.answer(call, what=what, seconds=seconds)) for call in calls]
     pending, failure = set(waits), None
@@ -285,11 +299,11 @@ async def all_answers(
         while pending:
             timeout = None if failure is None else GRACE
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            errors = [error for each in done if (error := each.exception()) is not None]
+            errors = [error for wait in done if (error := wait.exception()) is not None]
             if lost := [error for error in errors if isinstance(error, WorkerGone | PeerGone)]:
                 on_loss()
                 if pending and not any(isinstance(error, WorkerGone) for error in lost):
-                    await asyncio.wait(pending, timeout=NOTICED)  # until Ray says why the other one is gone
+                    await asyncio.wait(pending, timeout=NOTICED)  # until Ray reports why the peer is gone
                 await _mark_lost(calls, waits)
                 gone = (found for found in [*lost, *map(_error, waits)] if isinstance(found, WorkerGone))
                 raise next(gone, WorkerGone(what, str(lost[0])))
@@ -297,22 +311,23 @@ async def all_answers(
             if not done:
                 break
     finally:
-        for each in pending:
-            each.cancel()
+        for wait in pending:
+            wait.cancel()
     if failure is not None:
         raise failure
-    return [each.result() for each in waits]
+    return [wait.result() for wait in waits]
 
 
 async def _mark_lost(calls: Sequence[Sent], waits: Sequence[asyncio.Future[Any]]) -> None:
-    """Mark the processes that are gone, or do not answer within `GRACE` seconds after another one was lost. A process
-    with a card's other roles lives on if it answers, with whatever error.
+    """Mark as lost the processes that are gone, or do not answer within `GRACE` seconds after another one was lost.
+
+    A process that other roles share is kept if it answers, even with an error.
     """
-    pending = [each for each, call in zip(waits, calls, strict=True) if not each.done() and call.process.name]
+    pending = [wait for wait, call in zip(waits, calls, strict=True) if not wait.done() and call.process.name]
     if pending:
         await asyncio.wait(pending, timeout=GRACE)
-    for each, call in zip(waits, calls, strict=True):
-        call.process.lost = call.process.lost or isinstance(_error(each), WorkerGone) or not each.done()
+    for wait, call in zip(waits, calls, strict=True):
+        call.process.lost = call.process.lost or isinstance(_error(wait), WorkerGone) or not wait.done()
 
 
 def _error(answer: asyncio.Future[Any]) -> BaseException | None:

@@ -1,9 +1,10 @@
-"""How much do a forward without gradient and a decoding hold at a time? Counts for solrl_ray/models/sizes.py.
+"""How much memory do activations of a forward without gradient and of decoding take? For solrl_ray/models/sizes.py.
 
     python benchmarks/activation_sizes.py [flux1_dev …]
 
-Runs the published architectures on the meta device, where tensors have shapes and no memory, and adds up what is alive
-at each moment: attention as one kernel, nothing compiled, no workspaces. Takes seconds, needs no GPU and no weights.
+Runs the published architectures on the meta device, where tensors have shapes and no memory, and adds up the bytes of
+live tensors at each moment. Attention counts as one kernel; nothing is compiled; workspaces are left out. Takes
+seconds, needs no GPU and no weights.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from solrl_ray import models
 
 SAMPLES = 2
 LATENT_FRAMES = 3
-"""Of a video: the first two are decoded otherwise than all that follow."""
+"""Latent frames of a video: the first two are decoded differently from all later ones."""
 
 
 class Alive(TorchDispatchMode):
-    """Bytes of the tensors that are alive, but for those of a module."""
+    """Counts the bytes of live tensors, without the parameters and buffers of `module`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -57,13 +58,13 @@ class Alive(TorchDispatchMode):
 
 
 def one_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Attention that holds nothing but its result."""
+    """Attention that allocates only its result."""
     return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
 @torch.no_grad()
 def forward_values(name: str) -> float:
-    """The most values that a forward holds at a time, a channel of a token and sample."""
+    """Peak number of values that a forward holds, per channel, token and sample."""
     config = model_shapes.configuration(name)
     family = models.family(config)
     settings, autoencoder = model_shapes.PUBLISHED[name]
@@ -87,7 +88,7 @@ def forward_values(name: str) -> float:
 
 @torch.no_grad()
 def decoding(name: str) -> tuple[int, float]:
-    """Parameters of the autoencoder, and the most bytes a pixel that decoding an image in bfloat16 holds at a time."""
+    """Parameters of the autoencoder, and the peak bytes per pixel of decoding an image in bfloat16."""
     config, (_, settings) = model_shapes.configuration(name), model_shapes.PUBLISHED[name]
     kind: Any = (DECODERS | {"flux2_klein": AutoencoderKLFlux2}).get(config.family, AutoencoderKL)
     if kind is AutoencoderKLFlux2:
@@ -112,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in parser.parse_args(argv).models:
         parameters, pixel = decoding(name)
         print(
-            f"{name}: a forward {forward_values(name):.1f} values a channel and token; autoencoder {parameters:,} "
-            f"parameters, {pixel:.0f} bytes a pixel",
+            f"{name}: forward {forward_values(name):.1f} values per channel and token; autoencoder {parameters:,} "
+            f"parameters, {pixel:.0f} bytes per pixel",
             flush=True,
         )
 

@@ -1,22 +1,22 @@
-"""Trains the emoji world: autoencoder, CLIPs of reward and judge, transformer. 14 minutes of training.
+"""Trains the networks of the emoji example: autoencoder, CLIPs of reward and judge, transformer. Trains for 14 minutes.
 
-    python benchmarks/build_emoji.py PICTURES OUT [--seconds 540] [--device cuda] [--scale 1.0] [--only PART]
+    python benchmarks/build_emoji.py IMAGES OUT [--seconds 540] [--device cuda] [--scale 1.0] [--tiny]
 
-PICTURES is the folder of `draw_emoji.py draw`. Whatever the stage, the command stops after `--seconds` and goes on when
-it is given again, until it says that all is done; OUT/state has what it needs for that. OUT/world has what there is:
+IMAGES is the folder written by `draw_emoji.py draw`. The command stops after `--seconds`, in any stage; run it again to
+continue, until it prints that all is done. OUT/state keeps its progress. OUT/world has the results so far:
 
     pipeline/      a FluxPipeline, bfloat16, 31 million parameters in its transformer
-    reward/        a CLIP trained on one half of the pictures: a checkpoint of kind ``clipscore``
+    reward/        a CLIP trained on one half of the images: a checkpoint of kind ``clipscore``
     judge/         another, trained on the other half
-    prompts/       train.txt, heldout.txt: of concepts that all networks know; unseen.txt: of those that none knows
-    build.json     what each stage took and reached, how many pictures the judge recognises, and the mean `reward` and
-                   `judge` of the first held-out prompts, with the model's pictures (`model`) and with `real` ones; in
-                   `look` the same of the example's look, whose `real` pictures are those of its set
-    pictures/      pages: real and restored pictures; the model's, for known and for held-out concepts
+    prompts/       train.txt, heldout.txt: concepts that all networks are trained on; unseen.txt: the other concepts
+    build.json     time and loss of each stage, the share of images that the CLIPs recognise, and the mean `reward` and
+                   `judge` of the first held-out prompts, for the model's images (`model`) and for `real` ones; in
+                   `look` the same scores for the example's style, with `real` images of its set
+    pictures/      sheets of real and restored images, and of the model's for known and for held-out concepts
 
-It ends with status 1 when the autoencoder is trained and restores known pictures with less than 20 dB: what comes after
-would be lost. `--scale` below 1 shortens all stages, to try the machinery, and leaves this out; with `--tiny` the
-networks are tiny, too, and PICTURES is of `draw_emoji.py draw --size 32`.
+Exits with status 1 if the trained autoencoder restores known images with less than 20 dB, because later stages would be
+wasted. `--scale` below 1 shortens all stages for a trial and skips this check; `--tiny` also makes the networks tiny
+and needs IMAGES from `draw_emoji.py draw --size 32`.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ PAIR_CHUNK = 1024
 PAIR_STEPS = 16
 GUIDANCE = 2.5
 VIEWS = 8
-"""Of each picture, moved and mirrored, that are encoded."""
+"""Encoded variants of each image, shifted and mirrored."""
 LAST_SECONDS = 40.0
-"""Kept for writing what there is."""
+"""Part of --seconds reserved for writing the results."""
 COMPILE_SECONDS = 45.0
-"""On a GPU no stage is begun with less time left: its first step takes so long."""
+"""Minimum time left to begin a stage on a GPU: its first step takes this long."""
 LEAST_PSNR = 20.0
-"""Decibels, of known pictures that the autoencoder restores."""
+"""Minimum PSNR of known images restored by the autoencoder, in dB."""
 HELD_OUT = 512
-"""Prompts of known concepts that runs do not train on. The CLIPs know little of others."""
+"""Prompts of known concepts that runs do not train on. The CLIPs are unreliable on other concepts."""
 STAGES = (AUTOENCODER, REWARD, JUDGE, FLOW, RECTIFICATION)
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emoji" / "emoji.yaml"
 LOOK = EXAMPLE.with_name("style.py")
 
 
 class Build:
-    """All networks, and how far they are trained."""
+    """All networks and the progress of their training."""
 
     def __init__(self, data: Path, out: Path, device: torch.device, scale: float, sizes: networks.Sizes) -> None:
         self.out, self.device, self.scale, self.sizes = out, device, scale, sizes
@@ -104,10 +104,10 @@ class Build:
         }
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
+        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable (bad autoencoder)."""
         return all(getattr(self, stage.name)(until) for stage in STAGES)
 
-    # Stages: each is True when it is done
+    # Stages: each returns True when it is done
 
     def autoencoder(self, until: float) -> bool:
         fit, vae = self.fits["autoencoder"], self.pipe.vae
@@ -159,7 +159,7 @@ class Build:
     # Results
 
     def write(self, done: bool) -> None:
-        """OUT/world, of what there is."""
+        """Write OUT/world with the results so far."""
         world = self.out / "world"
         sizes = {"resolution": self.sizes.resolution, "max_sequence_length": self.sizes.length}
         record: dict[str, Any] = {"done": done, "sizes": sizes}
@@ -246,7 +246,7 @@ class Build:
 
     @torch.no_grad()
     def _scale_latents(self) -> None:
-        """So that latents have mean 0 and standard deviation 1."""
+        """Set shift and scale so that latents have mean 0 and standard deviation 1."""
         self.pipe.vae.register_to_config(shift_factor=0.0, scaling_factor=1.0)
         sample = pictures.as_floats(self.world.pixels[:: max(1, len(self.world) // 1024)])
         with _eager():
@@ -265,7 +265,7 @@ class Build:
 
     @torch.no_grad()
     def _pairs(self, until: float) -> Pairs | None:
-        """What the model makes of prompts and captions of known concepts; kept in files. None if time ended before."""
+        """Pairs of noise and the model's latents for known concepts' captions, cached in files; None if out of time."""
         folder = self.folder / "pairs"
         folder.mkdir(exist_ok=True)
         if self.device.type == "cuda":
@@ -294,7 +294,7 @@ class Build:
 
     @torch.no_grad()
     def _restore(self, real: Tensor) -> Tensor:
-        """Through the autoencoder: float32 [N, 3, H, W] in [0, 1] on the CPU, like the pictures given."""
+        """Images through the autoencoder: float32 [N, 3, H, W] in [0, 1] on the CPU, like the input."""
         chunks = [chunk.to(self.device) * 2 - 1 for chunk in real.split(256)]
         with _eager():
             return torch.cat(
@@ -306,7 +306,7 @@ class Build:
         found = psnr(self._restore(real), real)
         if found < LEAST_PSNR:
             raise Unusable(
-                f"the autoencoder restores known pictures with {found:.1f} dB: training on is no use below "
+                f"the autoencoder restores known images with {found:.1f} dB, and later stages need at least "
                 f"{LEAST_PSNR:.0f} dB; give another OUT and more seconds in AUTOENCODER"
             )
 
@@ -315,20 +315,20 @@ class Build:
 
 
 def configuration(world: Path) -> dict[str, Any]:
-    """What a run has besides the demo's settings: the example's model, and what is in this folder."""
+    """A run's settings on top of the demo's: the example's model, and networks and prompts of `world`."""
     model = yaml.safe_load(EXAMPLE.read_text())["model"]
     sizes = json.loads((world / "build.json").read_text())["sizes"]
     return {
         "run": {"name": "emoji"},
         "model": model | sizes | {"path": str(world / "pipeline")},
-        "rewards": [{"kind": f"{LOOK}:blobs"}],  # of the world that the variable EMOJI_WORLD names
+        "rewards": [{"kind": f"{LOOK}:blobs"}],  # reads the networks from the folder in EMOJI_WORLD
         "prompts": {part: str(world / "prompts" / f"{part}.txt") for part in ("train", "heldout")},
         "evaluation": {"reference": ""},
     }
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """For shapes that come once."""
+    """Turns compilation off, for tensor shapes that occur once."""
     return torch.compiler.set_stance("force_eager") if torch.cuda.is_available() else nullcontext()
 
 
@@ -338,7 +338,7 @@ def _count(part: nn.Module) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", type=Path, metavar="PICTURES")
+    parser.add_argument("pictures", type=Path, metavar="IMAGES")
 
     def build(arguments: argparse.Namespace) -> Build:
         sizes = networks.TINY if arguments.tiny else networks.FULL

@@ -1,25 +1,25 @@
-"""Trains the moving world's video model: eleven minutes on one GPU, in parts if they must be.
+"""Trains the moving world's video model: eleven minutes on one GPU, in several sessions if needed.
 
     python benchmarks/build_video_world.py OUT [--seconds 560] [--device cuda] [--scale 1.0] [--tiny]
 
-Clips are drawn by code (`video_assets/clips.py`): two objects of the testbed that turn about each other. A Wan-shaped
-pipeline learns them, imperfectly on purpose: words of the captions are replaced at random, which leaves room for
-reinforcement learning. Then it learns its own pairs of noise and clip again (rectified flow, arXiv 2209.03003), so that
-a clip depends on the seed far more than on steps and precision.
+Clips are rendered by code (`video_assets/clips.py`): two objects of the testbed that rotate about each other. A
+Wan-shaped pipeline learns them. Caption words are replaced at random, so that the model stays imperfect and leaves
+something for reinforcement learning to improve. Then it is trained on pairs of noise and its generated clip (rectified
+flow, arXiv 2209.03003), so that a clip depends far more on the seed than on steps and precision.
 
-The command stops after `--seconds` and goes on when it is given again, until it says that all is done; OUT/state has
-what it needs for that. OUT/world has what there is:
+The command stops after `--seconds`; run it again to continue, until it prints that all is done. OUT/state keeps its
+progress. OUT/world has the results so far:
 
     pipeline/    a WanPipeline, bfloat16
-    prompts/     train.txt, heldout.txt, of which the model has never seen the latter
-    scores.py    the reward and a check of it, as own functions
-    video.yaml   a configuration, after that of the demo: solrl train demo OUT/world/video.yaml
-    build.json   what each stage took and reached, and the rewards of real, restored and drawn clips
-    clips.png    a page: for some captions a real clip, and one of the model, or a restored one before there is a model
+    prompts/     train.txt, heldout.txt; the model has never seen the latter
+    scores.py    the reward, and a second one to check it, as custom functions
+    video.yaml   a configuration on top of the demo's: solrl train demo OUT/world/video.yaml
+    build.json   time and loss of each stage, and rewards of real, restored and generated clips
+    clips.png    a sheet: for some captions a real clip and the model's (before it is trained, a restored one)
 
-It ends with status 1 when the autoencoder is trained and its clips have less than half of the real ones' reward: what
-comes after would be lost. `--scale` below 1 shortens all stages, to try the machinery, and leaves this out; with
-`--tiny` the networks are tiny, too.
+Exits with status 1 if clips restored by the trained autoencoder get less than half of the real ones' reward, because
+later stages would be wasted. `--scale` below 1 shortens all stages for a trial and skips this check; `--tiny` also
+makes the networks tiny.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ AUTOENCODER = Stage(name="autoencoder", seconds=280, batch=48, lr=6e-4, seed=11,
 FLOW = Stage(name="flow", seconds=240, batch=512, lr=1.2e-3, seed=12, averaging=0.9995)
 RECTIFICATION = Stage(name="rectification", seconds=100, batch=768, lr=8e-4, seed=13, averaging=0.999)
 CORRUPTION = 0.25
-"""Share of caption words replaced: sets how far the model is from the reward of real clips."""
+"""Share of caption words replaced: determines the gap between the model's reward and that of real clips."""
 CLIPS, PAIRS, CHUNK = 1 << 16, 1 << 15, 1024
 PAIR_STEPS = 20
 PROMPTS = {"train": 2048, "heldout": 96}
 SHOWN, SAMPLES, STEPS = 96, 4, 10
 LEAST = 0.5
-"""Of the reward of real clips, what restored ones must have."""
+"""Minimum reward of restored clips, as a share of the reward of real ones."""
 
 
 class Build:
-    """The pipeline, and how far it is trained."""
+    """The pipeline and the progress of its training."""
 
     def __init__(self, out: Path, device: torch.device, scale: float, sizes: networks.Sizes) -> None:
         self.out, self.device, self.scale, self.tiny = out, device, scale, sizes is networks.TINY
@@ -72,10 +72,10 @@ class Build:
         self.fits: dict[str, Fit] = {}
 
     def run(self, until: float) -> bool:
-        """Train until `time.monotonic()` is `until`. True if all is done. Raises Unusable after a bad autoencoder."""
+        """Train until `time.monotonic()` is `until`. Returns True if all is done. Raises Unusable (bad autoencoder)."""
         return all(stage(until) for stage in (self.autoencoder, self.flow, self.rectification))
 
-    # Stages: each is True when it is done
+    # Stages: each returns True when it is done
 
     def autoencoder(self, until: float) -> bool:
         vae = self.pipe.vae
@@ -132,7 +132,7 @@ class Build:
     # Results
 
     def write(self, done: bool) -> None:
-        """OUT/world, of what there is."""
+        """Write OUT/world with the results so far."""
         world = self.out / "world"
         (world / "prompts").mkdir(parents=True, exist_ok=True)
         for name, rows in (("train", self.train), ("heldout", self.heldout)):
@@ -158,12 +158,12 @@ class Build:
         real, restored = (scores.as_told(videos, captions).mean().item() for videos in made.values())
         if restored < LEAST * real:
             raise Unusable(
-                f"the autoencoder's clips have reward {restored:.3f} and real ones {real:.3f}: training on is no use "
-                f"below {LEAST * real:.3f}; give another OUT and more seconds in AUTOENCODER"
+                f"clips restored by the autoencoder have reward {restored:.3f} and real ones {real:.3f}, and later "
+                f"stages need at least {LEAST * real:.3f}; give another OUT and more seconds in AUTOENCODER"
             )
 
     def _shown(self) -> tuple[Tensor, list[str], dict[str, Tensor]]:
-        """Held-out clips, their captions, and the real and the restored videos of them."""
+        """Held-out clips, their captions, and their real and restored videos."""
         shown = self.heldout[: self._count(SHOWN)].to(self.device)
         real = self._real(shown, 6)
         made = {"real": real, "restored": networks.decode(self.pipe, networks.encode(self.pipe, real))}
@@ -223,7 +223,7 @@ class Build:
 
     @torch.no_grad()
     def _pairs(self) -> dict[str, Tensor]:
-        """What the model makes of captions that it was trained with; kept in a file."""
+        """Pairs of noise and the model's latents for captions it was trained on; cached in a file."""
         file = self.folder / "pairs.pt"
         if file.exists():
             loaded: dict[str, Tensor] = torch.load(file, map_location=self.device, weights_only=True)
@@ -241,7 +241,7 @@ class Build:
 
 
 def configuration(world: Path) -> dict[str, Any]:
-    """What a run has besides the demo's settings."""
+    """A run's settings on top of the demo's."""
     lora = {"rank": 16, "alpha": 32, "targets": ["to_q", "to_k", "to_v", "to_out.0"]}
     return {
         "run": {"name": "moving"},
@@ -257,7 +257,7 @@ def configuration(world: Path) -> dict[str, Any]:
         },
         "prompts": {part: str(world / "prompts" / f"{part}.txt") for part in PROMPTS},
         "rewards": [{"kind": f"{world / 'scores.py'}:as_told"}],
-        # The ends of a clip are what the reward looks at.
+        # The reward sees only the first and the last frame.
         "rollout": {"preview": {"latent_frames": [0, 2]}},
         "evaluation": {"reference": ""},
     }
@@ -268,7 +268,7 @@ def _logit_normal(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _shifted(t: Tensor) -> Tensor:
-    """As the sampler's grid, whose noise levels are high ones."""
+    """Timesteps shifted towards high noise levels, like the sampler's grid."""
     return networks.SHIFT * t / (1 + (networks.SHIFT - 1) * t)
 
 

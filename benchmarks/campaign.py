@@ -1,7 +1,6 @@
-"""Many runs of a benchmark side by side, each one process (`one_process.py`).
+"""Trains many runs of a benchmark in parallel, each in one process (`one_process.py`).
 
-What still trains when the time is over is stopped. A run that is there is gone on with, so several short sessions add
-up.
+Runs that still train when the time is over are stopped. Existing runs are resumed, so several short sessions add up.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ ON_ONE_GPU = (
     "fleet={learners: {num_gpus: 1}}",
     "compile={enabled: false, learner: false}",
 )
-"""Settings with which one GPU is for all. Compiling would cost a run of seconds more than it gives."""
+"""Settings for all roles on one GPU. Nothing is compiled, which would take longer than it saves in such short runs."""
 LOOK_SECONDS = 5.0
-"""Between looks at whether runs came far enough."""
+"""Seconds between checks whether runs may be ended (`enough`)."""
 STOP_SECONDS = 30.0
-"""For a run that is told to stop, before it is killed."""
+"""Seconds that a terminated run gets before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run by its configuration files and ``--set`` texts, which name its folder."""
+    """A run, given by its configuration files and ``--set`` texts, which determine its folder."""
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
 
     @property
     def config(self) -> Config:
-        """Raises UserError if it is not valid."""
+        """The merged configuration. Raises UserError if it is invalid."""
         config = load(self.files, self.overrides)
         check(config)
         return config
@@ -59,7 +58,7 @@ class Job:
 class _Running:
     job: Job
     place: int
-    """Of its variables in `places`."""
+    """Index of its environment variables in `places`."""
     log: Path
     process: subprocess.Popen[bytes]
 
@@ -72,15 +71,15 @@ def train_all(
     places: Sequence[Mapping[str, str]] = ({},),
     enough: Callable[[Job], bool] = lambda job: False,
 ) -> None:
-    """Train those that are not done, `at_once` at a time; after `seconds` stop what still trains.
+    """Train the unfinished jobs, `at_once` at a time; after `seconds` stop those that still train.
 
-    Each writes a log beside its run, and how a run ended that failed is printed. What is stopped may be gone on with.
+    Each run logs to a file next to its folder; the status of a failed run is printed. Stopped runs can be resumed.
 
     Args:
-        places: environment variables, of one GPU each; a run gets those that the fewest have.
-        enough: whether a run that trains may be ended.
+        places: environment variables, one mapping per GPU; a run gets the mapping with the fewest runs.
+        enough: returns True if a running job may be ended.
     """
-    deadline, look = time.monotonic() + seconds, 0.0
+    deadline, next_check = time.monotonic() + seconds, 0.0
     waiting = list(jobs)
     running: list[_Running] = []
     try:
@@ -95,16 +94,16 @@ def train_all(
                 running.remove(each)
                 if each.process.returncode:
                     print(f"a run ended with status {each.process.returncode}; see {each.log}", flush=True)
-            if time.monotonic() >= look:
+            if time.monotonic() >= next_check:
                 ready = [each for each in running if enough(each.job)]
                 running = [each for each in running if each not in ready]
-                _stop(ready, "came far enough")
-                look = time.monotonic() + LOOK_SECONDS
+                _stop(ready, "was ended: its result is decided")
+                next_check = time.monotonic() + LOOK_SECONDS
             time.sleep(0.5)
     finally:
-        _stop(running, "was stopped; the same command goes on with it")
+        _stop(running, "was stopped; run the same command again to resume it")
         if waiting:
-            print(f"{len(waiting)} runs have not begun; the same command begins them", flush=True)
+            print(f"{len(waiting)} runs have not begun; run the same command again to begin them", flush=True)
 
 
 def _stop(running: Sequence[_Running], why: str) -> None:
@@ -119,7 +118,7 @@ def _stop(running: Sequence[_Running], why: str) -> None:
 
 
 def _training(job: Job) -> list[str]:
-    """A command that goes on with what is there and refuses to under other settings."""
+    """The command that starts or resumes a run; it fails if the existing run has other settings."""
     settings = (part for text in job.overrides for part in ("--set", text))
     return [sys.executable, str(REPOSITORY / "benchmarks" / "one_process.py"), *map(str, job.files), *settings]
 

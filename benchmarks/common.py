@@ -1,4 +1,4 @@
-"""What scripts of published sizes share: places, checkpoints, command line options, clocks, and a watch on the GPUs."""
+"""Shared by the scripts on published model sizes: paths, checkpoints, command line options, and running commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from solrl_ray.records import Prompt, PromptEmbedding
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
 EDITING = HERE.parent / "examples" / "editing" / "edits.py"
-"""Writes prompts with reference pictures."""
+"""Script that writes prompts with reference images."""
 RESULTS = HERE / "results"
 MODELS = {
     "flux": "flux1_dev.yaml",
@@ -42,22 +42,22 @@ MODELS = {
 }
 """Name in `full_size.py` → file in configs/models."""
 EDITS = ("flux_kontext", "qwen_image_edit")
-"""Those whose prompts have a reference picture."""
+"""Models whose prompts have a reference image."""
 VIDEOS = ("sana_video", "wan", "wan_14b", "wan22")
-"""Those whose samples have frames."""
+"""Models that generate videos."""
 SCORED_FRAMES = 4
-"""Of a video, which CLIPScore sees one by one."""
+"""Frames of a video that CLIPScore sees, one by one."""
 SOL_RL = CONFIGS / "methods" / "sol_rl_published.yaml"
-"""With the sizes that the speed of an iteration is measured and planned in."""
+"""The method file whose sizes the speed benchmarks measure and plan."""
 PRUNED = ("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
 PROMPTS = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
 STOP_SECONDS = 60.0
-"""For a run that is told to stop."""
+"""Seconds that a terminated run gets before it is killed."""
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """A UserError ends the script as `error: …`, with status 2."""
+def reported_errors() -> Iterator[None]:
+    """Prints a UserError as `error: …` and exits with status 2."""
     try:
         yield
     except UserError as error:
@@ -66,10 +66,10 @@ def told() -> Iterator[None]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
+    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a trial on a small machine")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for solrl train")
     parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -80,7 +80,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -
 
 
 def make(model: str, work: Path, layers: int | None) -> None:
-    """Write the checkpoints of a model and of CLIPScore that are not there, and the prompts of a model that edits."""
+    """Write missing checkpoints of the model and of CLIPScore, and prompts for an editing model."""
     if model in EDITS:
         subprocess.run([sys.executable, EDITING, work / "edits", "--only-prompts"], check=True)
     for name in (model, "clip"):
@@ -90,7 +90,7 @@ def make(model: str, work: Path, layers: int | None) -> None:
 
 
 def checkpoints(model: str, work: Path) -> list[str]:
-    """Settings with which a run reads what `make` wrote."""
+    """Settings for a run with the checkpoints and prompts written by `make`."""
     reward, prompts = "clipscore", PROMPTS
     if model in EDITS:
         parts = ", ".join(f"{part}: '{work / 'edits' / part}.jsonl'" for part in ("train", "heldout"))
@@ -100,7 +100,7 @@ def checkpoints(model: str, work: Path) -> list[str]:
 
 
 def embeddings(config: Model, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
-    """Of prompts, encoded by this process: with reference pictures and a negative prompt if the model has them."""
+    """Prompt embeddings, encoded in this process, with reference images and negative prompts if the model uses them."""
     model = models.load(config, "cpu", components=models.encoder_components(config))
     pairs = [(prompt, negative_prompt(config, prompt.references)) for prompt in prompts]
     wanted = list(dict.fromkeys(prompt for pair in pairs for prompt in pair if prompt))
@@ -121,7 +121,7 @@ def gpus() -> int:
 
 
 def run_until(command: Sequence[str | Path], seconds: float) -> int | None:
-    """Its exit status; None if it took longer and was stopped."""
+    """Run a command; returns its exit status, or None if it took longer than `seconds` and was stopped."""
     process = subprocess.Popen(command)
     try:
         return process.wait(timeout=seconds)

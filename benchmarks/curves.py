@@ -1,4 +1,4 @@
-"""Rewards on other data after some simulated GPU time: for results/quality.md and `world_shapes.py`.
+"""Rewards on emoji and videos after some simulated GPU time: for results/quality.md and `world_shapes.py`.
 
     python benchmarks/curves.py benchmarks/results/video_shapes_all_frames.json --as "wan22_5b, all frames"
     python benchmarks/curves.py benchmarks/results/emoji_shapes.json --each-seed
@@ -25,12 +25,12 @@ AFTER = {HEADLINE: (300.0, 600.0, 1200.0)} | dict.fromkeys(VIDEO_PREVIEWS, (3600
 
 
 def moving(results: Path) -> str:
-    """Block of results/quality.md."""
+    """The videos block of results/quality.md."""
     return _block(results, "video_shapes.json", VIDEO, "moving")
 
 
 def emoji(results: Path) -> str:
-    """Block of results/quality.md."""
+    """The emoji block of results/quality.md."""
     return _block(results, "emoji_shapes.json", HEADLINE, "emoji")
 
 
@@ -77,22 +77,22 @@ def _rows(of_seed: dict[str, Any], each_seed: bool) -> list[tuple[str, dict[str,
 
 def _cell(of_seed: dict[str, Any], shape: str, seconds: float, place: str) -> str:
     judged = any("judge" in run for run in of_seed.values())
-    said = []
+    cells = []
     for of in ("reward", "judge") if judged else ("reward",):
         values = [after(run, shape, seconds, of, place) for run in of_seed.values()]
         known = [value for value in values if not math.isnan(value)]
         fewer = f" ({len(known)})" if known and len(known) < len(values) else ""
-        said.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
-    return " / ".join(said)
+        cells.append(f"{np.mean(known):.3f}{fewer}" if known else "–")
+    return " / ".join(cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="what world_shapes.py wrote")
+    parser.add_argument("file", type=Path, help="results file of world_shapes.py")
     parser.add_argument(
         "--as", dest="place", choices=AFTER, default=HEADLINE, help="model whose time an iteration takes"
     )
-    parser.add_argument("--each-seed", action="store_true", help="in place of means over seeds")
+    parser.add_argument("--each-seed", action="store_true", help="print each seed instead of means over seeds")
     arguments = parser.parse_args()
     print(curves(json.loads(arguments.file.read_text()), arguments.place, each_seed=arguments.each_seed))
 

@@ -1,16 +1,17 @@
-"""Fetches colour emoji of seven sets that people drew, and draws them: the pictures of a small world of real ones.
+"""Downloads colour emoji of seven sets, drawn by people, and renders them: the training images of the emoji example.
 
     python benchmarks/draw_emoji.py fetch drawings.xz [--packages FOLDER]
     python benchmarks/draw_emoji.py draw drawings.xz FOLDER [--size 96] [--processes 16]
 
-`fetch` needs `npm` and a network: it downloads the pinned packages and writes one file of drawings (SVG) with their
-names, about 10 MB, and ATTRIBUTION.md beside it. `draw` needs `pip install resvg-py==0.5.0`: it writes
+`fetch` needs `npm` and network access. It downloads the pinned packages and writes one file of drawings (SVG) with
+their names, about 10 MB, and ATTRIBUTION.md to the same folder. `draw` needs `pip install resvg-py==0.5.0`. It writes
+to FOLDER
 
     pictures.npy   uint8 [N, size, size, 3], on white
-    captions.json  one entry a picture: name, category, tags, style, tone, colours, held_out, mirrors
+    captions.json  one entry per image: name, category, tags, style, tone, colours, held_out, mirrors
     ATTRIBUTION.md
 
-of which nothing is in the package.
+The package contains none of these files.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from emoji_assets.drawings import NAMES, STYLES, Drawing, attribution, collect, 
 from PIL import Image
 
 MARGIN = 24
-"""A picture has a white margin of one part of so many, within which it may be moved."""
+"""An image's white margin is size // MARGIN pixels wide; training shifts images within it."""
 
 
 def unpacked(package: str, folder: Path) -> Path:
-    """Download an npm package, unless the folder has it, and unpack it."""
+    """Download and unpack an npm package, unless `folder` has it; returns its folder ``package``."""
     place = folder / package.strip("@").replace("/", "_").replace("@", "_")
     if not place.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -61,7 +62,7 @@ def fetch(file: Path, packages: Path) -> None:
 
 
 def draw_one(drawing: Drawing, size: int) -> tuple[np.ndarray, list[str]]:
-    """The picture, uint8 [size, size, 3], and the names of its colours."""
+    """The rendered image, uint8 [size, size, 3], and the names of its colours."""
     import resvg_py
 
     inner = size - 2 * (size // MARGIN)
@@ -88,9 +89,9 @@ def draw(file: Path, folder: Path, size: int, processes: int) -> None:
     np.save(folder / "pictures.npy", np.stack([picture for _, picture, _ in shown]))
     parts = [caption_parts(drawing, colours) for drawing, _, colours in shown]
     (folder / "captions.json").write_text(json.dumps(parts, ensure_ascii=False))
-    if (said := file.with_name("ATTRIBUTION.md")).exists():
-        shutil.copy(said, folder)
-    print(f"{len(shown)} pictures of {size} pixels; {len(drawings) - len(shown)} were empty")
+    if (page := file.with_name("ATTRIBUTION.md")).exists():
+        shutil.copy(page, folder)
+    print(f"{len(shown)} images of {size} × {size} pixels; {len(drawings) - len(shown)} drawings were empty")
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     fetching = commands.add_parser("fetch")
     fetching.add_argument("file", type=Path)
-    fetching.add_argument("--packages", type=Path, default=Path("packages"), help="what was downloaded is kept there")
+    fetching.add_argument("--packages", type=Path, default=Path("packages"), help="keeps the downloads")
     drawing = commands.add_parser("draw")
     drawing.add_argument("file", type=Path)
     drawing.add_argument("folder", type=Path)

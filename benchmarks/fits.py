@@ -8,13 +8,14 @@ explores.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_ray.cli.configured import on_card
 from solrl_ray.config import checks, named
-from solrl_ray.config.loading import Sources, load, read_file
+from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models import FAMILIES
 from solrl_ray.models.paths import BUILTIN
@@ -30,9 +31,9 @@ from solrl_ray.planning.prices import Cluster, Unpriced, orchestration, price_li
 PRESETS = ("sol_rl", "pickscore")
 """The other presets of the run."""
 CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
-"""Minimum bytes of a GPU → its preset; the first match counts."""
+"""Minimum bytes of GPU memory, and the preset for it; the first match counts."""
 GPUS = ("h200", "h100-80", "l40s", "rtx4090")
-"""Columns: what `solrl plan --gpu` takes."""
+"""Columns: names for `solrl plan --gpu`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Verdict:
     """The preset of configs/clusters."""
     fits: bool
     arithmetic: Arithmetic
-    """Sizes with the settings that the GPU decides, if it fits."""
+    """Sizes; if it fits, with the settings that depend on the GPU."""
 
     @property
     def offloads(self) -> bool:
@@ -51,21 +52,19 @@ class Verdict:
 
 
 def published() -> list[str]:
-    """The names of the shipped image models whose sizes are shipped too, without the testbed. Videos are trained with
-    smaller pools.
+    """Names of the shipped image models with shipped sizes, without the testbed. Video models are left out, as they
+    train with smaller pools.
     """
-    sections = {file.stem: read_file(file)["model"] for file in sorted((named.folder() / "models").glob("*.yaml"))}
+    files = {file.stem: json.loads(file.read_bytes()) for file in sorted(FOLDER.glob("*.json"))}
     return [
         name
-        for name, model in sections.items()
-        if not model["path"].startswith(BUILTIN)
-        and not FAMILIES[model["family"]].SIZES.frame_stride
-        and (FOLDER / f"{name}.json").exists()
+        for name, shapes in files.items()
+        if not shapes["path"].startswith(BUILTIN) and not FAMILIES[shapes["family"]].SIZES.frame_stride
     ]
 
 
 def verdicts(gpu: Gpu, fastest: str) -> Iterator[Verdict]:
-    """For each published model, on a GPU with this fastest tier."""
+    """Yield a verdict for each published model on a GPU, with `fastest` as the GPU's fastest tier."""
     cluster = next(preset for least, preset in CLUSTERS if gpu.memory >= least)
     settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
     for model in published():
@@ -85,10 +84,10 @@ def cell(verdict: Verdict, prices: PriceList) -> str:
         return "–"
     try:
         made = forecast(verdict.arithmetic, prices, Cluster(gpu=prices.gpu), orchestration())
-        said = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
+        text = f"{made.seconds * verdict.arithmetic.config.run.iterations / 3600:.1f} h"
     except Unpriced:
-        said = "fits"
-    return said + ", offload" * verdict.offloads
+        text = "fits"
+    return text + ", offload" * verdict.offloads
 
 
 def table() -> list[str]:

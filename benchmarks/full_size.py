@@ -1,4 +1,4 @@
-"""Checkpoints of the published architectures with random weights: what a benchmark needs of a model it cannot download.
+"""Writes checkpoints of the published architectures with random weights, for benchmarks without downloads.
 
     python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 34 GB: transformer 24, T5-XXL 9.5
     python benchmarks/full_size.py flux_kontext OUT    # FLUX.1-Kontext-dev, 34 GB: the networks of FLUX.1-dev
@@ -13,11 +13,11 @@
     python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore, 1.7 GB
     python benchmarks/full_size.py pickscore OUT   # CLIP ViT-H/14, the network of PickScore and HPSv2, 3.9 GB
 
-OUT becomes a diffusers pipeline folder (a transformers one for a reward network) that the product's own loaders read.
-All networks have the published sizes, dtypes and shards. Tokenizers have the published classes and numbers of tokens,
-and know the testbed's words. Times and memory do not depend on the weights' values; rewards and rankings do and mean
-nothing here. `--layers N` cuts the depth of the transformer and of the text encoders, whose own number is
-`--text-layers N`; `--tiny` makes everything small, for a CPU.
+OUT becomes a diffusers pipeline folder (for a reward network, a transformers folder) that our loaders read. All
+networks have the published sizes, dtypes and shards. Tokenizers have the published classes and vocabulary sizes, and
+know the testbed's words. Times and memory do not depend on the weights' values; rewards and rankings do, so they are
+meaningless here. `--layers N` reduces the depth of the transformer and of the text encoders, `--text-layers N` that of
+the text encoders; `--tiny` makes everything small, for a CPU.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ T5_LENGTH = 512
 GEMMA_LENGTH = 300
 QWEN_LENGTH = 2048
 CLIP_TOKENS, T5_TOKENS, UMT5_TOKENS, GEMMA_TOKENS, QWEN_TOKENS = 49408, 32100, 256300, 256000, 151643
-"""Tokens of the published tokenizers, Qwen's without those that are added for chats."""
+"""Vocabulary sizes of the published tokenizers; Qwen's without the added tokens for chats."""
 T5 = (transformers.T5EncoderModel, published.T5_XXL, T5_TOKENS)
 DEPTHS = ("num_layers", "num_single_layers", "n_layers")
-"""Keys of a transformer's settings."""
+"""Keys of a transformer's depth in its settings."""
 CHAT = (
     "{% for message in messages %}<|im_start|>user\n{{ message.content }}<|im_end|>\n<|im_start|>assistant\n"
     "{% endfor %}"
@@ -67,23 +67,23 @@ VISION = {
     "<|image_pad|>": "image_token_id",
     "<|video_pad|>": "video_token_id",
 }
-"""Word of a tokenizer → the setting of Qwen2.5-VL that has its number."""
+"""Token → setting of Qwen2.5-VL with its id."""
 TEMPLATE_WORD = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|[^\w ]")
-"""Qwen's own tokenizer has one token for each of these in the templates around a prompt."""
+"""Pieces of the prompt templates for which Qwen's tokenizer has one token each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is smaller than published."""
+    """Sizes that are smaller than published."""
 
     layers: int | None = None
-    """Blocks of each kind of the transformer; None: as published."""
+    """Transformer blocks of each kind; None: as published."""
     text_layers: int | None = None
-    """Layers of each text encoder, at least 2, because some pipelines take the last but one."""
+    """Layers of each text encoder, at least 2, because some pipelines use the last but one."""
     tiny: bool = False
 
     def network(self, kind: Any, settings: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> Any:
-        """A network without memory, of `kind`, in the dtype of its files."""
+        """A network of class `kind` on the meta device, in the dtype of its files."""
         settings = {**settings, **(published.TINY[kind.__name__] if self.tiny else {})}
         if issubclass(kind, transformers.PreTrainedModel):
             config = kind.config_class(**settings)
@@ -95,27 +95,27 @@ class Size:
             made = lambda: kind(**settings | depths)  # noqa: E731
         with torch.device("meta"):
             network: nn.Module = made()
-        return nn.Module.to(network, dtype).eval()  # diffusers would warn of layers that it keeps in float32
+        return nn.Module.to(network, dtype).eval()  # its own .to would warn about layers that it keeps in float32
 
     def tokens(self, published: int) -> int:
-        """How many a tokenizer has at least."""
+        """Minimum vocabulary size of a tokenizer."""
         return 0 if self.tiny else published
 
 
 def _cut(config: Any, layers: int) -> None:
-    """Give the settings of a text encoder another depth."""
-    if hasattr(config, "layer_types"):  # first, as the two are compared
+    """Change the depth in a text encoder's settings."""
+    if hasattr(config, "layer_types"):  # first, because num_hidden_layers is validated against it
         config.layer_types = config.layer_types[:layers]
     config.num_hidden_layers = layers
 
 
 def filled(pieces: Mapping[str, int], size: int) -> dict[str, int]:
-    """A vocabulary with pieces that no text has, up to `size`."""
+    """The vocabulary, filled up to `size` with pieces that occur in no text."""
     return {**pieces, **{f"<unused{i}>": i for i in range(len(pieces), size)}}
 
 
 def tokenizer_model(name: str) -> dict[str, Any]:
-    """Vocabulary and merges of a tokenizer of the testbed."""
+    """Vocabulary and merges of the testbed's tokenizer `name`."""
     file = Path(world.__file__).parent / "assets" / "pipeline" / name / "tokenizer.json"
     content: dict[str, Any] = json.loads(file.read_text())["model"]
     return content
@@ -129,7 +129,7 @@ def clip_words(size: Size) -> Any:
 
 
 def clip_settings(settings: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Of a CLIP text encoder that pools at the end of such a tokenizer's texts."""
+    """Settings of a CLIP text encoder that pools at this tokenizer's end token."""
     special = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {**settings, **special}
 
@@ -158,11 +158,11 @@ def gemma_text(size: Size) -> tuple[Any, Any]:
 
 
 def qwen_words(template: str, size: int = 0) -> Any:
-    """A byte-level BPE without merges: one token a character, but one a word for the words of `template`, so that a
-    pipeline that cuts the template off by its number of tokens cuts it where it ends.
+    """A byte-level BPE without merges: one token per character, but one per word of `template`. So a pipeline that
+    removes the template by its number of tokens cuts at the right place.
 
     Args:
-        size: tokens that it has at least.
+        size: minimum vocabulary size.
     """
     pieces = ["<|endoftext|>", "Ġ", "Ċ", *string.ascii_letters, *string.digits, *string.punctuation]
     vocabulary = filled({piece: i for i, piece in enumerate(pieces)}, size)
@@ -174,23 +174,23 @@ def qwen_words(template: str, size: int = 0) -> Any:
 
 
 def qwen_image_template(kind: Any = diffusers.QwenImagePipeline) -> str:
-    """What the pipeline puts around a prompt, with the words that stand for its pictures."""
+    """The pipeline's template around a prompt, including the placeholder tokens of images."""
     template: str = kind(**dict.fromkeys(signature(kind).parameters)).prompt_template_encode
     return template + "".join(VISION) * (kind is diffusers.QwenImageEditPlusPipeline)
 
 
 def qwen_processor(tokenizer: Any, **pixels: int) -> Any:
-    """By which Qwen2.5-VL sees pictures.
+    """The processor that prepares images for Qwen2.5-VL.
 
     Args:
-        pixels: the published ``min_pixels`` and ``max_pixels`` of a picture, unless others are given.
+        pixels: ``min_pixels`` and ``max_pixels`` of an image; default: as published.
     """
     images = transformers.Qwen2VLImageProcessor(patch_size=14, **{"min_pixels": 56**2, "max_pixels": 3584**2} | pixels)
     return transformers.Qwen2VLProcessor(images, tokenizer, transformers.Qwen2VLVideoProcessor(patch_size=14))
 
 
 def vision_tokens(tokenizer: Any) -> dict[str, int]:
-    """Settings of Qwen2.5-VL: the tokens of its pictures."""
+    """Settings of Qwen2.5-VL: ids of the image tokens."""
     return {key: tokenizer.convert_tokens_to_ids(word) for word, key in VISION.items()}
 
 
@@ -238,13 +238,13 @@ TRANSFORMERS = {
     "wan22": (diffusers.WanTransformer3DModel, published.WAN22_5B, published.WAN22_VAE),
     "z_image": (diffusers.ZImageTransformer2DModel, published.Z_IMAGE, published.kl_autoencoder(0.3611, 0.1159)),
 }
-"""Model → class and settings of its transformer, settings of its autoencoder."""
+"""Model → transformer class, transformer settings, autoencoder settings."""
 DECODERS = {
     "sana": diffusers.AutoencoderDC,
     **dict.fromkeys(("qwen_image", "qwen_image_edit"), diffusers.AutoencoderKLQwenImage),
 }
 DECODERS |= dict.fromkeys(("sana_video", "wan", "wan_14b", "wan22"), diffusers.AutoencoderKLWan)
-"""Model → class of its autoencoder; others have `AutoencoderKL`."""
+"""Model → autoencoder class; all others use `AutoencoderKL`."""
 FLUX_SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 QWEN_SCHEDULER = {"use_dynamic_shifting": True, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
 REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]]]]] = {
@@ -265,7 +265,7 @@ REST: dict[str, tuple[Any, dict[str, Any], Callable[[Size], list[tuple[Any, Any]
     "wan22": (partial(diffusers.WanPipeline, expand_timesteps=True), {"shift": 5.0}, wan_texts),
     "z_image": (diffusers.ZImagePipeline, {"shift": 6.0}, z_image_texts),
 }
-"""Model → class of its pipeline, settings of its scheduler, its text encoders with their tokenizers."""
+"""Model → pipeline class, scheduler settings, text encoders with tokenizers."""
 
 
 def pipeline(name: str, size: Size) -> Any:
@@ -288,14 +288,14 @@ def pipeline(name: str, size: Size) -> Any:
 PIPELINES: dict[str, Callable[[Size], Any]] = {name: partial(pipeline, name) for name in REST}
 WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
 WIDTHS |= {"sana_video": 2304, "wan": 4096, "flux_kontext": 4096, "qwen_image_edit": 3584}
-"""Family → channels of a text token."""
+"""Family → channels per text token."""
 
 
 def transformer_only(name: str, config: Model, device: str, layers: int | None = None) -> DiffusionModel:
-    """A model without a checkpoint: its transformer with random weights, and nothing else.
+    """A model without a checkpoint: only its transformer, with random weights.
 
     Args:
-        name: of `TRANSFORMERS`, as a family has models of several sizes.
+        name: key of `TRANSFORMERS`, as a family has models of several sizes.
         layers: blocks of each kind instead of the published number.
     """
     kind, settings, autoencoder = TRANSFORMERS[name]
@@ -308,7 +308,7 @@ def transformer_only(name: str, config: Model, device: str, layers: int | None =
 
 
 def reference_tokens(config: Model) -> tuple[int, int]:
-    """Tokens of all reference pictures of a prompt, and their channels, of a shipped model."""
+    """Number of tokens of all reference images of a prompt, and channels per token, for a shipped model."""
     known = shipped(config)
     assert known is not None
     tokens, channels = models.family(config).SIZES.latent_shape(config.shapes[0], known.transformer, known.factor)
@@ -316,8 +316,8 @@ def reference_tokens(config: Model) -> tuple[int, int]:
 
 
 def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[PromptEmbedding]:
-    """Prompt embeddings of a shipped model's shapes, standard normal, with the tokens of `model.references`; where text
-    is masked, all but `words` tokens are.
+    """Standard normal prompt embeddings with a shipped model's shapes, including tokens of `model.references`. For
+    families that mask text, all but `words` tokens are masked.
     """
     generator = torch.Generator().manual_seed(1)
     tokens, width = config.max_sequence_length, WIDTHS[config.family]
@@ -334,12 +334,12 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
         if config.references:
             tensors[REFERENCE_TOKENS] = torch.randn(*reference_tokens(config), generator=generator)
         made.append(PromptEmbedding(prompt_id=str(i), tensors=tensors, digest=str(i)))
-    # The first is the negative prompt as well.
+    # The first one is also the negative prompt.
     return [each.against(made[0]) for each in made] if config.cfg.is_on else made
 
 
 REWARDS = {"clip": (published.CLIP_L, published.VISION_L), "pickscore": (published.CLIP_H, published.VISION_H)}
-"""Reward network → settings of its text encoder and of its vision tower."""
+"""Reward network → settings of its text encoder and vision tower."""
 
 
 def write_pipeline(pipeline: Any, folder: Path) -> int:

@@ -2,17 +2,20 @@
 
     python benchmarks/learner.py MODEL [--memory 1 0.5 0] [--out FOLDER]
 
-Milliseconds of one sample at one timestep: a pass of the base (adapters off), one of `old`, both without gradient, and
-forward and backward of `default`; their sum is what DiffusionNFT costs. Settings are those of configs/models: LoRA,
-micro-batch, resolution. Eager: what a learner without a compiler has there, flash attention and
-`learner.activation_memory` as it is settled without one. Compiled: each `--memory`, with the family's attention; and
-once more with flash attention where the family trains on cuDNN's, which is what `run.deterministic` costs it in
-attention alone; `--deterministic` has `run.deterministic` on all sides: beside a call without it, what that costs. Two
+Measures milliseconds per sample and timestep: a pass of the base (adapters off) and one of `old`, both without
+gradient, and forward plus backward of `default`. Their sum is the cost of DiffusionNFT. LoRA, micro-batch and
+resolution are those of configs/models. Variants:
+
+    eager      an uncompiled learner: flash attention, and the default `learner.activation_memory` without compiling
+    compiled   each `--memory`, with the family's attention; if that is cuDNN's, once more with flash attention, which
+               shows the cost of `run.deterministic` in attention alone
+
+`--deterministic` sets `run.deterministic` for all variants: compare with a call without it for the total cost. Two
 calls that print the same digests computed the same gradients.
 
-All sides are in this process, one after the other, each on weights of its own with the same values. Times are medians
-of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
-take a few). A gradient's cosine is to the eager one's.
+All variants run one after the other in this process, each on a copy of the same weights. Times are medians of CUDA
+events after warm-ups. First calls, which compile, are listed separately in seconds (a few seconds with a filled compile
+cache). `gradient_cosine` compares a gradient with the eager one.
 
 Prints rows; writes learner_MODEL.json into FOLDER (default benchmarks/results).
 """
@@ -51,7 +54,7 @@ KINDS = ("base", "old", "default")
 
 
 def settled(arguments: argparse.Namespace, **settings: Any) -> Config:
-    """The shipped configuration of a model, without prompts and checkpoint."""
+    """The shipped configuration of a model with `settings`; prompts and checkpoint are placeholders."""
     overrides = [
         "prompts={train: unused, heldout: unused}",
         "rewards=[{kind: clipscore}]",
@@ -78,7 +81,7 @@ def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 class Side:
-    """One way to run a learner's passes."""
+    """One variant of a learner's passes: a model, its factors and a micro-batch."""
 
     def __init__(self, config: Config, arguments: argparse.Namespace) -> None:
         self.config, self._arguments = config, arguments
@@ -94,14 +97,14 @@ class Side:
         self._t = torch.linspace(0.1, 0.9, samples).to(arguments.device)
 
     def _fill(self, policy: Any, seed: int) -> None:
-        """Factors that are not zero, so that both of a pair have a gradient."""
+        """Fill a policy with non-zero factors, so that both A and B have a gradient."""
         generator = torch.Generator().manual_seed(seed)
         factors = adapters.parameters(self.model.transformer, policy)
         new = {name: torch.randn(f.shape, generator=generator) * 0.01 for name, f in factors.items()}
         adapters.load_factors(self.model.transformer, policy, {n: f.to(self._arguments.device) for n, f in new.items()})
 
     def run(self, kind: Any) -> None:
-        """One pass, as the learner makes it."""
+        """One pass as in the learner: forward, for `default` also backward."""
         if kind != "default":
             with torch.no_grad():
                 self._velocity()
@@ -113,7 +116,7 @@ class Side:
         for factor in self._factors.values():
             factor.grad = None
         self.run("default")
-        # A factor that nothing depends on has no gradient, or zeros if blocks are compiled.
+        # An unused factor's gradient is None, or zeros if blocks are compiled.
         grads = [torch.zeros_like(f) if f.grad is None else f.grad for f in self._factors.values()]
         return torch.cat([grad.flatten() for grad in grads]).cpu()
 
@@ -122,7 +125,7 @@ class Side:
 
 
 def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None) -> tuple[dict[str, Any], Tensor]:
-    """What a side costs, and its gradient."""
+    """Times and memory of a variant, and its gradient."""
     samples, cuda, device = side.config.learner.micro_batch, arguments.device == "cuda", torch.device(arguments.device)
     resident = torch.cuda.memory_allocated() if cuda else 0
     if cuda:
@@ -158,7 +161,7 @@ def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None)
 
 
 def sides(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Names and settings."""
+    """Name and settings of each variant."""
     eager: list[tuple[str, dict[str, Any]]] = [("eager", {"compile__learner": False})]
     compiled = [
         (f"compiled, activation memory {memory:g}", {"compile__learner": True, "learner__activation_memory": memory})
@@ -166,7 +169,7 @@ def sides(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     ]
     if models.family(settled(arguments).model).TRAINS_ON_CUDNN and not arguments.deterministic:
         name, settings = compiled[0]
-        # Of a run's settings a learner's passes know this one, which chooses attention.
+        # Here run.deterministic only selects the attention kernel.
         compiled.append((f"{name}, flash attention", settings | {"run__deterministic": True}))
     return eager + compiled
 
@@ -186,17 +189,17 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
-        write(results, arguments)  # after each side: a run cut short keeps what it has
+        write(results, arguments)  # after each variant, so that an interrupted call keeps its results
     return results
 
 
 def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     shipped = settled(arguments).learner.activation_memory
-    wanted = None if shipped is None else f"compiled, activation memory {shipped:g}"  # None: the card decides
+    wanted = None if shipped is None else f"compiled, activation memory {shipped:g}"  # None: by GPU memory
     ratio = next((one["ratio_to_eager"] for one in results if one["side"] == wanted), None)
     content = {
         "question": "cost of a learner's passes, compiled, over the shipped eager settings",
-        "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, ms a sample and timestep",
+        "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, ms per sample and timestep",
         "model": Path(MODELS[arguments.model]).stem,
         "micro_batch": settled(arguments).learner.micro_batch,
         "device": device_name(torch.device(arguments.device)),
@@ -214,7 +217,7 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled sides")
+    parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled variants")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,27 +1,30 @@
-"""The whole loop on the GPUs of one host: seconds by stage, beside what `solrl plan` says, one variant a command.
+"""Whole iterations on the GPUs of one host: seconds per stage, compared with `solrl plan`. One variant per command.
 
     python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--prompts 12]
     python benchmarks/many_gpus.py flux --gpus 2 --layers 1 --set run.deterministic=true
-    python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: proves the script, and no more
-    python benchmarks/many_gpus.py flux_kontext --gpus 1 --prompts 2  # prompts with reference pictures, of the testbed
-    python benchmarks/many_gpus.py flux --plan h100-80                # what `solrl plan` says of 1, 2, 4 and 8 GPUs
+    python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: only tests the script
+    python benchmarks/many_gpus.py flux_kontext --gpus 1 --prompts 2  # prompts with reference images of the testbed
+    python benchmarks/many_gpus.py flux --plan h100-80                # forecasts of `solrl plan` for 1, 2, 4 and 8 GPUs
 
-The architecture has its published size and random weights (`full_size.py`), unless `--layers` cuts its depth. A prompt
-has 96 seeds, of which 24 are kept; previews in FP8 are pruned, as in the shipped parts. The rest is of the part of
-configs/clusters for one such card. By `--placement`:
+The architecture has its published size and random weights (`full_size.py`); `--layers` reduces its depth. A prompt has
+96 seeds, of which 24 are kept; previews in FP8 are pruned, as in the shipped presets. All other settings are those of
+the preset in configs/clusters for one such GPU. `--placement`:
 
     colocated   each GPU has one process, which explores, regenerates and learns
     split       half of the GPUs host an explorer and a regenerator each, the other half a learner rank each
 
-`--staleness 1` explores one iteration ahead, which needs `split`. The last iteration counts: the first one compiles,
-and with staleness the last one but one, since the last explores nothing ahead. `busy` is the share of it in which a GPU
-ran any kernel. `planned` is what `solrl plan` says of the run. `fixed` is what neither rollout nor update took.
-`seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once. `idle_explorers` had
-nothing to do in that iteration: of such a row only the update counts.
+`--staleness 1` explores one iteration ahead, which needs `split`. The last iteration is measured, because the first one
+compiles; with staleness it is the last but one, because the last explores nothing ahead. Keys of a row:
 
-Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's with the same `--set`. A run that
-takes longer than `--seconds` is stopped and gives no row. `--plan CARD` runs nothing: it adds the seconds of an
-iteration of 48 prompts to many_gpus_planned.json.
+    busy                 share of the iteration in which a GPU ran any kernel
+    planned              forecast of `solrl plan` for the run
+    fixed                time of the iteration outside rollout and update
+    seconds_48_prompts   for `colocated`: rollout and update scaled to 48 prompts, plus `fixed`
+    idle_explorers       explorers without work in the iteration; if there are any, only the update is meaningful
+
+Prints the row and adds it to many_gpus.json in `--out`, where it replaces the row of the same variant and `--set`. A
+run that takes longer than `--seconds` is stopped and gives no row. `--plan GPU` runs nothing: it adds the forecast for
+an iteration of 48 prompts to many_gpus_planned.json.
 """
 
 from __future__ import annotations
@@ -59,21 +62,21 @@ SHARES: dict[str, dict[str, float]] = {
     "colocated": {"explorers": 1.0, "regenerators": 1.0, "learners": 1.0},
     "split": {"explorers": 0.5, "regenerators": 0.5, "learners": 1.0},
 }
-"""Of a GPU, by placement and role."""
+"""Placement → role → share of a GPU per worker."""
 SMALLER = 100.0
-"""GB of a card's memory below which it has the part for cards of 80 GB."""
+"""GB of GPU memory below which the preset for 80 GB is used."""
 HOSTS = (1, 2, 4, 8)
-"""GPUs of the hosts that a plan is made for."""
+"""Numbers of GPUs to plan for."""
 PUBLISHED_PROMPTS = 48
 
 
 def memory() -> float:
-    """GB of a GPU."""
+    """GB of memory per GPU; 0 on a CPU."""
     return torch.cuda.mem_get_info()[1] / 1e9 if gpus() else 0.0
 
 
 def variant(arguments: argparse.Namespace) -> str:
-    """The name of its row and of its run."""
+    """Name of the variant's row and run."""
     parts = [arguments.model, f"{arguments.gpus}-gpus", arguments.placement, f"staleness-{arguments.staleness}"]
     parts += [f"{arguments.prompts}-prompts"]
     return "_".join([*parts, *([f"{arguments.layers}-layers"] if arguments.layers else [])])
@@ -91,7 +94,7 @@ def files(arguments: argparse.Namespace) -> list[Path]:
 
 
 def explorers(arguments: argparse.Namespace) -> int:
-    """How many, which is also the number of regenerators and of learner ranks."""
+    """Number of explorers, which equals the number of regenerators and of learner ranks."""
     return max(1, arguments.gpus // 2 if arguments.placement == "split" else arguments.gpus)
 
 
@@ -125,7 +128,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def train(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run it from its beginning; what was measured. Exits if it fails."""
+    """Run the variant from scratch; returns the measurements. Exits if the run fails."""
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *files(arguments)]
     for setting in settings(arguments):
         command += ["--set", setting]
@@ -173,14 +176,14 @@ def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 
 def published(stages: dict[str, float], prompts: int) -> float:
-    """Seconds of an iteration of 48 prompts, from those of one with `prompts`."""
+    """Seconds of an iteration of 48 prompts, extrapolated from one with `prompts`."""
     of_prompts = stages["rollout"] + stages["update"]
     return stages["total"] + (PUBLISHED_PROMPTS / prompts - 1) * of_prompts
 
 
 def planned(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of such an iteration by `solrl plan --gpu`, with the card's price list; empty on a CPU, and for a model
-    without prices, whose run is worth keeping.
+    """Forecast of the iteration by `solrl plan --gpu`, with the GPU's price list. Empty on a CPU and for a model
+    without prices, so that its measurements are kept.
     """
     if not arguments.gpus or arguments.layers:
         return {}
@@ -193,7 +196,7 @@ def planned(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict[str, Any]:
-    """What `solrl plan` says of an iteration on `count` of these cards."""
+    """Forecast of `solrl plan` for an iteration on `count` GPUs of the kind `card`."""
     prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
     assert prices.device is not None
     arithmetic = fitting.check(describe(fitting.resolve_auto(config, facts, prices.device), facts), prices.device)
@@ -204,7 +207,7 @@ def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Forecasts of the published iteration, of the published checkpoint's shapes, on hosts of several sizes."""
+    """Add and print forecasts of the published iteration, with the published checkpoint's shapes, for `HOSTS`."""
     for count in HOSTS:
         arguments.gpus = count
         given = [text for text in settings(arguments) if not text.startswith("model.path")]
@@ -219,12 +222,12 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def stored(arguments: argparse.Namespace) -> Config:
-    """What the run has written down, with what the cards decided."""
+    """The run's stored configuration, with the settings that depend on its GPUs."""
     return compiled_learner.resolve_auto(load([run_folder(arguments) / "config.yaml"]))
 
 
 def add(row: dict[str, Any], file: Path, of: Sequence[str]) -> None:
-    """Add a row, in place of the one that has the same `of`."""
+    """Add a row to the file; it replaces the row with the same values of the keys `of`."""
     rows = json.loads(file.read_text()) if file.exists() else []
     write(file, [*(each for each in rows if any(each[key] != row[key] for key in of)), row])
 
@@ -232,24 +235,24 @@ def add(row: dict[str, Any], file: Path, of: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=[*MODELS, "testbed"])
-    parser.add_argument("--gpus", type=int, help="of this host")
-    parser.add_argument("--plan", metavar="CARD", help="forecast 48 prompts on such cards, and run nothing")
+    parser.add_argument("--gpus", type=int, help="number of this host's GPUs")
+    parser.add_argument("--plan", metavar="GPU", help="forecast 48 prompts on such GPUs, without a run")
     parser.add_argument("--placement", choices=SHARES, default="colocated")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
-    parser.add_argument("--prompts", type=int, help="default: 12, of a plan 48")
+    parser.add_argument("--prompts", type=int, help="default: 12, for --plan 48")
     parser.add_argument("--iterations", type=int, help="default: 2, with staleness 4")
-    parser.add_argument("--seconds", type=float, default=1800.0, help="of the run, its start included")
-    parser.add_argument("--part", help="of configs/clusters, such as one_gpu_48gb; default: by the card's memory")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="limit of the run, including its start")
+    parser.add_argument("--part", help="preset in configs/clusters, such as one_gpu_48gb; default: by GPU memory")
     options(parser)
     arguments = parsed(parser, argv)
     arguments.iterations = arguments.iterations or (4 if arguments.staleness else 2)
     arguments.prompts = arguments.prompts or (PUBLISHED_PROMPTS if arguments.plan else 12)
     if arguments.plan:
         if arguments.layers or arguments.gpus:
-            parser.error("--plan is of all layers on 1, 2, 4 and 8 GPUs: leave out --layers, --gpus")
+            parser.error("--plan forecasts all layers on 1, 2, 4 and 8 GPUs; leave out --layers and --gpus")
         return plan(arguments)
     if arguments.gpus is None:
-        parser.error("--gpus is missing: how many of this host's GPUs")
+        parser.error("--gpus is missing; give the number of this host's GPUs to use")
     if arguments.model != "testbed":
         make(arguments.model, arguments.work, arguments.layers)
     keys = ("model", "gpus", "placement", "staleness", "prompts", "layers", "set")

@@ -1,4 +1,4 @@
-"""Writes the shapes of the shipped model files into the package: what `solrl plan` reads in place of a checkpoint.
+"""Writes the tensor shapes of the shipped models into the package: `solrl plan` reads them instead of a checkpoint.
 
 python benchmarks/model_shapes.py
 """
@@ -41,8 +41,11 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "flux1_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux1_kontext_dev": [(CLIPTextModel, published.CLIP_L), T5],
     "flux2_klein_base_4b": [QWEN_3],
-    "qwen_image": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
-    "qwen_image_edit": [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)],
+    "flux2_klein_base_9b": [(Qwen3ForCausalLM, published.QWEN_3_8B)],
+    **{
+        name: [(Qwen2_5_VLForConditionalGeneration, published.QWEN_2_5_VL_7B)]
+        for name in ("qwen_image", "qwen_image_2512", "qwen_image_edit", "qwen_image_edit_2511")
+    },
     "sana_1600m": [(Gemma2Model, published.GEMMA_2_2B)],
     "sana_video_2b": [(Gemma2Model, published.GEMMA_2_2B)],
     "sd35_large": [*SD3, T5],
@@ -54,14 +57,16 @@ TEXTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "wan21_14b_i2v": [(CLIPVisionModel, published.VISION_H), (UMT5EncoderModel, published.UMT5_XXL)],
     "z_image": [QWEN_3],
 }
-"""Name of the file in configs/models → classes and settings of its text encoders, the long one last."""
+"""Preset in configs/models → classes and settings of its text encoders, the one for long prompts last."""
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flux2_klein_base_4b": (published.FLUX2_KLEIN_4B, published.kl_autoencoder(1.0, 0.0)),
+    "flux2_klein_base_9b": (published.FLUX2_KLEIN_9B, published.kl_autoencoder(1.0, 0.0)),
+    **{name: TRANSFORMERS["qwen_image"][1:] for name in ("qwen_image_2512", "qwen_image_edit_2511")},
     **{Path(file).stem: TRANSFORMERS[name][1:] for name, file in MODELS.items()},
     "wan21_14b_i2v": (published.WAN_I2V_14B, published.WAN_VAE),
     "wan22_5b_i2v": TRANSFORMERS["wan22"][1:],
 }
-"""Name of the file in configs/models → settings of its transformer and of its autoencoder."""
+"""Preset in configs/models → settings of its transformer and of its autoencoder."""
 
 
 def configuration(name: str) -> Model:
@@ -69,7 +74,7 @@ def configuration(name: str) -> Model:
 
 
 def made(name: str) -> ModelShapes:
-    """The shapes of one file of configs/models, from the architecture itself."""
+    """The shapes of one preset in configs/models, computed from its architecture."""
     config = configuration(name)
     family = models.family(config)
     if config.path.startswith(BUILTIN):
@@ -95,7 +100,7 @@ def made(name: str) -> ModelShapes:
 
 
 def written(made: ModelShapes, path: str) -> str:
-    """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
+    """The shapes as JSON. Equal blocks share one entry: ``blocks.*.to_q`` → inputs, outputs, first block, last + 1."""
     entries = dict[str, list[list[int]]]()
     for name, shape in made.linears.items():
         number = re.search(r"\.(\d+)\.", name)

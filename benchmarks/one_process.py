@@ -1,11 +1,11 @@
-"""A whole run in one process, without Ray: the real controller, and the workers' real classes called by it.
+"""A whole run in one process, without Ray: the real controller calls the real worker classes directly.
 
     python benchmarks/one_process.py CONFIG… [--set KEY=VALUE …]
 
-For campaigns with small models on a GPU: a run of the testbed with Ray is three processes that take turns with the
-card, and most of their time is spent between kernels. The run folder is that of `solrl train`, with the same bytes
-(`tests/system/test_one_process.py`), but without report and curves. A run that is there is gone on with. Nothing is
-replaced here: what fails ends the run.
+For campaigns with small models on a GPU: with Ray, a run of the testbed is three processes that take turns on the GPU
+and leave it idle most of the time. The run folder is byte-identical to that of `solrl train`
+(`tests/system/test_one_process.py`), but without report and curves. An existing run is resumed. Workers are not
+replaced: any failure ends the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class Ref:
-    """A reference, and the future of its value."""
+    """A reference to a value, as a future."""
 
     future: asyncio.Future[Any]
 
@@ -56,7 +56,7 @@ class Ref:
 
 
 class Rank(LearnerRank):
-    """The learner, given references of this process."""
+    """The learner, with this process's references instead of Ray's."""
 
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", free_port()
@@ -68,8 +68,8 @@ class Rank(LearnerRank):
         return [ref.value for ref in groups], {ref.value.prompt_id: ref.value for ref in embeddings}
 
 
-class Nobody:
-    """Takes metrics, and drops them."""
+class NoMetrics:
+    """Discards all metrics."""
 
     def set(self, name: str, value: float, **tags: str) -> None: ...
 
@@ -79,8 +79,8 @@ class Nobody:
 
 
 class OneProcessWorld:
-    """`actors.world.World`, which has the docstrings. An actor is a plain object; its calls are done in the order sent,
-    one at a time, by the event loop."""
+    """Implements `actors.world.World`, which has the docstrings. An actor is a plain object; the event loop executes
+    its calls one at a time, in the order sent."""
 
     node = "this process"
 
@@ -88,7 +88,7 @@ class OneProcessWorld:
         self._config = config
         self._folder = folder
         self._threads: dict[Any, int] = {}
-        """By actor: threads that it computes with, on which last bits depend. On Ray they are those of its process."""
+        """Actor → threads it computes with, which affect the last bits. With Ray these are set per process."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -117,12 +117,12 @@ class OneProcessWorld:
         return Process()
 
     def kill(self, actor: Any) -> None:
-        """It is forgotten by whoever holds it."""
+        """Do nothing: the actor is freed with its last reference."""
 
     dismiss = kill
 
     def abort(self, rank: Any) -> None:
-        """A rank that is lost leaves no other one waiting: there is one."""
+        """Do nothing: with a single rank, no other one waits for it."""
 
     # Calls
 
@@ -133,7 +133,7 @@ class OneProcessWorld:
         return sent
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
-        # Without its deadline: the loop that would notice it is busy with the call. `campaign.py` has one for the run.
+        # No deadline: the loop that would enforce it is busy with the call. `campaign.py` limits the whole run.
         return await asyncio.shield(sent.answer.future)
 
     def put(self, value: Any) -> Ref:
@@ -148,14 +148,14 @@ class OneProcessWorld:
         try:
             given = [each.value if isinstance(each, Ref) else each for each in arguments]
             made: Any = self.node if method == "node" else None
-            if method not in ("node", "send_notes"):  # which ask Ray
+            if method not in ("node", "send_notes"):  # these two query Ray
                 made = getattr(actor, method)(*given)
         except Exception as error:
             sent.answer.future.set_exception(error)
             sent.answer.future.exception()  # marks it as retrieved
             return
         self._threads[actor] = torch.get_num_threads()
-        # Copies, as on Ray: an actor may use its buffers again, a learner those of the last revision's packed weights.
+        # Copies, as with Ray: an actor may reuse its buffers, such as a learner those of the packed weights.
         made = pickle.loads(pickle.dumps(made))
         if sent.large is not None:
             made, large = made
@@ -173,8 +173,8 @@ class OneProcessWorld:
     def survey(self, config: Config) -> list[str]:
         return []
 
-    def exporter(self, run: str) -> Nobody:
-        return Nobody()
+    def exporter(self, run: str) -> NoMetrics:
+        return NoMetrics()
 
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[Any]:
         return []
@@ -183,19 +183,19 @@ class OneProcessWorld:
         raise UserError(f"tracking.trackers has {name}, but a run in one process has no trackers")
 
     def write_report(self, folder: Path) -> None:
-        """No campaign reads it."""
+        """Do nothing: campaigns do not read reports."""
 
 
 def checked(config: Config) -> Config:
-    """Raises UserError for what one process cannot do."""
+    """The configuration, validated. Raises UserError for settings that one process does not support."""
     check(config)
     if config.learner.world_size != 1:
-        raise UserError("a run in one process has one learner rank and no other explorers")
+        raise UserError(f"learner.world_size is {config.learner.world_size}; a run in one process supports only 1")
     return compiled_learner.resolve_auto(config)
 
 
 def train(config: Config) -> None:
-    """Train from the run folder's state to the end. Raises as `solrl train`."""
+    """Start or resume the run and train to its end. Raises the same errors as `solrl train`."""
     folder = RunFolder.of(config)
     resume = folder.begun
     if resume:

@@ -17,7 +17,7 @@ SIDES = {True: "two stages", False: "one stage"}
 
 
 def shapes_of(results: Path) -> Any:
-    """The results of all settings; None before the first run was evaluated twice."""
+    """The results of all settings; None until a run has been evaluated twice."""
     content = read(results, FILE)
     return content if content and content.get("rates") else None
 
@@ -34,23 +34,23 @@ def words(name: str) -> str:
 
 
 def faster(mine: Times, other: Times) -> str:
-    """How many times, with its interval or a word that it has none; a bound if not all others reached the target."""
+    """The speed-up with its interval, or a note that it has one seed; a bound if not all others reached the target."""
     if not (found := ratio(mine, other)):
         return "–"
     middle, low, high = found
-    said = f"{middle:.2f}×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
-    return ("" if other.complete else "at least ") + said
+    text = f"{middle:.2f}×" + (" (one seed)" if low is None else f" ({low:.2f}–{high:.2f})")
+    return ("" if other.complete else "at least ") + text
 
 
 def seconds(took: Times) -> str:
-    """The mean; a bound if not all runs reached the target."""
+    """The mean time in seconds; a bound if not all runs reached the target."""
     if not took.there:
         return "–"
     return f"{'' if took.complete else '> '}{took.mean:,.0f}{' (one seed)' * (len(took.seconds) == 1)}"
 
 
 def headline(results: Path) -> str:
-    """The best of both sides by share of the gap closed, the default and 24 of 24."""
+    """Block: the best setting with two stages and with one, by share of the gap closed; the default, and 24 of 24."""
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")
@@ -60,14 +60,14 @@ def headline(results: Path) -> str:
 
 
 def _best(content: Any, share: float) -> list[str]:
-    """The fastest setting of each side with its seconds, and the ratio."""
+    """Table cells: the fastest setting of each side with its seconds, and the ratio."""
     found = [next(iter(ranked(content["runs"], two, share)), (Times((), 0), "", "")) for two in SIDES]
     cells = [f"{seconds(took)}: {words(name)}, lr {rate}" if took.there else "–" for took, name, rate in found]
     return [*cells, faster(*(took for took, _, _ in found))]
 
 
 def _default(content: Any) -> Iterator[str]:
-    """A sentence on the setting of `sol_rl` against the best one-stage setting."""
+    """A sentence that compares the setting of `sol_rl` with the best one-stage setting."""
     one = next(iter(ranked(content["runs"], False)), None)
     mine, _ = best_rate(content["runs"], DEFAULT)
     if one and mine.there:
@@ -76,7 +76,7 @@ def _default(content: Any) -> Iterator[str]:
 
 
 def _against_reference(content: Any) -> Iterator[str]:
-    """A sentence on the best two-stage setting against 24 of 24."""
+    """A sentence that compares the best two-stage setting with 24 of 24."""
     best = next(iter(ranked(content["runs"], True)), None)
     reference, _ = best_rate(content["runs"], REFERENCE)
     if best and reference.there:
@@ -89,16 +89,16 @@ def figure(results: Path) -> str:
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")
-    said = []
+    sentences = []
     for two_stage, title in SIDES.items():
         reached = ", ".join(f"{len(ranked(content['runs'], two_stage, share))} closed {share:.0%}" for share in SHARES)
-        said.append(f"Of {len(side(content, two_stage))} settings in {title}, {reached}.")
+        sentences.append(f"Of {len(side(content, two_stage))} settings in {title}, {reached}.")
     image = "![Simulated GPU time to close 75, 90 and 95 % of the gap, by samples per optimiser step]"
-    return f"{image}(../images/results_shapes.png)\n\n{' '.join(said)} {measured('shapes')}"
+    return f"{image}(../images/results_shapes.png)\n\n{' '.join(sentences)} {measured('shapes')}"
 
 
 def front(results: Path) -> str:
-    """The fastest settings of each side, and 24 of 24."""
+    """Block: table of the fastest settings of each side, and 24 of 24."""
     content = shapes_of(results)
     if content is None:
         return unmeasured("shapes")

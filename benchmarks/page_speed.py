@@ -8,9 +8,9 @@ from typing import Any
 from page_tables import OTHERS, PUBLISHED, TITLES, read, table, unmeasured
 
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
-"""Endings of the results files' names."""
+"""Suffixes of the results files' names."""
 PAGES_GPU = "H200"
-"""The GPU of rows that name no other one."""
+"""The GPU of rows without a GPU name."""
 
 
 def rollouts(results: Path) -> str:
@@ -21,28 +21,28 @@ def rollouts(results: Path) -> str:
             if found is None:
                 continue
             one_stage, paper = found["seconds"]["naive"], "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f}×"
-            said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
-            said += [] if "decoder_compiled" in found else ["decoder not compiled"]
-            said += [f"on an {gpu(found)}"] if gpu(found) != PAGES_GPU else []
+            label = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
+            label += [] if "decoder_compiled" in found else ["decoder not compiled"]
+            label += [f"on an {gpu(found)}"] if gpu(found) != PAGES_GPU else []
             cells = f"{one_stage:.1f}", f"{found['two_stage']:.1f}", f"{found['ratio']:.2f}×", paper
-            rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
+            rows.append([", ".join(label), *cells, a_step(found, "naive"), a_step(found, "previews")])
             for name, one in found.get("pruned", {}).items():
                 after, keep, micro_batch = map(int, name.split(":"))
                 cells = f"{one_stage:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f}×", ""
                 part = f"previews, pruned after {after} to {keep}, micro-batch {micro_batch}"
                 step = a_step(found, part, after, keep)
-                rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
+                rows.append([", ".join([*label, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
     times = ["one stage, BF16, s", "two stages, FP8, s", "speed-up", "paper", "step in BF16, ms", "step in FP8, ms"]
     return table(["rollout of one prompt", *times], rows)
 
 
 def gpu(found: dict[str, Any]) -> str:
-    """Short name: H100 of `NVIDIA H100 80GB HBM3 (sm_90)`."""
+    """Short name of the GPU: `H100` for `NVIDIA H100 80GB HBM3 (sm_90)`."""
     return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
 def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> str:
-    """Milliseconds of a solver step of one image: `part` of a rollout, less decoding and scoring."""
+    """Milliseconds per solver step and image in `part` of a rollout, without decoding and scoring."""
     seconds, pool = found["seconds"], 96
     decoded = seconds.get(f"decode, score: {part.partition(',')[0]}")
     if decoded is None:
@@ -70,7 +70,7 @@ def gpus(results: Path) -> str:
 
 
 def whole_iterations(results: Path) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json of published depth in which every explorer had work."""
+    """Rows of many_gpus.json at published depth in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if not row["layers"] and not row["idle_explorers"]]
     models = [*TITLES, *OTHERS]
@@ -79,13 +79,13 @@ def whole_iterations(results: Path) -> list[dict[str, Any]]:
 
 def settings(row: dict[str, Any]) -> str:
     """Placement and settings that differ from the usual ones."""
-    said = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
-    said += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
-    return "".join(f", {each}" for each in said)
+    extras = ["split"] * (row["placement"] == "split") + [f"ZeRO-{row.get('zero')}"] * (row.get("zero", 1) > 1)
+    extras += [f"`{text}`" for text in row["set"] if text.startswith(("learner.", "model."))]
+    return "".join(f", {each}" for each in extras)
 
 
 def hosts(results: Path) -> str:
-    """Planned seconds of the published iteration on several numbers of GPUs, beside the paper's."""
+    """Planned seconds of the published iteration for several numbers of GPUs, compared with the paper's."""
     planned, rows = read(results, "many_gpus_planned.json"), []
     if planned is None:
         return unmeasured("hosts", "Not planned yet")

@@ -1,4 +1,4 @@
-"""What a command's time went to: each moment belongs to one phase, by the spans of its run. For `rehearsal.py`."""
+"""Splits a command's time into phases, by the spans of its run; each moment has one phase. For `rehearsal.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTES = {
     "taking": "digest of text encoders",
     "encoding": "encoding",
 }
-"""First word of what a worker says that it does → phase."""
+"""First word of a worker's note on its activity → phase."""
 UNITS = {"evaluate": "evaluation", "explore": "exploring", "sample": "exploring", "regenerate": "regenerating"}
 STAGES = {
     "encode": "encoding",
@@ -35,11 +35,11 @@ STAGES = {
 }
 BEFORE, AFTER, REST = "starting the command", "ending the command", "rest"
 ORDER = tuple(dict.fromkeys((BEFORE, AFTER, *NOTES.values(), *UNITS.values(), *STAGES.values())))
-"""Of several phases at a moment the first one counts."""
+"""Priority of phases: if several are active, the first one counts."""
 
 
 def read_spans(run: Path) -> list[Span]:
-    """A run's spans, by start; none if it has not started its workers."""
+    """A run's spans, sorted by start; empty if it has not started its workers."""
     file = run / FILE
     events = json.loads(file.read_text().rstrip(",\n") + "]") if file.exists() else []
     spans = [
@@ -61,7 +61,7 @@ def ended(span: Span) -> float:
 
 
 def phases(spans: Sequence[Span], began: float, end: float) -> dict[str, float]:
-    """Seconds of the command by phase, in `ORDER`; they add up to `end` - `began` (both since 1970)."""
+    """Phase → seconds of the command, in `ORDER`; they add up to `end` - `began` (both in seconds since 1970)."""
     seconds = defaultdict[str, float](float)
     for phase, start, stop in owned(spans, began, end):
         seconds[phase] += stop - start
@@ -69,7 +69,7 @@ def phases(spans: Sequence[Span], began: float, end: float) -> dict[str, float]:
 
 
 def owned(spans: Sequence[Span], began: float, end: float) -> list[tuple[str, float, float]]:
-    """The command's time cut into pieces (phase, start, end), in order."""
+    """The command's time as consecutive intervals (phase, start, end)."""
     claims = [(phase, span.started, ended(span)) for span in spans if (phase := phase_of(span))]
     first = min((span.started for span in spans), default=end)
     last = max(map(ended, spans), default=end)
@@ -84,14 +84,14 @@ def owned(spans: Sequence[Span], began: float, end: float) -> list[tuple[str, fl
 
 
 def phase_of(span: Span) -> str:
-    """Empty for the controller's ``rollout``, whose units have phases."""
-    if span.worker and span.stage == "start":  # what a worker does before its first unit
+    """The phase of a span; empty for the controller's ``rollout``, whose units have phases."""
+    if span.worker and span.stage == "start":  # before the worker's first unit
         return NOTES.get(span.name.split(" ")[0], STAGES["start"])
     return UNITS.get(span.stage, "") if span.worker else STAGES.get(span.stage, "")
 
 
 def first_exploring(spans: Sequence[Span], began: float) -> float | None:
-    """Seconds from the command to the first preview, without evaluations before; None without a preview."""
+    """Seconds from the command to the first preview, without earlier evaluations; None if there is no preview."""
     starts = [span.started for span in spans if span.worker and phase_of(span) == "exploring"]
     if not starts:
         return None
@@ -103,7 +103,7 @@ def first_exploring(spans: Sequence[Span], began: float) -> float | None:
 
 
 def peaks(seen: Iterable[tuple[float, float]], pieces: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """GB by phase, from samples (time since 1970, GB); a phase without a sample has none."""
+    """Phase → peak GB, from samples (seconds since 1970, GB); phases without a sample are left out."""
     samples = list(seen)
     most: dict[str, float] = {}
     for phase, start, end in pieces:

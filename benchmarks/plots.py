@@ -2,7 +2,7 @@
 
     python benchmarks/plots.py [--results FOLDER] [--images FOLDER]
 
-Figures without results are not drawn.
+Skips figures without results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shape_results import SHAPES, SHARES, best_rate
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDTH = 7.5
-"""Inches."""
+"""Width of a figure, in inches."""
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -40,14 +40,14 @@ def plain(axes: Axes, title: str, x: str) -> None:
 
 
 def fidelity(results: Path, images: Path) -> None:
-    """Spearman of previews, by steps and by tier."""
+    """Plot the Spearman correlation of previews, by steps and tier."""
     figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
     content = read(results, "rank_fidelity_published.json")
     rows = [(row["tier"], row["steps"], row) for row in content["previews"]]
     tiers = list(dict.fromkeys(tier for tier, _, _ in rows))
     for place, tier in enumerate(tiers):
         mine = {steps: row for name, steps, row in rows if name == tier}
-        x = np.array(sorted(mine)) + 0.12 * (place - len(tiers) / 2)  # beside one another
+        x = np.array(sorted(mine)) + 0.12 * (place - len(tiers) / 2)  # next to each other
         mean, high = (np.array([mine[steps][key] for steps in sorted(mine)]) for key in ("spearman", "spearman_high"))
         axes.errorbar(x, mean, yerr=high - mean, label=tier, marker="o", markersize=4, capsize=2)
     axes.set_ylabel("Spearman with full-precision\nrewards of the same seeds")
@@ -58,8 +58,8 @@ def fidelity(results: Path, images: Path) -> None:
 
 
 def shapes(results: Path, images: Path) -> None:
-    """Simulated GPU time to close each share of the gap, by samples per optimiser step: a marker for each setting and
-    the Pareto front of each side. A bar spans all seeds; a setting that never closed the share stands above the line.
+    """Plot the simulated GPU time to close each share of the gap, by samples per optimiser step: one marker per setting
+    and the Pareto front of each side. A bar spans all seeds; settings that never closed the share are above the line.
     """
     content = shapes_of(results)
     figure, panels = plt.subplots(1, len(SHARES), figsize=(1.6 * WIDTH, 4.4), layout="constrained", sharey=True)
@@ -67,7 +67,7 @@ def shapes(results: Path, images: Path) -> None:
     above = 1.25 * max((took.mean for took in best.values() if took.there), default=1000.0)
     for axes, share in zip(panels, SHARES, strict=True):
         for two_stage, color, marker in ((True, "C0", "o"), (False, "C1", "s")):
-            place = 1.06 if two_stage else 0.94  # beside one another
+            place = 1.06 if two_stage else 0.94  # next to each other
             front: dict[float, float] = {}
             for name in side(content, two_stage):
                 x, took = place * SHAPES[name].prompts * SHAPES[name].chosen, best[name, share]

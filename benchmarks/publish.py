@@ -1,17 +1,17 @@
-"""What does a new policy revision weigh on the wire, and how long does each step take until an explorer has it?
+"""How many bytes does a new policy revision send, and how long does each step take until an explorer has it?
 
     python benchmarks/publish.py                                   # the testbed's shapes, seconds on a CPU
-    python benchmarks/publish.py flux --layers 4                   # FLUX.1-dev's shapes, few of its 190 touched layers
+    python benchmarks/publish.py flux --layers 4                   # FLUX.1-dev's shapes, 4 of the 190 layers with LoRA
     python benchmarks/publish.py flux --device cuda                # all of them: 1.79 B weights; under three minutes
-    python benchmarks/publish.py flux --layers 24                  # a few hundred MB; shares on a CPU, in minutes
+    python benchmarks/publish.py flux --layers 24                  # a few hundred MB; minutes on a CPU
 
-Base weights are Gaussian, B A is random of the LoRA rank, and from one revision to the next the merged weights move by
-0.1 % of their norm. Measured are the payloads' bytes and, through Ray, each step from the end of an update to the proof
-of an explorer that is sent packed weights: medians over the repetitions.
+Base weights are Gaussian and B A is random with the LoRA's rank. From one revision to the next the merged weights move
+by 0.1 % of their norm. Measures the bytes of the payloads and, through Ray, each step from the end of an update to the
+proof of an explorer that receives packed weights: medians over the repetitions.
 
-As in a run, the rank of the learners and an explorer are processes of their own, and what passes between them and the
-controller, which is this process, goes through Ray's object store. The model is the touched layers alone: there are no
-forwards. Steps are named ``<process>: <what it does>``.
+As in a run, the learner rank and the explorer are separate processes, and data between them and the controller (this
+process) goes through Ray's object store. The model consists only of the layers with LoRA, so there are no forwards.
+Steps are named ``<process>: <activity>``.
 
 Prints a table; writes benchmarks/results/publish_<shape>_<device>.json.
 """
@@ -49,21 +49,21 @@ from solrl_ray.weight_sync.receive import Receiver
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}
-"""[out, in] of the layers that the published LoRA targets touch: to_q, to_k, to_v, to_out.0."""
+"""[out, in] of the layers modified by the published LoRA: to_q, to_k, to_v, to_out.0."""
 DRIFT = 0.1
-"""‖B A‖ / ‖W‖ of the revision before."""
+"""‖B A‖ / ‖W‖ of the previous revision."""
 DEADLINE = 180.0
-"""Of each call, seconds."""
+"""Limit of each call, in seconds."""
 OFF_PATH = "checkpoint: state files"
-"""Steps that nobody waits for."""
+"""The step that no process waits for."""
 CHANGE = 1e-3
-"""By which the merged weights move from one revision to the next, as a share of their norm."""
+"""Change of the merged weights from one revision to the next, as a share of their norm."""
 FIRST = 2
-"""Revisions that are not counted: memory that is used again comes with them."""
+"""Uncounted first revisions: they allocate memory that later ones reuse."""
 
 
 class World:
-    """One model's touched layers, its learner's publisher and an explorer's live layers."""
+    """A model's layers with LoRA, its learner's publisher and an explorer's live layers."""
 
     def __init__(self, shape: str, layers: int | None, tier: str, rank: int, device: torch.device) -> None:
         self.device, self.lora = device, Lora(rank=rank, alpha=float(rank), targets=["to_q"])
@@ -98,7 +98,7 @@ class World:
 
 
 def sizes(before: Publication) -> dict[str, int]:
-    """Bytes of the payloads."""
+    """Print and return the bytes of both payloads."""
     found = {"packed": before.payload(EXPLORER).nbytes, "factors": before.payload(REGENERATOR).nbytes}
     for name, size in found.items():
         print(f"payload of {name:<8} {size / 1e6:9.2f} MB", flush=True)
@@ -106,7 +106,7 @@ def sizes(before: Publication) -> dict[str, int]:
 
 
 class Stopwatch:
-    """Seconds of steps that follow each other."""
+    """Measures the seconds of consecutive steps."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -119,7 +119,7 @@ class Stopwatch:
 
 
 class Rank:
-    """The learners' side."""
+    """A learner rank: builds revisions."""
 
     def __init__(self, world: Callable[[], World]) -> None:
         self._world = world()
@@ -144,7 +144,7 @@ class Rank:
 
 
 class Explorer:
-    """Holds live layers."""
+    """An explorer: loads revisions into its live layers."""
 
     def __init__(self, world: Callable[[], World]) -> None:
         self._receiver = Receiver(world().model)
@@ -171,7 +171,7 @@ class Controller:
         ray.get(self._explorer.ready.remote(), timeout=DEADLINE)
 
     def iteration(self, updates: int) -> dict[str, float]:
-        """Seconds of each step from update `updates` on."""
+        """Publish update `updates`; returns the seconds of each step."""
         ray, watch = self._ray, Stopwatch()
         state, seconds = ray.get(self._rank.state.remote(updates), timeout=DEADLINE)
         watch.lap("state: to the controller")
@@ -205,10 +205,10 @@ class Controller:
 
 
 def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of each step over `repeats` revisions that travel packed; prints them.
+    """Print and return the median seconds of each step over `repeats` packed revisions.
 
     Args:
-        world: makes the touched layers with a publisher, in whatever process.
+        world: builds the layers with a publisher, in any process.
     """
     ray_auth.settle(local=True)
     import ray
@@ -223,7 +223,7 @@ def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> 
         ray.shutdown()
     found = {step: statistics.median(row[step] for row in rows) for step in rows[0]}
     for step, seconds in found.items():
-        print(f"{step:<44} {seconds:8.3f} s{'   nobody waits' if step == OFF_PATH else ''}", flush=True)
+        print(f"{step:<44} {seconds:8.3f} s{'   in the background' if step == OFF_PATH else ''}", flush=True)
     path = sum(seconds for step, seconds in found.items() if step != OFF_PATH)
     print(f"{'from the end of the update to a proof':<44} {path:8.3f} s", flush=True)
     return found
@@ -232,7 +232,7 @@ def steps(world: Callable[[], World], *, device: torch.device, repeats: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=sorted(SHAPES), nargs="?", default="testbed")
-    parser.add_argument("--layers", type=int, help="take only the first so many layers")
+    parser.add_argument("--layers", type=int, help="take only this many of the layers")
     parser.add_argument("--tier", choices=sorted(LAYERS), help="default: fp8 on a GPU, nvfp4-emulated on a CPU")
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--device", default="cpu")
@@ -256,7 +256,7 @@ def main() -> None:
         world = make()
         content |= {"layers": len(world.base), "weights": sum(weight.numel() for weight in world.base.values())}
         content["sizes"] = sizes(Publication(revision=world.publisher.build(1, world.factors(0.0)), mode="packed"))
-        del world  # two processes have one of their own
+        del world  # the two other processes build their own
         if device.type == "cuda":
             torch.cuda.empty_cache()
         content["steps"] = steps(make, device=device, repeats=arguments.repeats)

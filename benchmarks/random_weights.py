@@ -1,9 +1,9 @@
-"""Random weights for modules without memory, and their files: shards and index as published, written as fast as the
-disk takes them.
+"""Random weights for modules on the meta device, and their files, with shards and index as published. Writing is
+limited only by the disk.
 
-Every value is from one block of normal numbers that is repeated. A tensor begins at a place of the block that its name
-decides, and the block's length is a prime, so no two rows of a matrix are equal. The block is made on the CPU: files
-are equal on every machine.
+All values come from one repeated block of normal numbers. A tensor's name determines its offset in the block, and the
+block's length is a prime, so no two rows of a matrix are equal. The block is generated on the CPU, so files are equal
+on every machine.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 
 STD = 0.02
-"""Of random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
+"""Standard deviation of random weights. Norms are 1 and biases 0, so that a deep network's output stays of order 1."""
 NARROW, NARROW_STD = 256, 0.15
-"""Below so many inputs a layer's weights have that deviation: with the other one a tiny network would forget its input.
+"""A layer with fewer than NARROW inputs has the standard deviation NARROW_STD: with STD the signal in a tiny network
+would vanish.
 """
 BLOCK = 16_777_213
-"""Numbers of the block, a prime."""
+"""Length of the block, a prime."""
 SHARD = {"diffusion_pytorch_model": "10GB", "model": "5GB"}
-"""Name of a weights file → what one shard of it holds, as diffusers and transformers publish."""
+"""Name of a weights file → size of one shard, as published by diffusers and transformers."""
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}
 WRITERS = 16
-"""Files written at once."""
+"""Files written in parallel."""
 
 
 def constant(name: str, tensor: Tensor) -> float | None:
-    """What all values of a weight are; None: random ones."""
+    """The constant value of a weight (norms, biases); None if its values are random."""
     if not tensor.is_floating_point() or tensor.dim() == 0:
         return 0.0
     if tensor.dim() > 1:
@@ -47,12 +48,12 @@ def constant(name: str, tensor: Tensor) -> float | None:
 
 @torch.no_grad()
 def random_model(make: Callable[[], nn.Module], device: str) -> Any:
-    """A module whose parameters have no memory until they are filled on `device` in bfloat16: seconds for 12 billion
-    weights. What else it holds, such as tables of positions, is what the module made.
+    """A module with random bfloat16 parameters, allocated only on `device`: seconds for 12 billion weights. Buffers,
+    such as tables of positions, keep the module's values.
     """
     with init_empty_weights(include_buffers=False):
         module = make()
-    nn.Module.to(module, torch.bfloat16)  # diffusers would warn of layers that it keeps in float32
+    nn.Module.to(module, torch.bfloat16)  # its own .to would warn about layers that it keeps in float32
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(module.named_parameters()):
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -76,7 +77,7 @@ def write(networks: Mapping[Path, nn.Module]) -> int:
 
 
 def shards_of(folder: Path, network: Any) -> dict[Path, dict[str, Tensor]]:
-    """File → its tensors. Writes the configuration and, of several files, the index."""
+    """File → its tensors. Writes the configuration and, for several files, the index."""
     weights = dict[str, Tensor]()
     for name, tensor in network.state_dict(keep_vars=True).items():
         if not any(tensor is other for other in weights.values()):  # tied weights are stored once
@@ -99,7 +100,7 @@ def shards_of(folder: Path, network: Any) -> dict[Path, dict[str, Tensor]]:
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write one safetensors file; returns its bytes of weights."""
+    """Write one safetensors file; returns the bytes of its weights."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -129,7 +130,7 @@ def _write_values(file: Any, name: str, tensor: Tensor) -> None:
 
 
 def _put(file: Any, content: memoryview) -> None:
-    """Unbuffered writes may take a part."""
+    """Write all of `content`: an unbuffered write may write only part of it."""
     while content:
         content = content[file.write(content) :]
 

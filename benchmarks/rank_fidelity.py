@@ -1,17 +1,18 @@
-"""How well do cheap previews rank, by tier and steps?
+"""How well do cheap previews rank seeds, by tier and steps?
 
     python benchmarks/rank_fidelity.py --prompts 256 --seeds 96 --work FOLDER [--device cuda]
     python benchmarks/rank_fidelity.py examples/emoji/emoji.yaml --prompts 48 --seeds 96 --work FOLDER --out OUT
 
-Samples whole pools of the testbed, or of the model of other configuration files, on the production path, without Ray:
-every preview against the full sample (10 steps, float32) of the same seeds, with the untrained policy. Of videos,
-previews decode the frames of `rollout.preview.latent_frames`, and full samples all. It is the table
-of Sol-RL's paper by tier and steps, with the 4, 8 and 12 best and worst of each pool. Given again with the same
-`--work` and the same settings of model, prompts, rewards, rollout and seed, it goes on where it was; a model that was
-made again at the same path needs another `--work`. Prompts beyond the held-out ones are the first of those that are
-trained on.
+Samples whole pools with the production code, without Ray, of the testbed or of the model in the CONFIG files. Compares
+every preview with the full sample (10 steps, float32) of the same seed, for the untrained policy. For videos, previews
+decode the frames in `rollout.preview.latent_frames` and full samples all. The result is the table of Sol-RL's paper by
+tier and steps, with the 4, 8 and 12 best and worst of each pool.
 
-Prints the table; writes rank_fidelity_published.json into OUT. Without CONFIG and `--set` it is benchmarks/results.
+To continue an interrupted measurement, run the same command again: with the same `--work` and the same settings of
+model, prompts, rewards, rollout and seed it reuses what it has sampled. If you rebuild a model at the same path, choose
+another `--work`. If --prompts exceeds the held-out prompts, the first training prompts are added.
+
+Prints the table and writes rank_fidelity_published.json to OUT (benchmarks/results without CONFIG and `--set`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CONFIGS, RESULTS, embeddings, told, write
+from common import CONFIGS, RESULTS, embeddings, reported_errors, write
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
@@ -40,17 +41,17 @@ from solrl_ray.rollout.sampler import Sampler
 
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
 DTYPES = {"float32": "float32", "bf16": "bfloat16"}
-"""Of the tiers that are not quantised; the others quantise what the configuration has."""
+"""Tier → dtype of the unquantised tiers; the others quantise the configured dtype."""
 STEPS = (2, 4, 6, 8, 10)
 SIDES = (4, 8, 12)
-"""Seeds chosen of each end."""
+"""Numbers of seeds chosen at each end of the ranking."""
 
 
 class Bench:
-    """Rewards of pools of seeds on the first held-out prompts."""
+    """Rewards of pools of seeds for the first held-out prompts."""
 
     def __init__(self, config: Config, prompts: int, seeds: int, work: Path, device: str) -> None:
-        """`work`: folder in which what was sampled is kept."""
+        """`work`: folder that keeps the sampled rewards."""
         self._config, self._seeds, self._work, self._device = config, seeds, work, device
         self._reward = rewards.load(config.rewards, device)
         parts, seen = config.prompts, config.model.references
@@ -58,12 +59,12 @@ class Bench:
         self.some_frames = config.rollout.preview.latent_frames is not None
         known = [prompt for key, file in files.items() for prompt in read_prompts(file, key, seen=seen)]
         if len(known) < prompts:
-            raise SystemExit(f"--prompts is {prompts}; it must be at most {len(known)}, the prompts that there are.")
+            raise SystemExit(f"--prompts is {prompts}; it must be at most {len(known)}, the number of prompts.")
         self._prompts = known[:prompts]
         self._embeddings = embeddings(config.model, self._prompts)
 
     def pools(self, tier: str, steps: int, *, whole: bool = False) -> np.ndarray:
-        """Rewards [prompts, seeds]; as kept in a file, or sampled and kept. `whole`: of all frames of a video."""
+        """Rewards [prompts, seeds], read from their file or sampled and stored. `whole`: of all frames of a video."""
         sampled = self._config.model_dump_json(include={"model", "prompts", "rewards", "rollout"})
         of = [sampled, self._config.run.seed, tier, steps, len(self._prompts), self._seeds]
         of += [torch.__version__, self._device] + ["whole"] * whole
@@ -81,7 +82,7 @@ class Bench:
             section = section.model_copy(update={"dtype": DTYPES[tier]})
         model = models.load(section, self._device, components={"transformer", "vae"})
         if tier not in UNQUANTIZED_TIERS:
-            # FP8 of a CPU is its reference arithmetic: the numbers of the tier, not its speed.
+            # On a CPU, FP8 uses reference arithmetic: the tier's numerics without its speed.
             quantize_(model.transformer, tier, section.quantization, without_kernels=self._device == "cpu")
         config = self._config.model_copy(update={"model": section})
         sampler = Sampler(config, model, self._reward, steps=steps, micro_batch=self._seeds)
@@ -95,11 +96,11 @@ class Bench:
 
 
 def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
-    """Fidelity of whole pools [prompts, seeds], all of whose full rewards are known: means over prompts, of several
-    with the ends of their 95 % intervals.
+    """Rank fidelity of whole pools [prompts, seeds] with all full rewards known: means over prompts, some with the
+    ends of their 95 % intervals.
 
-    ``best_beats`` is the share of its pool's other seeds that a seed chosen as best, one of `keep` / 2, truly beats
-    (ties count half; by chance 0.5), and ``worst_beats`` of one chosen as worst.
+    ``best_beats`` is the share of the pool's other seeds that a seed chosen as best, one of `keep` / 2, truly beats
+    (ties count half; 0.5 by chance). ``worst_beats`` is the same for a seed chosen as worst.
     """
     rows = []
     for x, y in zip(proxy, full, strict=True):
@@ -117,7 +118,9 @@ def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """By tier and steps; a seed chosen as one of the `k` best or worst should beat nearly all, or nearly none."""
+    """Print and return the fidelity by tier and steps. Ideally a chosen best seed beats nearly all others and a worst
+    one nearly none.
+    """
     full = bench.pools("float32", 10, whole=bench.some_frames)
     print("| tier | steps | Kendall | Spearman | best beat / worst beat, of 4 | of 8 | of 12 |")
     print("|---|---|---|---|---|---|---|")
@@ -144,11 +147,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, default=Path("rank_fidelity"), help="folder of what was sampled")
-    parser.add_argument("--out", type=Path, help="folder of the result")
+    parser.add_argument("--work", type=Path, default=Path("rank_fidelity"), help="folder that keeps sampled rewards")
+    parser.add_argument("--out", type=Path, help="folder for the result")
     arguments = parser.parse_args(argv)
     if (arguments.config or arguments.set) and arguments.out is None:
-        parser.error("with CONFIG or --set --out is needed: benchmarks/results has what was measured without them")
+        parser.error("CONFIG and --set need --out: benchmarks/results has the results without them")
     torch.set_num_threads(arguments.threads)
     config = load(arguments.config or [CONFIGS / "demo.yaml"], arguments.set)
     bench = Bench(config, arguments.prompts, arguments.seeds, arguments.work, arguments.device)
@@ -159,5 +162,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with reported_errors():
         main()

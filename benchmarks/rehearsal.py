@@ -1,23 +1,28 @@
-"""A real run's way, from the command to the LoRA in a stock pipeline, with the seconds and the memory of each phase.
+"""Time and memory of a whole real run, phase by phase: from the command to the LoRA in a stock pipeline.
 
-    python benchmarks/rehearsal.py flux [--only PART] [--seconds 580] [--work FOLDER] [--out FOLDER] [--set a.b=c]
-    python benchmarks/rehearsal.py flux --tiny --work /tmp/rehearsal --out /tmp    # on a CPU: proves the script alone
+    python benchmarks/rehearsal.py flux [--only STAGE] [--seconds 580] [--work FOLDER] [--out FOLDER] [--set a.b=c]
+    python benchmarks/rehearsal.py flux --tiny --work /tmp/rehearsal --out /tmp    # on a CPU: only tests the script
 
-The checkpoint and the reward network have their published sizes and random weights (`full_size.py`). The run has the
-shipped configuration, such as configs/runs/flux1_dev_80gb.yaml, but 2 prompts an iteration, 8 of 48 seeds with pruned
-previews, and the testbed's prompts. Parts, each a process of at most `--seconds`:
+The checkpoint and the reward network have their published sizes and random weights (`full_size.py`). The run uses a
+shipped configuration, such as configs/runs/flux1_dev_80gb.yaml, but with 2 prompts per iteration, 8 of 48 seeds with
+pruned previews, and the testbed's prompts. Stages, each in a process of at most `--seconds`:
 
-    make     writes the checkpoints that are not there
+    make     writes missing checkpoints
     cold     a run of one iteration with an empty compile cache
-    warm     a run of `--iterations` with the cache that `cold` left, and 64 held-out prompts before and after
-    draw     the LoRA of `warm` in the stock diffusers pipeline, and one picture
+    warm     a run of `--iterations` with the cache written by `cold`, and 64 held-out prompts before and after
+    draw     loads the LoRA of `warm` into the stock diffusers pipeline and generates one image
 
-Writes rehearsal_MODEL.json after each part; what other parts measured before stays. `phases` has seconds by name. Those
-of `warm` add up to the seconds of its command: each moment belongs to one phase, and what belongs to none is `rest`. In
-a rollout that is a moment without a unit under way. Where several workers are at work, the phase is the first of
-`phases.ORDER`. Workers' loading and compiling is told to 0.5 s. `first_exploring_cold` and `_warm`: seconds from the
-command until the first preview begins, without evaluations before it. Files are in the page cache, where the part
-`make` leaves them. `memory_gb` is each phase's peak of the card (nvidia-smi, twice a second).
+Writes rehearsal_MODEL.json after each stage and keeps earlier results of the other stages.
+
+    phases                        seconds by name. Those of `warm` add up to the seconds of its command: each moment has
+                                  one phase, the first in `phases.ORDER` if several workers are active, or `rest` if
+                                  none is (in a rollout: no unit is running). Loading and compiling have a resolution
+                                  of 0.5 s.
+    first_exploring_cold, _warm   seconds from the command to the start of the first preview, without evaluations
+                                  before it
+    memory_gb                     peak GPU memory of each phase (nvidia-smi, twice per second)
+
+Files are read from the page cache, as `make` has just written them.
 """
 
 from __future__ import annotations
@@ -57,7 +62,7 @@ RUNS = {
     "z_image": "z_image_80gb.yaml",
 }
 REWARD = "pickscore"
-"""Of these configurations."""
+"""Reward of these configurations."""
 PARTS = ("make", "cold", "warm", "draw")
 HELD_OUT = 64
 
@@ -66,7 +71,7 @@ HELD_OUT = 64
 
 
 def merged(parts: dict[str, Any]) -> dict[str, Any]:
-    """What the parts measured, as one table: `warm`'s phases under their names, other parts' under longer ones."""
+    """Results of all stages as one table: phases of `warm` under their names, those of `cold` with a suffix."""
     found: dict[str, float] = {}
     found |= parts.get("make", {}).get("phases", {})
     found |= {f"{name}, cold": seconds for name, seconds in parts.get("cold", {}).get("phases", {}).items()}
@@ -80,7 +85,7 @@ def merged(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Seconds and the card's peak of what this process does, by phase."""
+    """Measures seconds and peak GPU memory of this process, by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -101,7 +106,7 @@ class Stopwatch:
         return {"phases": self.seconds, "memory_gb": self._memory}
 
 
-# The parts
+# The stages
 
 
 def make(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -147,14 +152,14 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         "peak_gb": max(watch.peaks(), default=0.0),
         "iterations": iterations(folder),
     }
-    if found["iterations"]:  # of the last one
+    if found["iterations"]:  # in the last one
         began = [span.started for span in spans if span.stage == "rollout"][-1]
         found["busy"] = watch.busy(began, began + found["iterations"][-1]["total"])
     return found
 
 
 def iterations(folder: Path) -> list[dict[str, float]]:
-    """Seconds of each iteration by stage; `fixed` is what neither rollout nor update took."""
+    """Seconds of each iteration by stage; `fixed` is the time outside rollout and update."""
     file = folder / "metrics.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     rollouts = {span.iteration: span.seconds for span in read_spans(folder) if span.stage == "rollout"}
@@ -170,8 +175,8 @@ def iterations(folder: Path) -> list[dict[str, float]]:
 
 
 def draw(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The stock pipeline draws a picture with the run's LoRA, beside one without: on the run's noise levels,
-    with Euler steps.
+    """Generate an image with the stock pipeline with the run's LoRA, and one without, on the run's noise levels with
+    Euler steps.
     """
     config = configuration(arguments, "draw")
     drawing = StockCall.of(config)
@@ -203,7 +208,7 @@ def run_folder(arguments: argparse.Namespace, name: str) -> Path:
 
 
 def settings(arguments: argparse.Namespace, name: str) -> list[str]:
-    """What is not shipped: where things are, fewer prompts and seeds, and how long the run is."""
+    """Settings on top of the shipped configuration: paths, fewer prompts and seeds, and the length of the run."""
     full = name == "warm"
     held_out = (8 if arguments.tiny else HELD_OUT) if full else 1
     steps = [] if full and not arguments.tiny else ["evaluation.steps=2"]
@@ -226,7 +231,7 @@ def settings(arguments: argparse.Namespace, name: str) -> list[str]:
 
 
 def tiny_settings() -> list[str]:
-    """For small widths, small pictures, a machine without a GPU, and a LoRA that three updates make visible."""
+    """Settings for small widths and images, a machine without a GPU, and a visible effect of three updates."""
     roles = ("explorers", "regenerators", "learners")
     return [
         *(f"fleet.{role}.{key}=0" for role in roles for key in ("num_gpus", "num_cpus")),
@@ -241,7 +246,7 @@ def configuration(arguments: argparse.Namespace, name: str) -> Config:
     config = load([CONFIGS / "runs" / RUNS[arguments.model]], settings(arguments, name))
     if config.model.references:
         raise SystemExit(
-            f"model.references is {config.model.references} (--set), but the rehearsal draws texts alone; leave it out."
+            f"model.references is {config.model.references} (--set), but the rehearsal has no images; leave it out."
         )
     return config
 
@@ -264,10 +269,10 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add(arguments: argparse.Namespace, part: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Put a part's result into the file; returns all of it."""
+    """Add a stage's result to the file; returns the file's content."""
     file: Path = arguments.out / f"rehearsal_{arguments.model}.json"
     parts = json.loads(file.read_text())["parts"] if file.exists() else {}
-    if parts.get("tiny") != arguments.tiny:  # of other networks
+    if parts.get("tiny") != arguments.tiny:  # measured with other networks
         parts = {}
     parts |= {"tiny": arguments.tiny, part: found}
     content = {"model": arguments.model, **merged(parts), "conditions": conditions(arguments), "parts": parts}
@@ -276,12 +281,12 @@ def add(arguments: argparse.Namespace, part: str, found: dict[str, Any]) -> dict
 
 
 def table(found: dict[str, Any]) -> str:
-    """Phases with their seconds and the peak of the card in them."""
+    """Table of phases with seconds and peak GPU memory."""
     parts = found["parts"]
     memory = {f"{phase}, cold": gb for phase, gb in parts.get("cold", {}).get("memory_gb", {}).items()}
     for part in ("warm", "draw"):
         memory |= parts.get(part, {}).get("memory_gb", {})
-    lines = [f"{'phase':<42}{'seconds':>9}{'card, GB':>10}"]
+    lines = [f"{'phase':<42}{'seconds':>9}{'GPU, GB':>10}"]
     for phase, seconds in found["phases"].items():
         lines.append(f"{phase:<42}{seconds:9.2f}{memory.get(phase, ''):>10}")
     for number, stages in enumerate(parts.get("warm", {}).get("iterations", ())):
@@ -298,7 +303,7 @@ def one_part(arguments: argparse.Namespace, part: str) -> None:
 
 
 def each_part(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Every part; on a GPU in a process of its own, so that none leaves memory there for the next."""
+    """Run all stages; with a GPU each in a separate process, so that its GPU memory is freed."""
     for part in PARTS:
         if not gpus():
             one_part(arguments, part)
@@ -307,21 +312,21 @@ def each_part(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
         try:
             subprocess.run(command, check=True, timeout=arguments.seconds + 2 * STOP_SECONDS)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise SystemExit(f"part {part} of {arguments.model} failed: {error}") from None
+            raise SystemExit(f"stage {part} of {arguments.model} failed: {error}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=RUNS)
-    parser.add_argument("--only", choices=PARTS, help="one part; default: each, one after another")
-    parser.add_argument("--seconds", type=float, default=580.0, help="that a part may take; a run is stopped then")
+    parser.add_argument("--only", choices=PARTS, help="run one stage; default: all of them")
+    parser.add_argument("--seconds", type=float, default=580.0, help="limit per stage")
     parser.add_argument("--iterations", type=int, default=3, help="of the warm run")
-    parser.add_argument("--micro-batch", type=int, default=4, help="of the learner; 16 samples an update")
+    parser.add_argument("--micro-batch", type=int, default=4, help="of the learner; an update has 16 samples")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a CPU")
     options(parser)
     arguments = parsed(parser, given)
-    configuration(arguments, "warm")  # refuses what no part can do
+    configuration(arguments, "warm")  # fails early for settings that no stage supports
     if arguments.only:
         one_part(arguments, arguments.only)
     else:

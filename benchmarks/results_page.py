@@ -2,9 +2,9 @@
 
     python benchmarks/results_page.py
 
-A table stands between ``<!-- NAME -->`` and ``<!-- / -->``. The rest of a page is written by hand and has no figures. A
-block ``kept-NAME`` is written by hand too: its figures are measured or taken from a results file, and it names the
-command that prints them, or a commit that has the script.
+Replaces each block between ``<!-- NAME -->`` and ``<!-- / -->``. The rest of a page is written by hand and has no
+figures. A block ``kept-NAME`` is also written by hand: its figures are measured or come from a results file, and it
+names the command that prints them, or a commit that has the script.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
 KEPT = "kept-"
 STEPS = (2, 6, 10)
-"""Preview steps in the table of rankings."""
+"""Preview steps in the ranking table."""
 
 
 def ranking(results: Path) -> str:
-    """The paper's table and ours in its unit: mean rank from 1, as a share of the pool."""
+    """The paper's ranking table with our rows, in its unit: mean rank from 1, as a share of the pool."""
     paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json") or {"previews": ()}
     pairs = [f"{paper['match'][k]:.1%} / {paper['false'][k]:.1%}" for k in ("4", "8", "12")]
     rows = [["paper", "nvfp4", "6", f"{paper['spearman']:.3f}", f"{paper['kendall']:.3f}", *pairs]]
@@ -37,12 +37,12 @@ def ranking(results: Path) -> str:
         fidelity = [f"{row['spearman']:.3f}", f"{row['kendall']:.3f}"]
         rows.append(["testbed", row["tier"], str(row["steps"]), *fidelity, *pairs])
     header = ["", "precision", "steps", "Spearman", "Kendall", "4 chosen", "8 chosen", "12 chosen"]
-    said = measured("ranking") if found["previews"] else unmeasured("ranking")
-    return f"{table(header, rows)}\n\n{said}"
+    source = measured("ranking") if found["previews"] else unmeasured("ranking")
+    return f"{table(header, rows)}\n\n{source}"
 
 
 def place(beaten: float, seeds: int) -> float:
-    """Rank of a seed that beats such a share of the others, 1 for the worst, as a share of the pool."""
+    """Rank of a seed that beats the share `beaten` of the others, as a share of the pool; the worst has rank 1."""
     return (beaten * (seeds - 1) + 1) / seeds
 
 
@@ -60,7 +60,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
 
 
 def render(page: str, results: Path = RESULTS) -> str:
-    """The page with new tables. Raises KeyError for a block of another name."""
+    """Return the page with new tables. Raises KeyError for an unknown block name."""
 
     def block(found: re.Match[str]) -> str:
         if found[1].startswith(KEPT):

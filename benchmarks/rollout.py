@@ -1,27 +1,27 @@
-"""What does Sol-RL's rollout of one prompt cost, over sampling its whole pool in bfloat16?
+"""How much faster is Sol-RL's rollout of one prompt than sampling its whole pool in bfloat16?
 
     python benchmarks/rollout.py flux --work FOLDER [--tier fp8] [--repeats 2] [--out FOLDER]
 
-Both sides in this run, in turn, with one loaded model, compiled block by block, the same micro-batches, decoder and
-reward (CLIPScore, ViT-L/14):
+Measures all variants in one process, in turn, with one loaded model, compiled block by block, and the same
+micro-batches, decoder and reward (CLIPScore, ViT-L/14):
 
     naive      96 seeds × 10 steps in bfloat16, decoded and scored
     two-stage  96 seeds × 6 steps in the tier, decoded and scored; the 12 best and 12 worst × 10 steps in bfloat16,
                decoded and scored again
-    pruned     the same, but a preview is also scored after AFTER steps, and only KEEP of a pool go on: `--prune
-               AFTER:KEEP:MICRO_BATCH`, several of them if wanted (docs/decisions/pruned-previews.md)
+    pruned     the same, but previews are also scored after AFTER steps, and all except KEEP per pool are stopped:
+               `--prune AFTER:KEEP:MICRO_BATCH`, which takes several values (docs/decisions/pruned-previews.md)
 
-Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
-steps and solvers those of configs/models. `--all-blocks` quantises by configs/scopes/all_blocks.yaml and not as
-published. `--set model.preview_decoder=FOLDER` decodes previews with another decoder.
+Architectures are the published ones with random weights, which `full_size.py` writes to --work once. Resolutions, steps
+and solvers are those of configs/models. `--all-blocks` quantises by configs/scopes/all_blocks.yaml instead of the
+published scope. `--set model.preview_decoder=FOLDER` decodes previews with another decoder.
 
-Of videos CLIPScore sees four frames, `--set rollout.preview.latent_frames=[0,4,8,12]` says what previews decode, and a
-smaller pool of the same shares costs as much a seed:
+For videos, CLIPScore sees four frames and `--set rollout.preview.latent_frames=[0,4,8,12]` selects the frames that
+previews decode. A smaller pool with the same proportions costs as much per seed:
 
     python benchmarks/rollout.py wan --repeats 1 --prune 2:6:1 --set rollout.pool=16 --set rollout.keep=4
         --set rollout.explore.micro_batch=1 --set rollout.regenerate.micro_batch=1
 
-`--set model.cfg.scale=4.5` samples with classifier-free guidance: its price is the ratio of two runs' seconds.
+`--set model.cfg.scale=4.5` samples with classifier-free guidance; compare the seconds with those of a run without.
 
 Prints the result; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
 """
@@ -38,7 +38,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, told, write
+from common import CONFIGS, MODELS, SOL_RL, checkpoints, embeddings, make, options, parsed, reported_errors, write
 from torch import Tensor
 
 from solrl_ray import models, rewards
@@ -57,7 +57,7 @@ def settings(arguments: argparse.Namespace) -> Config:
     overrides = [
         *checkpoints(arguments.model, arguments.work),
         "rollout.explore.micro_batch=24",
-        "rollout.preview.prune=null",  # the side `pruned` says itself how
+        "rollout.preview.prune=null",  # only the variant `pruned` prunes
         f"rollout.explore.precision={arguments.tier}",
         *arguments.set,
     ]
@@ -66,7 +66,7 @@ def settings(arguments: argparse.Namespace) -> Config:
 
 
 class World:
-    """A model in full precision, its copy for previews, one prompt, and a sampler of each kind."""
+    """A model in full precision, its copy for previews, one prompt, and samplers for both."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -88,11 +88,11 @@ class World:
         )
         self.regenerate(list(range(rollout.regenerate.micro_batch)))
         self.explore = self._explorer(rollout.explore.micro_batch)
-        # Previews' decoder is timed alone at this size, for which it is compiled apart.
+        # The previews' decoder is timed separately with this micro-batch: compile it for that size now.
         self.decode_and_score(self.explore._decode_preview, rollout.regenerate.micro_batch)
 
     def _explorer(self, micro_batch: int) -> Sampler:
-        """Of previews, warm: a micro-batch has been sampled."""
+        """A sampler for previews that has sampled a micro-batch as warm-up."""
         steps = self.config.rollout.explore.steps
         explorer = Sampler(self.config, self.preview, self.reward, steps=steps, micro_batch=micro_batch)
         explorer.preview(self._unit("explore", range(micro_batch)), self.prompt, self.embedding)
@@ -104,7 +104,7 @@ class World:
             self.sample(self._unit("sample", range(start, start + size)), self.prompt, self.embedding)
 
     def previews(self) -> list[int]:
-        """Indices of the chosen seeds."""
+        """Sample all previews; returns the indices of the chosen seeds."""
         rollout = self.config.rollout
         selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
         for start in range(0, rollout.pool, rollout.explore.micro_batch):
@@ -114,7 +114,7 @@ class World:
         return [candidate.index for candidate in top + bottom]
 
     def pruned(self, after: int, keep: int, micro_batch: int) -> Callable[[], Any]:
-        """Previews of which the middle is dropped after some steps."""
+        """A function that samples previews and stops those in the middle of the ranking after `after` steps."""
         explore, pool = self._explorer(micro_batch), range(self.config.rollout.pool)
         unit = dataclasses.replace(self._unit("explore", pool), prune=Pruning(after=after, keep=keep))
         return lambda: explore.preview(unit, self.prompt, self.embedding)
@@ -123,7 +123,7 @@ class World:
         self.sample(self._unit("regenerate", chosen), self.prompt, self.embedding)
 
     def decode_and_score(self, decode: Callable[[Tensor], Tensor], count: int) -> None:
-        """What `count` samples cost after their last step."""
+        """Decode and score `count` random latents."""
         size = self.config.rollout.regenerate.micro_batch
         latents = torch.randn(size, *self.full.latent_shape, device=self.device)
         for _ in range(count // size):
@@ -145,7 +145,7 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -> dict[str, list[float]]:
-    """Seconds of each repetition, sides in turn, of samplers that are warm."""
+    """Variant → seconds of each repetition; variants take turns, with warm samplers."""
     rollout = world.config.rollout
     chosen: list[int] = list(range(rollout.keep))
     sides: dict[str, Callable[[], Any]] = {
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--prune", nargs="+", type=pruning, default=[], metavar="AFTER:KEEP:MICRO_BATCH")
-    parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
+    parser.add_argument("--all-blocks", action="store_true", help="quantise by configs/scopes/all_blocks.yaml")
     options(parser)
     arguments = parsed(parser)
     make(arguments.model, arguments.work, arguments.layers)
@@ -190,7 +190,7 @@ def main() -> None:
     drawn = world.config.rollout
     two_stage = took["previews"] + took["regeneration"]
     result = {
-        "question": "one prompt's rollout: two stages against the whole pool in bfloat16",
+        "question": "one prompt's rollout: two stages compared with the whole pool in bfloat16",
         "model": arguments.model,
         "tier": arguments.tier,
         "quantised": world.quantised,
@@ -222,5 +222,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with reported_errors():
         main()

@@ -1,4 +1,4 @@
-"""The settings of an iteration that `shapes.py` compares: their simulated GPU time, and what their results say."""
+"""The rollout settings that `shapes.py` compares: their simulated GPU time, and the evaluation of their results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESAMPLES = 2000
 ENDS = (0.025, 0.975)
 """Quantiles of a 95 % interval."""
 BASE, REAL = 0.45, 0.95
-"""Held-out rewards of the untrained model and of real images: 0 % and 100 % of the gap closed."""
+"""Held-out rewards of the untrained model and of real images; they define 0 % and 100 % of the gap."""
 SHARES = (0.75, 0.9, 0.95)
 RATES = (1e-3, 5e-4, 2e-3, 4e-3)
 SEEDS = (42, 43, 44, 45, 46)
@@ -81,21 +81,24 @@ to 0 at the end. All `kl_0_…` share the noise and have no KL term: `decay_N` i
 N of the M noisiest steps, `beta1_95` and `beta2_99` are Adam's, `group_std` divides by the deviation of the pair.
 """
 HORIZONS = {"decay_2000": 2000.0, "decay_4000": 4000.0}
-"""Simulated seconds of FLUX.1-dev after which a run with a decay ends. They are chosen before the run: its time to a
-share of the gap holds for this length only, and a run that has not closed the share by its end never does.
+"""Option → simulated seconds of FLUX.1-dev after which a run with this decay ends. The length is chosen before the run:
+its time to a share of the gap is valid for this length only, and a run that has not closed the share by then never
+does.
 """
 REFERENCE = "12x1_24of24"
 CHARGED_LIMIT = 6000.0
-"""Maximum simulated seconds of a run, as FLUX.1-dev: more than twice what the best settings need for 90 %. The slower
-reference may take twice as many; a decay of the learning rate has its own limit.
+"""Maximum simulated seconds of a run, as FLUX.1-dev: more than twice the time of the best settings to 90 %. The slower
+reference may take twice as long; a decay of the learning rate has its own limit.
 """
 GPU = "h200"
-"""The GPU whose prices are simulated."""
+"""The GPU that is simulated."""
 HEADLINE = "flux1_dev"
 VIDEO = "wan22_5b"
-"""The model whose times stand for videos: 49 frames of 480 x 832 pixels."""
+"""The model simulated for videos: 49 frames of 480 x 832 pixels."""
 VIDEO_PREVIEWS = {VIDEO: "[0, 1, 3, 5, 7, 9, 11, 12]", "wan22_5b, all frames": "null"}
-"""Place → latent frames that previews decode: the same share, rounded up, as 5 of the video testbed's 9; or all."""
+"""Simulated model → latent frames that previews decode: the same share, rounded up, as 5 of the moving world's 9; or
+all.
+"""
 
 
 def _facts(config: Config) -> ModelFacts:
@@ -105,7 +108,7 @@ def _facts(config: Config) -> ModelFacts:
 
 
 def _micro_batch(samples: int) -> int:
-    """The largest that divides them."""
+    """The largest micro-batch that divides `samples`."""
     return max(n for n in range(1, LARGEST_MICRO_BATCH + 1) if samples % n == 0)
 
 
@@ -125,12 +128,12 @@ class Shape:
 
     @property
     def is_reference(self) -> bool:
-        """24 of 24 with 12 prompts, with or without an option."""
+        """True for 24 of 24 with 12 prompts, with or without an option."""
         return self.name.partition("+")[0] == REFERENCE
 
     @property
     def finished(self) -> int:
-        """Previews that are not pruned."""
+        """Number of previews that are finished, not pruned."""
         return min(36 if self.pool == 96 or self.chosen == 24 else 24, self.pool // 2 if self.pool < 48 else self.pool)
 
     @property
@@ -157,7 +160,7 @@ class Shape:
 
     @property
     def schedule(self) -> tuple[str, ...]:
-        """The learning rate's schedule. It follows from an iteration's simulated time, which it does not change."""
+        """The learning rate's schedule, which depends on an iteration's simulated time but does not change it."""
         if self.horizon is None:
             return ()
         return (f"learner.schedule={{decay: linear, steps: {self.steps * self.iterations_in(self.horizon)}}}",)
@@ -168,7 +171,7 @@ class Shape:
         return self.horizon or CHARGED_LIMIT * (2 if self.is_reference else 1)
 
     def iterations_in(self, seconds: float) -> int:
-        """Simulated seconds of FLUX.1-dev in iterations; at least two."""
+        """Iterations in so many simulated seconds of FLUX.1-dev; at least two."""
         return max(2, math.ceil(seconds / self.charged(HEADLINE)))
 
     @property
@@ -179,7 +182,7 @@ class Shape:
         explore = ("rollout.explore.micro_batch=24",) if self.pool == 48 and self.chosen < 24 else ()
         return (f"learner.micro_batch={learner}", *explore)
 
-    @cache  # noqa: B019 - a few hundred of them
+    @cache  # noqa: B019 - a few hundred instances
     def charged(self, place: str) -> float:
         """Simulated seconds of an iteration; `place` is `HEADLINE` or one of `VIDEO_PREVIEWS`."""
         model = HEADLINE if place == HEADLINE else VIDEO
@@ -221,7 +224,7 @@ def target(share: float) -> float:
 
 
 def iterations_to(run: dict[str, Any], share: float) -> float:
-    """Interpolated linearly between evaluations; infinite if the run never reached the share."""
+    """Iterations to a share of the gap, interpolated between evaluations; infinite if the run never reached it."""
     points = list(zip(run["iterations"], run["reward"], strict=True))
     for (made, before), (later, after) in pairwise(points):
         if after >= target(share):
@@ -231,7 +234,7 @@ def iterations_to(run: dict[str, Any], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Time of the runs of one setting and learning rate to a share of the gap, one per seed."""
+    """Times to a share of the gap for one setting and learning rate, one per seed."""
 
     seconds: tuple[float, ...]
     """Simulated; a run that never reached the share counts with its total time."""
@@ -249,15 +252,17 @@ class Times:
 
     @property
     def order(self) -> tuple[bool, int, float]:
-        """Sort key. The fastest of many settings with one seed is lucky, so settings with most seeds come first."""
+        """Sort key. Settings with most seeds come first, because the fastest of many with one seed is just lucky."""
         return not self.there, -len(self.seconds), self.mean
 
 
 def times(runs: Runs, shape: str, rate: str, share: float = 0.9) -> Times:
-    """Time of each seed to a share of the gap. A run that was cut short counts once it has reached the share. Until
-    then only the first seed counts, if it is known: the others that are known would be the fastest ones.
+    """Time of each seed to a share of the gap.
 
-    Times end at the limit of a setting, also for longer runs, so that all learning rates have equal time.
+    An interrupted run counts only if it has reached the share. As long as such runs are missing, only the first seed
+    counts, if its time is known: a mean over the other known ones would favour fast seeds.
+
+    Times are capped at the setting's limit, even for longer runs, so that all learning rates get equal time.
     """
     of_seed = runs.get(shape, {}).get(rate, {})
     charged = SHAPES[shape].charged(HEADLINE)
@@ -271,7 +276,7 @@ def times(runs: Runs, shape: str, rate: str, share: float = 0.9) -> Times:
 
 
 def best_rate(runs: Runs, shape: str, share: float = 0.9) -> tuple[Times, str]:
-    """The fastest learning rate of a setting, most seeds first; if none reached the share, at the smallest share."""
+    """The fastest learning rate of a setting, by `Times.order`; by the smallest share if none reached `share`."""
     tried = [
         (times(runs, shape, rate, share), times(runs, shape, rate, SHARES[0]).order, rate)
         for rate in runs.get(shape, {})
@@ -330,20 +335,20 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
 
     two, one = winner(runs, True), winner(runs, False)
     best = {name: best_rate(runs, name)[0] for name in (two, one, reference_of(runs)) if name}
-    sooner, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
+    fastest, reference = best.get(two or "", Times((), 0)), best[reference_of(runs)]
     return {
         "charged": {name: {HEADLINE: SHAPES[name].charged(HEADLINE)} for name in rates},
         "seconds_to": {HEADLINE: {name: {f"{share:g}": mean(name, share) for share in SHARES} for name in rates}},
         "rates": rates,
         "best": {"two_stage": two, "one_stage": one},
-        "seconds_to_90": sooner.mean if sooner.complete else None,
-        "two_stage_over_one_stage": ratio(sooner, best.get(one or "", Times((), 0))),
-        "over_24_of_24": ratio(sooner, reference),
+        "seconds_to_90": fastest.mean if fastest.complete else None,
+        "two_stage_over_one_stage": ratio(fastest, best.get(one or "", Times((), 0))),
+        "over_24_of_24": ratio(fastest, reference),
     }
 
 
 def show(results: dict[str, Any]) -> None:
-    print("| shape | rate | at 90 % | s to 75 % / 90 % / 95 % |")
+    print("| setting | learning rate | seeds at 90 % | s to 75 % / 90 % / 95 % |")
     print("|---|---|---|---|")
     found = results["seconds_to"][HEADLINE]
     for name, seconds in sorted(found.items(), key=lambda item: item[1]["0.9"] or math.inf):
@@ -357,10 +362,10 @@ def show(results: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Simulated seconds after which a run of a side is stopped if it has not closed 75 %."""
+    """Decides which runs are stopped because they are too slow to close 75 % of the gap."""
 
-    soonest: dict[bool, float]
-    """Whether in two stages → simulated seconds to 75 % of the fastest run so far."""
+    fastest: dict[bool, float]
+    """True for two stages, False for one → simulated seconds of the fastest run so far to 75 %."""
 
     @classmethod
     def of(cls, runs: Runs) -> Pace:
@@ -371,8 +376,8 @@ class Pace:
         return pace
 
     def look(self, shape: str, run: dict[str, Any]) -> bool:
-        """Take a run into account; return whether it is behind."""
+        """Take a run into account; returns True if it is slower than `NEAR` times the fastest."""
         side, charged = bool(SHAPES[shape].pool), SHAPES[shape].charged(HEADLINE)
         took = iterations_to(run, SHARES[0]) * charged
-        self.soonest[side] = min(self.soonest[side], took)
-        return math.isinf(took) and run["iterations"][-1] * charged > NEAR * self.soonest[side]
+        self.fastest[side] = min(self.fastest[side], took)
+        return math.isinf(took) and run["iterations"][-1] * charged > NEAR * self.fastest[side]

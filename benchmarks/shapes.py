@@ -1,38 +1,40 @@
-"""Which shape of an iteration comes soonest to a good model? Prompts an optimiser step, samples, pool, steps.
+"""Which rollout setting reaches a good model fastest? Compares prompts per optimiser step, samples, pool and steps.
 
     python benchmarks/shapes.py --gpu [--gpus 4] --at-once 16 --seconds 480 [--stage screen] [--mps]
     python benchmarks/shapes.py --gpu --mps --at-once 16 --seeds 42 43 --runs 1x3_2of16+kl_0_2of7@5e-4
     python benchmarks/shapes.py --show
-    python benchmarks/shapes.py --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json   # on a CPU: a try
+    python benchmarks/shapes.py --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json   # on a CPU: a trial
 
-Runs of the testbed, each one process (`one_process.py`), by DiffusionNFT with `old_decay: copy`. A shape is a choice of
+Trains on the testbed, one process per run (`one_process.py`), with DiffusionNFT and `old_decay: copy`. A setting
+consists of
 
-    prompts    of an optimiser step: 1, 2, 4, 12
-    chosen     K samples of each prompt that are trained on: 2, 4, 8, 24
-    pool       none (one stage: all K are trained on), or 8 to 96 seeds with pruned FP8 previews (two stages)
-    steps      optimiser steps an iteration: 1, 3, 6; an iteration has prompts × steps prompts
+    prompts    per optimiser step: 1, 2, 4, 12
+    chosen     samples of each prompt that are trained on: 2, 4, 8, 24
+    pool       none (one stage: trains on all samples), or 8 to 96 seeds with pruned FP8 previews (two stages)
+    steps      optimiser steps per iteration: 1, 3, 6; an iteration has prompts × steps prompts
 
-A run ends when its held-out reward is at 95 % of the way from the base to real pictures, when its charged time is over,
-or, in the first two stages below, when it is not at 75 % after `NEAR` times what the soonest run of its side took to be
-there. The search is the same for one stage and for two, in stages that follow from the results file:
+The time of a run is *simulated GPU time*: the seconds that `solrl plan` forecasts for an iteration with this setting,
+including fixed costs, for FLUX.1-dev on an H200 (`charged` in the results). A run ends when its held-out reward has
+closed 95 % of the gap between base model and real images, or when its simulated time is over. In the first two search
+stages it also ends if it has not closed 75 % after `NEAR` times the time of the fastest run of its side. A side is all
+settings with one stage, or all with two. The search is the same for both sides; each search stage follows from the
+results so far:
 
-    screen     every shape, one seed, the first learning rate
-    rates      the shapes that came to 75 % within `NEAR` times the best of their side: the other learning rates
+    screen     every setting, one seed, the first learning rate
+    rates      settings that closed 75 % within `NEAR` times the best time of their side: the other learning rates
     seeds      the best `FRONT` of each side at their best rate, and the reference 24 of 24 with 12 prompts: five seeds
 
-One stage follows another while there is time. `--stage` trains only one; `--shapes` names its shapes, which may have
-one of `OPTIONS`, such as 1x3_4of24+kl_0.
+Search stages follow each other until the time is over. `--stage` runs only one of them, `--shapes` with the named
+settings; a name may end with one of `OPTIONS`, such as 1x3_4of24+kl_0.
 
-A lent GPU is there for minutes: after `--seconds` what still trains is stopped and kept as a run that was cut short.
-The same command goes on, with its folder if that is still there, else from its beginning; what the results file has as
-ended is not trained again. `--mps` starts NVIDIA's MPS, with which processes compute at once on one GPU.
+For GPUs that are available for minutes: `--seconds` stops all runs and keeps their curves so far. The same command
+continues: runs resume from their folders, or start again if these are gone; finished runs of the results file are not
+trained again. `--mps` starts NVIDIA's MPS, with which several processes share a GPU.
 
-*Charged* seconds are `solrl plan`'s of an iteration of that shape, its fixed cost included, of FLUX.1-dev on an H200.
-
-Prints all shapes, soonest first; writes benchmarks/results/shapes.json: `runs` by shape, rate and seed, `charged`,
-`seconds_to` by shape and share, `rates` (each shape's best), `best`, `seconds_to_90`, `two_stage_over_one_stage` and
-`over_24_of_24` (ratio, low, high of a bootstrap over seeds; a lower bound if some of the other runs were not there,
-which count with the time that they had).
+Prints all settings, fastest first, and writes benchmarks/results/shapes.json: `runs` by setting, rate and seed,
+`charged`, `seconds_to` by setting and share, `rates` (each setting's best), `best`, `seconds_to_90`,
+`two_stage_over_one_stage` and `over_24_of_24`. The last two are [ratio, low, high] of a bootstrap over seeds, and lower
+bounds if some of the other runs never reached the share, as these count with their total time.
 """
 
 from __future__ import annotations
@@ -80,23 +82,23 @@ from solrl_ray.storage.run_folder import RunFolder
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "shapes.json"
 MOST_ITERATIONS = 600
-"""Of a run: the smallest iterations are charged for so little that they would not end here."""
+"""Maximum iterations of a run: with the smallest iterations a run would take too many to use up its simulated time."""
 EVALUATE_SECONDS = 100.0
-"""Charged, between evaluations."""
+"""Simulated seconds between evaluations."""
 EMULATED = ("rollout.explore.precision=nvfp4-emulated",)
-"""On a CPU, which has no FP8."""
+"""Settings for a CPU, which has no FP8."""
 TINY_LIMIT = 30.0
 TINY = (Shape(1, 4, 0, 1).name, Shape(2, 4, 48, 1).name)
 STAGES = ("screen", "rates", "seeds")
 SAVE_SECONDS = 60.0
-"""Between writes of the results file while runs train: the machine may be gone before they end."""
+"""Seconds between writes of the results file while runs train, in case the machine disappears."""
 INNERMOST = re.compile(r"\[[^][{}]*\]|\{[^][{}]*\}")
-"""Lists and objects of plain values, which the results file has on one line."""
+"""Lists and objects of plain values; the results file has each on one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Of a run."""
+    """Identifies a run."""
 
     shape: str
     rate: float
@@ -107,7 +109,7 @@ class Key:
         return bool(found.get("ended"))
 
     def keep(self, results: dict[str, Any], run: dict[str, Any]) -> None:
-        """In place of what was known, unless that says more."""
+        """Store the run's curve in `results`, unless the stored one has ended or is longer."""
         of_seed = results["runs"].setdefault(self.shape, {}).setdefault(f"{self.rate:g}", {})
         known = of_seed.get(str(self.seed))
         if known and (bool(known["ended"]), known["iterations"][-1]) > (bool(run["ended"]), run["iterations"][-1]):
@@ -117,7 +119,7 @@ class Key:
     def iterations(self, arguments: argparse.Namespace) -> int:
         shape = SHAPES[self.shape]
         limit = arguments.limit * (2 if shape.is_reference else 1)
-        if shape.horizon is not None:  # all of it: the learning rate falls until then
+        if shape.horizon is not None:  # not capped, because the learning rate falls until then
             return shape.iterations_in(shape.horizon)
         return min(MOST_ITERATIONS, shape.iterations_in(limit))
 
@@ -143,10 +145,10 @@ class Key:
 
 
 def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = ()) -> list[Key]:
-    """The runs of a stage, by what is known.
+    """The runs of a search stage, chosen by the results so far.
 
     Args:
-        given: shapes in place of those that the stage would choose.
+        given: settings to use instead of those that the stage would choose.
     """
     chosen = list(given) or _chosen(stage, runs, names)
     if stage == "screen":
@@ -158,7 +160,7 @@ def wanted(stage: str, runs: Runs, names: Sequence[str], given: Sequence[str] = 
 
 
 def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
-    """The shapes of a stage."""
+    """The settings of a search stage."""
     if stage == "screen":
         return list(names)
     if stage == "rates":
@@ -172,8 +174,8 @@ def _chosen(stage: str, runs: Runs, names: Sequence[str]) -> list[str]:
 def train_stages(
     stages: Sequence[str], names: Sequence[str], results: dict[str, Any], arguments: argparse.Namespace
 ) -> None:
-    """Train one stage after the other, until the time is over or one has runs that did not end: the next follows from
-    them.
+    """Train the search stages in turn. Stops when the time is over, or after a stage with unfinished runs, because the
+    next stage depends on them.
     """
     deadline = time.monotonic() + arguments.seconds
     for stage in stages:
@@ -182,7 +184,7 @@ def train_stages(
         print(f"{stage}: {len(missing)} runs to train", flush=True)
         if missing and left > 0:
             train(missing, results, arguments, left, Pace.of(results["runs"]) if stage in STAGES[:2] else None)
-            save(results, arguments.results)  # before prices are worked out, which takes a while
+            save(results, arguments.results)  # before summary(), which takes a while
         if not all(key.has_ended(results) for key in missing):
             return
 
@@ -190,10 +192,11 @@ def train_stages(
 def run_of(
     key: Key, folder: Path, last: int, pace: Pace | None = None, scaled: Callable[[float], float] = float
 ) -> dict[str, Any] | None:
-    """A run's curve so far, and why it has ended, if it has; None before its second evaluation.
+    """A run's curve so far, with `ended`: the reason why it ended, or empty. None before its second evaluation.
 
     Args:
-        scaled: a held-out reward on the testbed's scale.
+        last: the last iteration that counts.
+        scaled: maps a held-out reward to the testbed's scale.
     """
     if not RunFolder(folder).begun:
         return None
@@ -216,9 +219,7 @@ def run_of(
 def train(
     keys: Sequence[Key], results: dict[str, Any], arguments: argparse.Namespace, seconds: float, pace: Pace | None
 ) -> None:
-    """Train runs for so many seconds at most, and put them into the results; those of most iterations first, which
-    take longest.
-    """
+    """Train runs for at most `seconds` and store them in the results; those with most iterations start first."""
     last = {key: key.iterations(arguments) for key in sorted(keys, key=lambda key: -key.iterations(arguments))}
     jobs = {key.job(arguments): key for key in last}
 
@@ -244,9 +245,9 @@ def train(
 
 
 def devices(count: int) -> list[str]:
-    """The first `count` GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` has them.
+    """The first `count` GPUs of `CUDA_VISIBLE_DEVICES`, or 0 … `count` - 1 if it is not set.
 
-    Exits with a sentence if it names fewer.
+    Exits with an error message if the variable names fewer.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = [str(gpu) for gpu in range(count)] if given is None else [part for part in given.split(",") if part.strip()]
@@ -257,16 +258,16 @@ def devices(count: int) -> list[str]:
 
 @contextmanager
 def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
-    """NVIDIA's MPS, one of each GPU that this process may use; the variables with which a process runs on it.
+    """Start an MPS server per GPU, if `wanted`; yields the environment variables with which a process uses each GPU.
 
-    Its pipes are in folders of its own: other processes of the machine neither join it nor end with it.
+    Pipes are in separate folders: other processes of the machine neither join these servers nor end with them.
     """
     if not wanted:
         yield [{"CUDA_VISIBLE_DEVICES": device} for device in devices(gpus)] if gpus > 1 else [{}]
         return
     alone = [{"CUDA_VISIBLE_DEVICES": device} for device in devices(gpus)]
     with ExitStack() as stack:
-        # With MPS a client's GPUs are counted among those of its server, and here that has one.
+        # With MPS, CUDA_VISIBLE_DEVICES of a client counts the GPUs of its server; each server here has one GPU, 0.
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in alone]
         servers = [{"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder} for folder in folders]
         command = ["nvidia-cuda-mps-control"]
@@ -277,25 +278,30 @@ def mps(gpus: int, wanted: bool) -> Iterator[list[dict[str, str]]]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What `world_shapes.py` takes as well."""
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
-    parser.add_argument("--limit", type=float, help="charged seconds of a run, as FLUX.1-dev")
+    """Add the options shared with `world_shapes.py`."""
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs in parallel")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop all runs after this time")
+    parser.add_argument("--limit", type=float, help="maximum simulated GPU seconds of a run, as FLUX.1-dev")
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="of this machine, that runs are spread over")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs to spread the runs over")
     parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS")
-    parser.add_argument("--tiny", action="store_true", help="a shape of each side, a few iterations, for a CPU")
-    parser.add_argument("--show", action="store_true", help="print what the results file has, and train nothing")
+    parser.add_argument("--tiny", action="store_true", help="one setting per side, a few iterations, for a CPU")
+    parser.add_argument("--show", action="store_true", help="print the results file without training")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=STAGES, help="only this one; default: all, one after the other")
+    parser.add_argument("--stage", choices=STAGES, help="run only this search stage; default: all in turn")
     parser.add_argument(
-        "--shapes", nargs="+", choices=SHAPES, metavar="NAME", default=(), help="in place of a stage's own choice"
+        "--shapes",
+        nargs="+",
+        choices=SHAPES,
+        metavar="NAME",
+        default=(),
+        help="settings, instead of the stage's choice",
     )
-    parser.add_argument("--runs", nargs="+", metavar="NAME@LR", help="train these shapes at these learning rates")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="of --runs")
+    parser.add_argument("--runs", nargs="+", metavar="NAME@LR", help="train these settings at these learning rates")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="seeds for --runs")
     options(parser)
     parser.add_argument("--root", type=Path, default=Path("runs/shapes"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -306,7 +312,7 @@ def main() -> None:
     if arguments.runs:
         named = [run.rpartition("@") for run in arguments.runs]
         if unknown := [name for name, _, _ in named if name not in SHAPES]:
-            parser.error(f"--runs: no shape is called {unknown[0]!r}; an example is 1x3_2of16+kl_0_2of7@5e-4")
+            parser.error(f"--runs: {unknown[0]!r} is no setting; an example is 1x3_2of16+kl_0_2of7@5e-4")
         keys = [Key(name, float(rate), seed) for seed in arguments.seeds for name, _, rate in named]
         train([key for key in keys if not key.has_ended(results)], results, arguments, arguments.seconds, None)
     elif not arguments.show:

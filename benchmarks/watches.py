@@ -1,4 +1,4 @@
-"""A thread that looks at use and memory of this machine's GPUs while a run trains."""
+"""A thread that samples utilisation and memory of this machine's GPUs while a run trains."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from common import gpus
 
 
 class Watch(threading.Thread):
-    """Use and memory of each GPU over time, from nvidia-smi, twice a second."""
+    """Samples utilisation and memory of each GPU with nvidia-smi, twice per second."""
 
     QUERY = ("nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.seen: list[tuple[float, int, float, float]] = []
-        """Time since 1970, GPU, percent, GB."""
+        """Samples: seconds since 1970, GPU index, utilisation in percent, memory in GB."""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         command = [*self.QUERY, "-lms", "500", *(["-i", seen] if seen else [])]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if gpus() else None
@@ -36,7 +36,7 @@ class Watch(threading.Thread):
             self._process.wait()
 
     def busy(self, began: float, ended: float) -> list[float]:
-        """Share of that time in which a GPU ran a kernel, by GPU."""
+        """Share of the time from `began` to `ended` in which a kernel was running, per GPU."""
         shares: defaultdict[int, list[float]] = defaultdict(list)
         for at, index, used, _ in self.seen:
             if began <= at <= ended:
@@ -44,7 +44,7 @@ class Watch(threading.Thread):
         return [round(statistics.fmean(shares[index]), 3) for index in sorted(shares)]
 
     def peaks(self) -> list[float]:
-        """GB, by GPU."""
+        """Peak memory in GB, per GPU."""
         most: defaultdict[int, float] = defaultdict(float)
         for _, index, _, memory in self.seen:
             most[index] = max(most[index], memory)

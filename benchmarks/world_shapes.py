@@ -1,23 +1,23 @@
-"""Do two stages reach a good model sooner than one, elsewhere than on the testbed? Runs of a world over charged time.
+"""Do two stages reach a good model faster than one on other data? Compares settings on emoji and videos.
 
     python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --rates 5e-4 2e-3
     python benchmarks/world_shapes.py OUT/world --gpu --mps --at-once 16 --seconds 480 --best --seeds 3
     python benchmarks/world_shapes.py OUT/world --show
     python benchmarks/world_shapes.py OUT/world --tiny --seconds 300 --root /tmp/shapes --results /tmp/shapes.json
 
-OUT/world is what `build_video_world.py` or `build_emoji.py` wrote when all was done; it may have been moved since.
+OUT/world is the finished folder written by `build_video_world.py` or `build_emoji.py`; it may have been moved since.
 
-Shapes of an iteration, what ends a run and what is charged are those of `shapes.py`: an iteration is charged as
-FLUX.1-dev's on an H200. Rewards of videos are also shown over what Wan 2.2 5B would be charged, whose decoding takes
-half of a rollout; previews decode the first and the last of three latent frames and are charged for as large a share
-of Wan's, with `--all-frames` all. After `--seconds` what still trains is stopped; the same command goes on with it. It
-uses the first of `CUDA_VISIBLE_DEVICES`, or `--gpus` of them.
+Settings, the end of a run and simulated GPU time are defined as in `shapes.py`: an iteration takes as long as one of
+FLUX.1-dev on an H200. For videos, rewards are also shown over the simulated time of Wan 2.2 5B, whose decoding takes
+half of a rollout. Previews decode the first and the last of three latent frames, and their simulated time is that of
+the same share of Wan's frames; with `--all-frames` both decode all. `--seconds` stops all runs; run the same command
+again to resume them. It uses the first GPU of `CUDA_VISIBLE_DEVICES`, or the first `--gpus`.
 
-Prints the shapes, soonest first, and rewards after some charged seconds; writes what `shapes.py` does. Rewards are
-brought to its scale: .45 is the world's untrained model, .95 its real pictures (`build.json`), both on held-out
-prompts. The reward of emoji is the example's look: how well a picture shows its prompt hardly rises in minutes on
-prompts that a run does not train on. A world with a judge has its opinion of the same
-held-out pictures, on the same scale, as `judge` of a run; no run sees it.
+Prints the settings, fastest first, and rewards after some simulated seconds; writes the same keys as `shapes.py`.
+Rewards are scaled linearly: .45 is the untrained model and .95 real images (`build.json`), both on held-out prompts.
+The reward for emoji is the example's style, because the match of image and prompt hardly improves within minutes on
+prompts that a run does not train on. With a judge, a run's `judge` has the judge's scores of the same held-out images,
+on the same scale; they are not used in training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy as np
 import shapes
 import torch
 from campaign import REPOSITORY, Job, train_all
-from common import told
+from common import reported_errors
 from curves import curves
 from PIL import Image
 from shape_results import BASE, HEADLINE, RATES, REAL, SEEDS, SHAPES, VIDEO_PREVIEWS, Runs, show, summary
@@ -51,24 +51,24 @@ from solrl_ray.rewards.callables import import_callable
 from solrl_ray.storage.run_folder import RunFolder
 
 FRONT = ("1x3_4of24+shared_noise_kl_0", "2x1_8of8+shared_noise_kl_0")
-"""The soonest shape of each side of the testbed's map."""
+"""The fastest setting of each side (two stages, one stage) on the testbed."""
 Judge = Callable[[torch.Tensor, list[str]], torch.Tensor]
-"""Pictures [B, 3, H, W] and their prompts → one number each."""
+"""Function of images [B, 3, H, W] and their prompts that returns one score each."""
 MICRO_BATCH = 96
-"""Pictures of an evaluation that share a forward."""
+"""Images per forward in an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
-    """Of files and folders."""
+    """Prefix of files and folders."""
     builder: str
     configuration: Callable[[Path], dict[str, Any]]
     shapes: tuple[str, ...]
     place: str
-    """What an iteration is charged as where rewards are printed."""
+    """Model whose simulated time is used where rewards are printed."""
     limit: float
-    """Seconds of a run, charged as FLUX.1-dev: about what ten minutes of a GPU allow."""
+    """Maximum simulated seconds of a run, as FLUX.1-dev: about ten minutes of a real GPU."""
 
 
 VIDEO = Kind(
@@ -90,10 +90,10 @@ EMOJI = Kind(
 
 
 class World:
-    """The folder that a builder wrote."""
+    """A folder written by one of the builders."""
 
     def __init__(self, folder: Path) -> None:
-        """Exits with a sentence if it is not built."""
+        """Exits with an error message if the folder is not finished."""
         self.folder, file = folder.absolute(), folder / "build.json"
         self.kind = EMOJI if (folder / "judge").is_dir() else VIDEO
         found = json.loads(file.read_text()) if file.is_file() else {}
@@ -104,27 +104,26 @@ class World:
         if not found.get("done") or any(name not in found.get(end, {}) for end in ("model", "real") for name in names):
             builders = " or ".join(f"benchmarks/{kind.builder}" for kind in (VIDEO, EMOJI))
             sys.exit(
-                f"{folder} has no build.json that is done and has the model's rewards: run {builders} until it says so"
+                f"{folder} has no finished build.json with the model's rewards; run {builders} until it prints that "
+                "all is done"
             )
         self.ends = {name: [found["model"][name], found["real"][name]] for name in names}
-        """Reward or judge → its mean of the untrained model and of real pictures."""
+        """``reward`` or ``judge`` → its means for the untrained model and for real images."""
         for name, (base, real) in self.ends.items():
             if real <= base:
-                print(
-                    f"note: {name} is {real:.3f} for real pictures and {base:.3f} for the model's, so it is not scaled"
-                )
+                print(f"note: {name} is {real:.3f} for real images and {base:.3f} for the model's, so it is not scaled")
 
     @property
     def judges(self) -> tuple[str, ...]:
         return ("judge",) if self.kind is EMOJI else ()
 
     def job(self, key: Key, arguments: argparse.Namespace) -> Job:
-        """`key`'s run, of this world."""
+        """The run of `key` on this world's data."""
         made, own = key.job(arguments), self.kind.configuration(self.folder)
         if not SHAPES[key.shape].pool or arguments.all_frames:
             own.pop("rollout", None)  # one stage has no previews
         settings = (f"{section}={json.dumps(values)}" for section, values in own.items())  # JSON is YAML
-        # A judge sees all that is evaluated. Decoding larger batches of such pictures would fill a GPU that runs share.
+        # The judge needs all evaluated images stored. Larger batches would fill the memory of a GPU that runs share.
         judged = f"evaluation={{pictures: {made.config.evaluation.prompts}, micro_batch: {MICRO_BATCH}}}"
         return Job(made.files, (*settings, *made.overrides, *([judged] if self.judges else ())))
 
@@ -138,11 +137,11 @@ class World:
 
 
 def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Train runs for `arguments.seconds` at most, and put them into the results, which are saved meanwhile."""
+    """Train runs for at most `arguments.seconds` and store them in the results, which are saved repeatedly."""
     jobs = {world.job(key, arguments): key for key in keys}
 
-    def look(job: Job) -> bool:
-        """Keep what a run has so far; whether it has ended."""
+    def update(job: Job) -> bool:
+        """Store a run's curve so far; returns True if it has reached its target."""
         key = jobs[job]
         run = shapes.run_of(key, key.folder(arguments), key.iterations(arguments), scaled=world.scaled)
         if run:
@@ -151,13 +150,13 @@ def train(keys: Sequence[Key], world: World, results: dict[str, Any], arguments:
         return run is not None and run["ended"] == "reached"
 
     with shapes.mps(arguments.gpus, arguments.mps) as places:
-        train_all(list(jobs), at_once=arguments.at_once, seconds=arguments.seconds, places=places, enough=look)
+        train_all(list(jobs), at_once=arguments.at_once, seconds=arguments.seconds, places=places, enough=update)
     for job in jobs:
-        look(job)
+        update(job)
 
 
 def let_judge(keys: Sequence[Key], world: World, results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Put the judge's opinion of each evaluation's pictures beside its reward, for the runs whose folders have all."""
+    """Add the judge's score of each evaluation's images to the results, for runs whose folders have all images."""
     judge, device = world.judge(), "cuda" if arguments.gpu else "cpu"
     for key in keys:
         run = results["runs"].get(key.shape, {}).get(f"{key.rate:g}", {}).get(str(key.seed))
@@ -171,7 +170,7 @@ def let_judge(keys: Sequence[Key], world: World, results: dict[str, Any], argume
 
 @torch.no_grad()
 def opinions_of(folder: Path, judge: Judge, device: str = "cpu") -> dict[int, float]:
-    """Updates → mean score of the pictures of a run's evaluation then, if all are there; kept in a file of the run."""
+    """Updates → mean score of the images of the run's evaluation, if all exist; cached in the run folder."""
     file = folder / "judge.json"
     known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     for record in (each for each in read_run(folder).evaluations if str(each.iteration) not in known):
@@ -187,13 +186,15 @@ def opinions_of(folder: Path, judge: Judge, device: str = "cpu") -> dict[int, fl
 
 
 def pixels(file: Path) -> torch.Tensor:
-    """float32 [3, H, W] in [0, 1]."""
+    """Read an image: float32 [3, H, W] in [0, 1]."""
     return torch.from_numpy(np.asarray(Image.open(file).convert("RGB")).copy()).permute(2, 0, 1) / 255
 
 
 def best_rate(runs: Runs, shape: str) -> float:
-    """Of the rates whose run of the first seed has ended, the one with the highest reward over its time: a run need not
-    be at any share of the way. Exits with a sentence if there is none.
+    """The learning rate with the highest mean reward over time, among those whose run of the first seed has ended.
+
+    Unlike in `shapes.py`, a run need not have closed any share of the gap. Exits with an error message if there is no
+    such run.
     """
     first = str(SEEDS[0])
     of_rate = {
@@ -211,7 +212,7 @@ def best_rate(runs: Runs, shape: str) -> float:
 
 
 def keys_of(world: World, results: dict[str, Any], arguments: argparse.Namespace) -> list[Key]:
-    """The runs that are asked for, all of a seed before the next one's."""
+    """The requested runs; all runs of one seed before those of the next."""
     rates = {
         name: [best_rate(results["runs"], name)] if arguments.best else arguments.rates
         for name in arguments.shapes or world.kind.shapes
@@ -228,19 +229,19 @@ def keys_of(world: World, results: dict[str, Any], arguments: argparse.Namespace
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", type=Path, metavar="OUT/world")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="NAME", help="in place of the world's own")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="NAME", help="settings to compare")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES[:3], help="learning rates")
-    parser.add_argument("--best", action="store_true", help="in place of --rates: each shape's best so far")
+    parser.add_argument("--best", action="store_true", help="instead of --rates: each setting's best so far")
     parser.add_argument(
         "--seeds",
         type=int,
         default=1,
         choices=range(1, len(SEEDS) + 1),
         metavar="N",
-        help=f"how many of {', '.join(map(str, SEEDS))}",
+        help=f"number of seeds, of {', '.join(map(str, SEEDS))}",
     )
     shapes.options(parser)
-    parser.add_argument("--all-frames", action="store_true", help="previews of videos decode all of them")
+    parser.add_argument("--all-frames", action="store_true", help="previews of videos decode all frames")
     parser.add_argument("--root", type=Path, help="default: runs/NAME_shapes")
     parser.add_argument("--results", type=Path, help="default: benchmarks/results/NAME_shapes.json")
     arguments = parser.parse_args()
@@ -267,5 +268,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with reported_errors():
         main()

@@ -52,7 +52,7 @@ class Note:
     y: int
     lines: tuple[str, ...]
     anchor: str = "middle"
-    """Alignment of its lines at x: ``middle``, ``start`` or ``end``."""
+    """Alignment of the lines at x: ``middle``, ``start`` or ``end``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Hooks of MkDocs for links from a page to files outside of docs/, which the site does not contain.
 
-Where the repository itself is read, such links work as they are. On the site they lead to the repository if
-`repo_url` is set in mkdocs.yml; else the path is shown without a link. Images of benchmarks/results are copied. A
-missing file is a warning, which ``--strict`` makes an error.
+In the repository such links work unchanged. On the site they lead to the repository if mkdocs.yml has `repo_url`;
+otherwise the path is shown without a link. Images of benchmarks/results are copied to the site. A missing file is a
+warning, which ``--strict`` turns into an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODE_OR_LINK = re.compile(
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Add the images that benchmarks draw to the site's files."""
+    """Add the benchmarks' plots to the site's files."""
     root = Path(config.docs_dir).resolve().parent
     for picture in sorted(root.glob("benchmarks/results/*.png")):
         name = picture.relative_to(root).as_posix()
@@ -33,7 +33,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any, **_: Any) -> str:
-    """The page with its links to files outside of docs/ replaced; code stays as it is."""
+    """Return the page with its links to files outside docs/ replaced. Code stays unchanged."""
     docs = Path(config.docs_dir).resolve()
     here = posixpath.dirname(page.file.src_uri)
 

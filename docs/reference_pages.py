@@ -1,6 +1,6 @@
 """Writes docs/reference/{configuration,commands,api,files}.md from the code: `make reference`.
 
-A test compares the pages with what this makes, so a key, an option or a docstring cannot change without its page.
+A test compares the pages with this script's output, so a key, an option or a docstring cannot change without its page.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
 NAMES = {str: "text", bool: "`true`, `false`", int: "integer", float: "number", type(None): "`null`", Any: "any value"}
 WRONG = ("rollout.kepe=12", "rollout.keep=25", "rollout.keep=many", "learner.micro_batch=0", "learner.updates=5")
-"""Settings for the demo that the program refuses, whose sentences the page shows."""
+"""Invalid settings for the demo; the page shows their error messages."""
 CLASSES = (
     ("A reward", "solrl_ray/rewards/base.py", ("Reward", "CheckpointReward")),
     ("A model family", "solrl_ray/models/base.py", ("DiffusionModel",)),
-    ("What a family says of its checkpoints", "solrl_ray/models/family_checkpoint.py", ("FamilyCheckpoint",)),
-    ("What a family says of its sizes", "solrl_ray/models/sizes.py", ("FamilySizes",)),
+    ("A family's checkpoints", "solrl_ray/models/family_checkpoint.py", ("FamilyCheckpoint",)),
+    ("A family's sizes", "solrl_ray/models/sizes.py", ("FamilySizes",)),
     ("An objective", "solrl_ray/objectives/base.py", ("Objective", "MicroBatch", "Pass", "Velocities", "Loss")),
 )
-"""Heading, file and classes of the page of the API."""
+"""Heading, file and classes of each section of api.md."""
 HOOKS = ("_set_up", "_set_up_shape", "_encode", "_velocity", "_unpacked", "_combined", "_denormalised", "_token_limit")
-"""Methods that a subclass writes although their names begin with an underscore."""
+"""Methods that subclasses implement although their names begin with an underscore."""
 
 
 def note(made_from: str) -> str:
-    return f"*Made from {made_from} by `make reference`.*"
+    return f"*Generated from {made_from} by `make reference`.*"
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -53,7 +53,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def prose(text: str | None) -> str:
-    """A docstring as one line of Markdown: single backticks, and shapes as code, where a star is no emphasis."""
+    """A docstring as one line of Markdown: single backticks, and shapes as code, so that a star is not emphasis."""
     line = " ".join((text or "").replace("``", "`").split())
     return re.sub(r"(?<![`\w])\[B\b[^\]]*\]", r"`\g<0>`", line)
 
@@ -67,10 +67,10 @@ def configuration() -> str:
         note("`solrl_ray/config/`"),
         "A configuration is one or more YAML files. Later files win. Mappings merge; lists and single values are "
         "replaced. `--set KEY=VALUE` wins over files. A key without a default must be given. `solrl config NAME…` "
-        "prints a whole configuration with these comments, to start your own from.",
+        "prints a whole configuration with these comments, as a start for yours.",
         "The entries of a list are numbered: `rewards.0.kind` is the kind of the first reward.",
-        "## What a wrong value is answered with",
-        "The program checks all keys before anything starts. It exits with status 2 and one sentence:",
+        "## Error messages",
+        "All keys are checked before anything starts. An error exits with status 2 and one sentence:",
         "```\n" + "\n".join(f"--set {wrong}\nerror: {answer(wrong)}" for wrong in WRONG) + "\n```",
     ]
     for name, info in Config.model_fields.items():
@@ -80,23 +80,23 @@ def configuration() -> str:
 
 
 def answer(setting: str) -> str:
-    """The sentence with which a setting for the demo is refused."""
+    """The error message for an invalid setting of the demo."""
     try:
         loaded = load_with_sources([ROOT / "configs" / "demo.yaml"], [setting])
         checks.check(loaded.config, loaded.sources)
     except UserError as error:
         return str(error)
-    raise AssertionError(f"{setting} is not refused")
+    raise AssertionError(f"{setting} is accepted; choose an invalid setting for WRONG")
 
 
 def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterator[str]:
-    """The tables of a section's keys; sections of several kinds have one table for each kind.
+    """Yield the tables of a section's keys, one table per kind if the section has several kinds.
 
-    `given` is the section that a run has by default, if it has one.
+    `given` is the default section, if the key has one.
     """
     kinds, entry = sections(info.annotation), f"{key}.0" if get_origin(info.annotation) is list else key
-    if said := prose(info.description):
-        yield said
+    if description := prose(info.description):
+        yield description
     if len(kinds) > 1 and given is not None:
         yield f"Its keys depend on `{key}.kind`; default: `{given.model_dump()['kind']}`."
     for kind in kinds:
@@ -104,7 +104,7 @@ def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterat
         defaults = given if isinstance(given, kind) else None
         if len(kinds) > 1:
             yield f"### {key}, kind: {fields.pop('kind').default}"
-        if (own := prose(kind.__doc__)) and own != said:
+        if (own := prose(kind.__doc__)) and own != description:
             yield own
         flat = [(name, field) for name, field in fields.items() if not sections(field.annotation)]
         if flat:
@@ -125,7 +125,7 @@ def row(key: str, field: FieldInfo, standard: str) -> tuple[str, ...]:
 
 
 def default(field: FieldInfo, given: BaseModel | None, name: str) -> str:
-    """Default of a key: in the section that a run has by default, else in any section of this kind."""
+    """Default of a key: its value in the default section `given`, else the default of the field."""
     if field.is_required() and given is None:
         return "must be given"
     value = field.default if given is None else getattr(given, name)
@@ -133,7 +133,7 @@ def default(field: FieldInfo, given: BaseModel | None, name: str) -> str:
 
 
 def sections(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that a key's type allows."""
+    """The sections (pydantic models) in a key's type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [inner for part in get_args(annotation) for inner in sections(part)]
@@ -182,10 +182,10 @@ def commands() -> str:
         f"Exit status: {prose(statuses[1])}",
     ]
     for name, help_, command in subcommands(parser):
-        for words, said, own in [*actions(command, name, help_)]:
+        for words, summary, own in [*actions(command, name, help_)]:
             run: Callable[..., int] | None = own.get_default("run_verb")
             listed = vars(verbs).values()
-            parts += [f"## solrl {words}", prose(inspect.getdoc(run)) if run in listed else f"{capital(said)}."]
+            parts += [f"## solrl {words}", prose(inspect.getdoc(run)) if run in listed else f"{capital(summary)}."]
             parts.append(f"    {synopsis(words, own)}")
             if rows := [argument(action) for action in shown(own)]:
                 parts.append(table(("argument", "meaning"), rows))
@@ -193,12 +193,12 @@ def commands() -> str:
 
 
 def actions(
-    command: argparse.ArgumentParser, name: str, said: str
+    command: argparse.ArgumentParser, name: str, summary: str
 ) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """A command, or the actions that it consists of: words, help, parser."""
+    """Yield words, help and parser of a command, or of each of its actions if it has actions."""
     inner = list(subcommands(command))
     if not inner:
-        yield name, said, command
+        yield name, summary, command
     for action, help_, parser in inner:
         yield f"{name} {action}", help_, parser
 
@@ -206,9 +206,9 @@ def actions(
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, inner in action.choices.items():
-                yield name, said[name], inner
+                yield name, summaries[name], inner
 
 
 def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -230,7 +230,7 @@ def synopsis(words: str, parser: argparse.ArgumentParser) -> str:
 
 
 def value_of(action: argparse.Action) -> str:
-    """How an argument's value is written: ``CONFIG…``, ``{bash,zsh}``."""
+    """Notation of an argument's value: ``CONFIG…``, ``{bash,zsh}``."""
     if action.nargs == 0:
         return ""
     names = action.metavar or (
@@ -258,8 +258,8 @@ def api() -> str:
     parts = [
         "# API",
         note("the docstrings"),
-        "What you subclass or call to add a reward, a model family or an objective. Shapes are in brackets: "
-        "`[B, 3, H, W]` is a batch of images. [CONTRIBUTING](../../CONTRIBUTING.md) has a small example of each.",
+        "Classes to subclass and functions to call for a new reward, model family or objective. Shapes are in "
+        "brackets: `[B, 3, H, W]` is a batch of images. [CONTRIBUTING](../../CONTRIBUTING.md) has an example of each.",
         "A reward can also be a plain function, without a class. " + own_function(),
     ]
     for heading, file, names in CLASSES:
@@ -278,13 +278,13 @@ def own_function() -> str:
 
 
 def documented(node: ast.ClassDef) -> Iterator[str]:
-    """A class: its docstring, a table of attributes, its public methods and those that subclasses write."""
+    """Yield a class's docstring, its table of attributes, and its public methods and hooks (`HOOKS`)."""
     yield text_of(node)
     attributes = [
-        (f"`{ast.unparse(line.target)}: {ast.unparse(line.annotation)}`", said)
+        (f"`{ast.unparse(line.target)}: {ast.unparse(line.annotation)}`", description)
         for line, after in zip(node.body, [*node.body[1:], None], strict=True)
         if isinstance(line, ast.AnnAssign) and not ast.unparse(line.target).startswith("_")
-        for said in [docstring(after)]
+        for description in [docstring(after)]
     ]
     if attributes:
         yield table(("attribute", "meaning"), attributes)
@@ -296,9 +296,9 @@ def documented(node: ast.ClassDef) -> Iterator[str]:
 
 
 def docstring(node: ast.stmt | None) -> str:
-    """Docstring of an attribute, the text after it."""
-    said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
-    return prose(said) if isinstance(said, str) else ""
+    """Docstring of an attribute: the string constant after it; empty if there is none."""
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value
+    return prose(text) if isinstance(text, str) else ""
 
 
 def signature(method: ast.FunctionDef) -> str:
@@ -308,7 +308,7 @@ def signature(method: ast.FunctionDef) -> str:
 
 
 def text_of(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """A docstring as Markdown: what is listed under ``Args:`` and the like becomes a list."""
+    """A docstring as Markdown: sections such as ``Args:`` become lists."""
     out = []
     for block in re.split(r"\n\s*\n", (ast.get_docstring(node) or "").replace("``", "`")):
         head, _, rest = block.partition("\n")
@@ -324,7 +324,7 @@ def text_of(node: ast.ClassDef | ast.FunctionDef) -> str:
 
 
 def files() -> str:
-    """Packages in the order of their layers, each with its files."""
+    """files.md: packages in the order of their layers, each with its files."""
     parts = [
         "# Source files",
         note("the docstrings"),
@@ -341,19 +341,19 @@ def files() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def package(place: Path) -> str:
-    """A module in a line; a package as a list of its files."""
-    if not place.is_dir():
-        return f"**`{place.relative_to(ROOT)}.py`** {first_sentence(place.with_suffix('.py'))}"
-    modules = [file for file in sorted(place.glob("*.py")) if file.name != "__init__.py"]
+def package(path: Path) -> str:
+    """A module as one line, a package as a list of its files."""
+    if not path.is_dir():
+        return f"**`{path.relative_to(ROOT)}.py`** {first_sentence(path.with_suffix('.py'))}"
+    modules = [file for file in sorted(path.glob("*.py")) if file.name != "__init__.py"]
     lines = [f"- `{file.name}` {first_sentence(file)}" for file in modules]
-    return f"**`{place.relative_to(ROOT)}/`** {first_sentence(place / '__init__.py')}\n\n" + "\n".join(lines)
+    return f"**`{path.relative_to(ROOT)}/`** {first_sentence(path / '__init__.py')}\n\n" + "\n".join(lines)
 
 
 def first_sentence(file: Path) -> str:
-    """First sentence of a file's docstring, without a diagram or an address after it."""
-    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=\.) (?=[A-Z`])", prose(said.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
+    """First sentence of a file's docstring, without a diagram or address that follows it."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.) (?=[A-Z`])", prose(text.partition("\n\n")[0]), maxsplit=1)[0].removesuffix(" ::")
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -362,7 +362,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "api.md": api,
     "files.md": files,
 }
-"""File from docs/reference → what makes it."""
+"""File name in docs/reference → function that writes it."""
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""Takes docs/images/{demo,report,dashboard}.png and live.svg of a whole demo: `make screenshots`, in about six minutes.
+"""Runs the demo and takes docs/images/{demo,report,dashboard}.png and live.svg: `make screenshots`, about six minutes.
 
-``demo`` is the top of the run's report and ``report`` are its curves. ``live`` is the live view and ``dashboard`` is
-Ray's page of actors, both after half of the iterations. Needs Chromium. The run's figures are those of `make demo`, if
-the CPU type and the library lock are the same; times and the ids of processes differ.
+``demo`` shows the top of the run's report, ``report`` its curves, ``live`` the live view and ``dashboard`` Ray's page
+of actors, the latter two after half of the iterations. Needs Chromium. With the same CPU type and library lock the
+run's figures equal those of `make demo`, except for times and process ids.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from solrl_ray.report.live import render
 FOLDER = Path(__file__).parent / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 UNDRAWN = 200
-"""Rows at the end of a window that Chromium may leave empty."""
+"""Pixel rows at the bottom of a window that Chromium may leave blank."""
 MARGIN = 20
-"""Pixels below the last thing of a page."""
+"""Pixels kept below a page's content."""
 COLUMNS = 88
-"""Width of the terminal."""
+"""Width of the terminal, in characters."""
 DONE = re.compile(r"iteration (\d+)/(\d+): ")
 """Progress in a line of the run's log."""
 
 
 def photograph(page: str, picture: Path, *, width: int, height: int) -> None:
-    """Write the upper `width` × `height` pixels of a page as PNG, without empty rows at its end."""
+    """Write the upper `width` × `height` pixels of a page as PNG, without blank rows at the bottom."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise SystemExit(f"error: a browser is missing: none of {', '.join(BROWSERS)} was found; install one.")
@@ -55,7 +55,7 @@ def photograph(page: str, picture: Path, *, width: int, height: int) -> None:
 
 
 def terminal(progress: Progress) -> str:
-    """The live view as SVG. It names no font of the web, so that a page with it fetches nothing."""
+    """The live view as SVG, without web fonts, so that a page showing it fetches nothing."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(render(progress))
     text = console.export_svg(title="solrl train demo", unique_id="live")
@@ -63,7 +63,7 @@ def terminal(progress: Progress) -> str:
 
 
 def snapshot(run: Path) -> Progress:
-    """Progress of the live run in the midst of a stage."""
+    """Progress of the live run, while a stage is partly done."""
     from actors.client.live_run import live_progress
     from solrl_ray.common.ray_auth import clusters_here
 
@@ -74,7 +74,7 @@ def snapshot(run: Path) -> Progress:
         if any(0 < done < total for done, total in progress.stages.values()):
             return progress
         time.sleep(1.0)
-    raise SystemExit(f"error: the run in {run} was not seen in the midst of a stage.")
+    raise SystemExit(f"error: the run in {run} never reported a partly finished stage.")
 
 
 def photograph_live(run: Path, dashboard: str) -> None:
@@ -83,7 +83,7 @@ def photograph_live(run: Path, dashboard: str) -> None:
 
 
 def photograph_report(report: Path) -> None:
-    """Without the lines that say when, where and by which command the run was begun."""
+    """Take both images of the report, without its lines on time, machine and command of the start."""
     text = re.sub(r"<p>(begun|resumed) .*?</p>\n", "", report.read_text(encoding="utf-8"))
     head, _, body = text.partition("<header>")
     _, title, curves = body.partition("<h2>Held-out reward</h2>")
@@ -98,14 +98,14 @@ def photograph_report(report: Path) -> None:
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("--run", type=Path, help="take the report's pictures alone, of this finished run")
-    given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run, to try this faster")
+    given.add_argument("--run", type=Path, help="take only the images of the report, of this finished run")
+    given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run, for a faster trial")
     asked = given.parse_args()
     if asked.run:
         photograph_report(asked.run.absolute() / "report.html")
         return
     settings = [f"--set={each}" for each in asked.set]
-    # The browser has no token. This Ray listens on this machine alone, for as long as the run lasts.
+    # The browser has no token. Ray listens on this machine only, and only while the run lasts.
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as root:
         run, dashboard = Path(root) / "demo", ""

@@ -1,1 +1,1 @@
-"""Commands from outside: a run is started, asked, scaled, evaluated."""
+"""The client side of the commands that start, query, scale and evaluate runs on Ray."""

@@ -1,4 +1,4 @@
-"""Makes this process a driver of a Ray cluster, or of a local Ray started for it."""
+"""Connects this process as a driver to a Ray cluster, or to a local Ray that it starts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from solrl_ray.errors import RunError, UserError
 
 ACCESS_CHECK_SECONDS = 10.0
 BUSY = "timed out during startup"
-"""In Ray's error if its node was not there after 30 s, which no setting changes."""
+"""Text in Ray's error if the node did not start within 30 s, a limit that no setting changes."""
 UNLISTED = "_ray_internal_solrl"
-"""The dashboard and ``ray list jobs`` omit drivers in such a namespace, as they omit Ray's own."""
+"""Namespace of unlisted drivers: the dashboard and ``ray list jobs`` omit those with the prefix ``_ray_internal_``."""
 
 
 class _Job(JobConfig):
-    """Workers get the folders that are on this process's own path. Ray would also put the present folder first, where a
-    user's ``statistics.py`` would take the place of Python's. If another package there is called `actors`, this
-    installation's folder comes before it.
+    """Gives workers only those folders that are on this process's `sys.path`.
+
+    By default Ray also puts the working folder first, where a user's ``statistics.py`` would replace Python's. If a
+    package there is called `actors`, this installation's folder comes before it.
     """
 
     def _serialize(self) -> Any:
@@ -38,12 +39,13 @@ class _Job(JobConfig):
 
 @contextmanager
 def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterator[bool]:
-    """Call `join`, unless this process is a driver already; yields whether it became one.
+    """Context that connects to Ray with `join`, unless this process is already a driver. Yields True if it connected.
 
     Args:
-        address: default: RAY_ADDRESS, as in a submitted job; without either, a local Ray is started.
-        job: the name of this process in the cluster's list of jobs; empty: it is not listed.
-        tell: print where the dashboard is.
+        address: address of the cluster; default: RAY_ADDRESS, as in a submitted job. Without either, starts a local
+            Ray.
+        job: name of this process in the cluster's list of jobs; empty: it is not listed.
+        tell: if True, print the address of the dashboard.
 
     Raises UserError, RunError as `join`.
     """
@@ -74,14 +76,15 @@ def join(address: str | None, *, job: str = "") -> Any:
 
     `job` as in `joined`.
 
-    Raises UserError if `address` is a dashboard's; RunError if no Ray answers there, or it refuses this user's token.
+    Raises UserError if `address` is that of a dashboard; RunError if no Ray answers at `address`, or if it refuses this
+    user's token.
     """
     try:
         if address:
             ray_auth.check_access(address, seconds=ACCESS_CHECK_SECONDS)
         else:
-            # Workers read this when they load OpenMP. By default, waiting threads spin: the learner's would take up to
-            # five times their own computing time from samplers on the same cores.
+            # Workers read this when they load OpenMP. By default, waiting threads spin. Those of the learner would take
+            # up to five times their computing time away from samplers on the same cores.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         context = init(
             address=address or "local",
@@ -93,20 +96,20 @@ def join(address: str | None, *, job: str = "") -> Any:
     except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
         raise RunError(f"{where}: {wait.first_line(error)}") from error
-    except SystemExit as told:  # Ray's handler of SIGTERM raises it during `ray.init`
-        raise KeyboardInterrupt from told
-    interrupts.listen()  # again: Ray's handler, installed just now, would abort with a stack trace
+    except SystemExit as terminated:  # raised by Ray's SIGTERM handler during `ray.init`
+        raise KeyboardInterrupt from terminated
+    interrupts.listen()  # again, because `ray.init` installed a handler that would abort with a stack trace
     return context
 
 
 def init(**options: Any) -> Any:
-    """`ray.init`, a second time if the machine was too busy for the first. Raises as it, RunError if both times."""
+    """`ray.init`, tried twice if the machine is too busy. Raises as `ray.init`; RunError if both attempts time out."""
     try:
         return ray.init(**options)
-    except Exception as error:  # it has no type of its own
+    except Exception as error:  # Ray has no class for this error
         if BUSY not in str(error):
             raise
-    print("note: Ray did not start within 30 s: this machine is busy; it is tried once more", flush=True)
+    print("note: Ray did not start within 30 s because this machine is busy; trying once more", flush=True)
     ray.shutdown()
     try:
         return ray.init(**options)
@@ -115,6 +118,6 @@ def init(**options: Any) -> Any:
             raise
         raise RunError(
             "Ray did not start within 30 s, twice: this machine is too busy, or one of Ray's processes, such as its "
-            "dashboard, cannot start here; end what else runs here, or read dashboard*.log, raylet.err and "
+            "dashboard, cannot start; stop other programs on this machine, or read dashboard*.log, raylet.err and "
             f"gcs_server.err in {os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
         ) from error

@@ -1,7 +1,7 @@
-"""The controller as an actor: what other processes may ask of a live run (progress, other pool sizes).
+"""The controller as a Ray actor: the methods that other processes call on a live run (progress, scaling).
 
-Every process that asks for an actor imports the module of its class. So this module is light; importing the
-controller's takes seconds.
+A process that looks up an actor imports the module of its class. So this module imports little; the controller's module
+takes seconds to import.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from solrl_ray.metrics.records import Progress
 
 
 class ControllerActor:
-    """All methods are asynchronous, so they answer while `run` is at work."""
+    """All methods are coroutines, so they answer while `run` is running."""
 
     _name = "controller"
-    """Ray asks for it also after a constructor that raised, or was never called, and would report its error instead."""
+    """Default for `__repr__`, which Ray also calls if the constructor failed or never ran. An AttributeError would hide
+    the real error.
+    """
 
     def __init__(self, config: Config, folder: Path, classes: Any) -> None:
         """`classes`: `actors.fleet.actor_factory.ActorClasses`."""
@@ -30,7 +32,7 @@ class ControllerActor:
         self._controller = Controller(config, folder, RayWorld(ActorFactory(config, folder, classes)))
 
     def __repr__(self) -> str:
-        """Shown in Ray's dashboard and before each line that this process logs."""
+        """Title in Ray's dashboard and before each log line of this process."""
         return self._name
 
     async def run(self) -> None:
@@ -40,7 +42,7 @@ class ControllerActor:
         return await self._controller.progress(since)
 
     async def note(self, worker: str, words: str) -> None:
-        """Take an actor's note about a long call; see `actors.cluster.progress_notes`."""
+        """Receive an actor's note about a long call; see `actors.cluster.progress_notes`."""
         self._controller.note(worker, words)
 
     async def scale(self, sizes: Mapping[str, int]) -> str:

@@ -1,6 +1,7 @@
-"""``solrl eval`` of a run that is not live: merges its policies and scores them on regenerators of its own.
+"""``solrl eval`` of a run that is not live: merges its policies and scores them on regenerators that it starts.
 
-    checkpoint ─► merger: a revision a policy ─► scorers: base, then LoRA, then EMA at the same addresses ─► table, page
+    checkpoint ─► merger: one revision per policy
+               ─► regenerators: base, then LoRA, then EMA, at the same noise addresses ─► table, page
 
 It starts no learner and no explorer, and only reads the run folder.
 """
@@ -48,29 +49,31 @@ from solrl_ray.weight_sync.publication import REGENERATOR, Publication
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """What is evaluated. The configuration says how: prompts, samples, steps, solver, rewards."""
+    """The run and the policies to evaluate. Prompts, samples, steps, solver and rewards are in the configuration."""
 
     run: Path
     out: Path
     policies: tuple[str, ...]
-    """Of `EVAL_POLICIES`."""
+    """Names from `EVAL_POLICIES`."""
 
 
 class Merger(LearnerRank):
-    """Holds the base weights, to compute the checksums that a receiver of a policy must end with. It does not train."""
+    """Holds the base weights, to merge policies and compute the checksums that their receivers must reach. Does not
+    train.
+    """
 
     def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
         return self._publisher.build(updates, factors, policy=policy)
 
     def _tier_of_explorers(self) -> str:
-        return full_tier(self._config.model)  # no explorer takes what it merges, and a run folder may say `auto`
+        return full_tier(self._config.model)  # there are no explorers, and the run's configuration may say `auto`
 
 
 CLASSES = ActorClasses(learner=Merger)
 
 
 def evaluate(config: Config, state: LearnerState, request: EvalRequest, *, address: str | None, live: bool) -> Path:
-    """Evaluate on a cluster (`address`) or on a local Ray; returns the page. Raises as `launch.train` does."""
+    """Evaluate on a cluster (`address`) or on a local Ray; returns the path of the page. Raises as `launch.train`."""
     with ExitStack() as stack:
         stack.enter_context(joined(address, job=f"evaluation of {config.run.name}", tell=True))
         capacity.await_resources(with_regenerators_alone(config))
@@ -85,7 +88,7 @@ def evaluate(config: Config, state: LearnerState, request: EvalRequest, *, addre
 
 
 def with_regenerators_alone(config: Config) -> Config:
-    """The configuration of a run whose other actors request no resources."""
+    """The configuration in which only regenerators and text encoders request resources."""
     return config.changed({"fleet.explorers": WorkerPool(), "fleet.learners": Learners()})
 
 
@@ -103,7 +106,7 @@ class FinishedRunEvaluation:
         return self._telemetry.progress(since)
 
     async def note(self, worker: str, words: str) -> None:
-        """As `ControllerActor.note`."""
+        """See `ControllerActor.note`."""
         self._telemetry.note(worker, words)
 
     async def run(self) -> None:
@@ -123,11 +126,11 @@ class FinishedRunEvaluation:
             await embeddings.started.wait()
             references = await embeddings.of(self._prompts, config.evaluated_model)
             probe = await embeddings.probe(self._prompts[0])
-            found: dict[str, dict[str, Evaluated]] = {}
+            scores: dict[str, dict[str, Evaluated]] = {}
             for policy, publication in publications.items():
                 self._telemetry.state(f"evaluating {policy}")
                 await fleet.publish(REGENERATOR, publication, probe)
-                found[policy] = await score_policy(
+                scores[policy] = await score_policy(
                     config,
                     self._prompts,
                     references,
@@ -136,15 +139,18 @@ class FinishedRunEvaluation:
                     policy=policy,
                     changed=partial(self._telemetry.stage, "evaluate"),
                 )
-            write_found = partial(write, config, self._request, self._state, found)
-            await on_disk(self._world, config, self._request.out, write_found, "writing what was found")
+            write_results = partial(write, config, self._request, self._state, scores)
+            await on_disk(self._world, config, self._request.out, write_results, "writing the results")
             self._telemetry.state("done")
 
 
 async def merged(
     world: World, merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
 ) -> dict[str, Publication]:
-    """Publications of all policies, by the actor `merger`, each within `seconds`. The actor ends then."""
+    """Merge all policies on the actor `merger`, which ends afterwards; returns policy → publication.
+
+    `seconds`: deadline for each policy.
+    """
     try:
         starting = world.send(merger, "start")
         await world.answer(starting, what="the start of the merger", seconds=config.fleet.deadlines.start)
@@ -156,13 +162,13 @@ async def merged(
             publications[policy] = Publication(revision=revision, mode=config.publish.mode)
         return publications
     finally:
-        world.kill(merger)  # regenerators take its place
+        world.kill(merger)  # frees its resources for regenerators
 
 
 def write(
     config: Config, request: EvalRequest, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]
 ) -> Path:
-    """Write the pictures, numbers and page of `found` (policy → prompt id → scores); returns the page."""
+    """Write images, numbers and page of `found` (policy → prompt id → scores); returns the path of the page."""
     request.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
     shown = [prompt.id for prompt in prompts[: config.evaluation.pictures]]
@@ -170,9 +176,9 @@ def write(
     names = reward_names(config.rewards)
     results = {}
     for policy, scored in found.items():
-        asked = ((key, scored[key].images) for key in shown)
-        pictures = {(key, n): image for key, images in asked if images is not None for n, image in enumerate(images)}
-        save_pictures(request.out / policy, pictures, config.model.fps)
+        of_prompt = ((key, scored[key].images) for key in shown)
+        by_sample = {(key, n): image for key, batch in of_prompt if batch is not None for n, image in enumerate(batch)}
+        save_pictures(request.out / policy, by_sample, config.model.fps)
         results[policy] = {
             name: evaluation_metrics(
                 {prompt.id: scored[prompt.id].columns[position] for prompt in prompts},

@@ -1,5 +1,5 @@
-"""``solrl train`` on Ray: settles what the cards decide, tries own rewards on an explorer's GPU, starts the controller,
-and follows it until the run ends or Ctrl-C comes.
+"""``solrl train`` on Ray: resolves settings that depend on the GPUs, tries custom rewards on an explorer's GPU, starts
+the controller, and shows its progress until the run ends or is interrupted.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import REPORT_FILE, build
+from solrl_ray.report.rendering import digits, signed
 from solrl_ray.report.summary import unchanged
 from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
@@ -47,7 +48,7 @@ from solrl_ray.storage.warm_start import warm_start
 REFRESH_SECONDS = 0.5
 NOTE_END_SECONDS = 5.0
 UNANSWERED = 3
-"""Unanswered requests for progress in a row, after which the run counts as hung."""
+"""Number of consecutive progress requests without an answer after which the controller counts as hung."""
 
 
 def train(
@@ -65,15 +66,16 @@ def train(
 
     Args:
         resume: continue an existing run folder; if the run is complete, no worker is started.
-        live: redraw a panel if the output is a terminal; else plain lines.
-        view: shows progress in place of those.
-        facts: sizes of the model, with which a card decides what is left open to it (`fitting.resolve_auto`); without
-            them ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
-        plan: the text of `plan.txt` in the run folder; empty: none is written.
+        live: redraw a panel if the output is a terminal; else print plain lines.
+        view: replaces this display.
+        facts: sizes of the model, for settings that depend on the GPU (`fitting.resolve_auto`). Without them,
+            ``fleet.offload: null`` means false and ``learner.activation_memory: null`` means 0.5.
+        plan: text of `plan.txt` in the run folder; empty: none is written.
         classes: other classes for the actors, for tests and benchmarks.
 
-    Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
-    hangs; the run folder can be resumed.
+    Raises:
+        UserError: bad input; no training state was changed.
+        RunError: the run cannot continue, or its disk hangs. The run folder can be resumed.
     """
     config = compiled_learner.resolve_auto(config)
     folder, first = RunFolder.of(config), None
@@ -81,7 +83,7 @@ def train(
         config, first = warm_start(config)
 
     def claim() -> bool:
-        """Whether the run is complete."""
+        """Open the run folder; returns True if the run is complete."""
         folder.create(config, resume=resume, first=first)
         try:
             over = resume and concluded(folder)
@@ -97,15 +99,15 @@ def train(
 
     again = folder.resume_command(address)
     what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
-    # At least as long as a resumed run may wait for the lock.
+    # The deadline is at least as long as a resumed run may wait for the lock.
     over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
     with ExitStack() as stack:
         stack.callback(folder.lock.release)
         if over:
-            all_of_them = (
+            completed = (
                 "its iteration is" if config.run.iterations == 1 else f"all {config.run.iterations} iterations are"
             )
-            print(f"{all_of_them} done; set a larger run.iterations to continue")
+            print(f"{completed} done; set a larger run.iterations to continue")
             build(folder.path)
             _copy_end(config, folder)
         else:
@@ -129,15 +131,33 @@ def train(
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 interrupts.words = f"{what}{when}; go on with: {again}"
                 raise KeyboardInterrupt(interrupts.words) from None
-    page = folder.path / REPORT_FILE
     with lost_if_refused():
-        print(f"summary: {folder.path / SUMMARY_FILE}")
-        print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
+        print(_results(folder))
     return 0
 
 
+def _results(folder: RunFolder) -> str:
+    """The lines that end a run: what it gained, where its results are, and the next command."""
+    run, page = read_run(folder.path), folder.path / REPORT_FILE
+    lines = []
+    if gain := run.gain:
+        before, after = (run.shown[name].reward_mean for name in ("base", "final"))
+        error = "" if gain.stderr is None else f" ± {digits(gain.stderr)}"
+        improved = f"{gain.gained} of {len(gain.differences)} held-out prompts improved"
+        lines.append(f"held-out reward: {digits(before)} → {digits(after)} ({signed(gain.mean)}{error}); {improved}")
+    written = page if page.is_file() else f"not written; solrl report {folder.path} writes it"
+    lines += [
+        f"LoRA:    {folder.lora}  (pipeline.load_lora_weights of diffusers)",
+        f"report:  {written}",
+        f"summary: {folder.path / SUMMARY_FILE}",
+        f"next:    solrl export {folder.path} --format comfyui, or more iterations: "
+        f"{folder.resume_command()} --set run.iterations={2 * run.config.run.iterations}",
+    ]
+    return "\n".join(lines)
+
+
 def concluded(folder: RunFolder) -> bool:
-    """Whether the run has done all iterations of its configuration, and its results are there as they were written.
+    """True if the run has done all iterations of its configuration, and its result files exist unchanged.
 
     Raises UserError if a file of the run, or every checkpoint, is damaged.
     """
@@ -145,12 +165,12 @@ def concluded(folder: RunFolder) -> bool:
         return False
     run = read_run(folder.path)
     if run.summary is None or not unchanged(folder.path, f"{folder.lora.name}/{LORA_FILE}", run.summary):
-        return False  # it was never written to its end, or is to be written again
+        return False  # the results were not completely written, or have to be written again
     return newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
 
 
 def _copy_end(config: Config, folder: RunFolder) -> None:
-    """Copy the run's results to `checkpoints.upload`, again: the run may have been cut off before it did."""
+    """Copy the run's results to `checkpoints.upload`, in case the run was interrupted before it did."""
     if config.checkpoints.upload:
         uploader = Uploader(folder.path, config.checkpoints, print)
         uploader.submit(folder.checkpoint(config.run.iterations))
@@ -183,7 +203,7 @@ def _work(
 
 
 def resources(config: Config, address: str) -> None:
-    """Print what the run asks for beside what the cluster at `address` has.
+    """Print a table of the resources that the run requests and those that the cluster at `address` has.
 
     Raises UserError if something is missing, and as `connect.join`.
     """
@@ -195,7 +215,7 @@ def resources(config: Config, address: str) -> None:
 
 
 def with_tier(config: Config) -> Config:
-    """The configuration with the explorers' actual tier: `auto` is replaced, any other is checked.
+    """The configuration with the explorers' actual precision tier: `auto` is resolved, any other tier is checked.
 
     Raises UserError if an explorer's device lacks the tier.
     """
@@ -208,15 +228,16 @@ def with_tier(config: Config) -> Config:
 
 
 def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) -> Config:
-    """The configuration with what its cards decide. What fixes the LoRA digest is written to `config.yaml`.
+    """The configuration with the settings that depend on the GPUs resolved. Those that affect the LoRA digest are
+    written to `config.yaml`.
 
     Raises UserError as `fitting.resolve_auto`.
     """
     given, learner = config, config.fleet.learners
     if facts is not None and fitting.is_open(config):
-        config = fitting.resolve_auto(config, facts, _on_place_of(learner, config, "a look at the learners' GPU", card))
+        config = fitting.resolve_auto(config, facts, _on_node_of(learner, config, "reading the learners' GPU", card))
         if config.fleet.offload and not given.fleet.offload:
-            print("fleet.offload null is true: frozen layers leave the card while explorers work", flush=True)
+            print("fleet.offload null is true: frozen layers are moved to host memory while explorers work", flush=True)
     if compiled_learner.is_open(given):
         kept = compiled_learner.activation_memory(config)
         config = compiled_learner.keeping(config, kept)
@@ -229,36 +250,39 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
 
 
 def _tier_on(config: Config, explorer: WorkerResources) -> tuple[str, str]:
-    """`settle_tier`, run where such an explorer would be."""
+    """`settle_tier`, run with an explorer's resources on a node where one would run."""
     if not explorer.num_gpus:
         return settle_tier(config, explorer)
-    found = _on_place_of(explorer, config, "the test of the explorers' tiers", settle_tier, config, explorer)
-    return cast(tuple[str, str], found)
+    tier = _on_node_of(explorer, config, "the test of the explorers' tiers", settle_tier, config, explorer)
+    return cast(tuple[str, str], tier)
 
 
-def _on_place_of(
+def _on_node_of(
     worker: WorkerResources, config: Config, what: str, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """The result of a function, run where such a worker would be; `what`: the wait's name."""
+    """Run a function with a worker's resources on a node where such a worker would run; returns its result.
+
+    `what`: name of the wait, for errors.
+    """
     options: dict[str, Any] = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus, **where(worker)}
     return wait.get(ray.remote(**options)(function).remote(*arguments), what=what, seconds=config.fleet.deadlines.start)
 
 
 def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
-    """Try the user's own rewards where an explorer will run: on a GPU, or on another machine.
+    """Try custom rewards where explorers will run, if that is on a GPU or possibly on another machine.
 
-    Raises UserError with the user's traceback if one fails there.
+    Raises UserError with the traceback if one fails.
     """
     explorer = config.fleet.explorers
     own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
     if own and (explorer.num_gpus or elsewhere):
         tried, device = trial.prompts_of(config), str(device_of(explorer.num_gpus))
         trials = [trial.Trial(key, reward, scored(config), *tried) for key, reward in own.items()]
-        _on_place_of(explorer, config, "the trial of the rewards on a worker", trial.here, trials, device)
+        _on_node_of(explorer, config, "the trial of the rewards on a worker", trial.here, trials, device)
 
 
 def located(config: Config) -> Config:
-    """The configuration with absolute local paths: an actor has another working folder than the user."""
+    """The configuration with absolute local paths: the working folder of actors is not that of the user."""
     upload = config.checkpoints.upload
     if upload and "://" not in upload:
         upload = str(files.located(upload, "checkpoints.upload").absolute())
@@ -277,18 +301,20 @@ def _absolute(section: Section, *keys: str) -> Section:
 
 
 def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> None:
-    """Show progress until the run has ended; raises the error that ended it. `again`: the hint if the controller is
-    gone.
+    """Show progress until the run has ended. Raises the error that ended it, or RunError if the controller is gone or
+    does not answer.
 
-    A lost request for progress is repeated: only the run itself says that it has ended.
+    A progress request without an answer is repeated: only the call of `run` shows that the run has ended.
+
+    `again`: command or hint to continue, for these errors.
     """
     run, unanswered = controller.run.remote(), 0
     while True:
         try:
             ray.get(run, timeout=REFRESH_SECONDS)
             break
-        except RayTaskError as error:  # first: it is also an instance of its cause's class
-            _show(controller, view, config)  # events that led to it
+        except RayTaskError as error:  # first, because it is also an instance of the class of its cause
+            _show(controller, view, config)  # shows the last events before the error
             raise wait.translated(error, "the run") from error
         except GetTimeoutError:
             pass
@@ -296,12 +322,12 @@ def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> No
             raise RunError(f"the controller is gone: {wait.first_line(error)}; {again}") from error
         unanswered = 0 if _show(controller, view, config) else unanswered + 1
         if unanswered == UNANSWERED:
-            raise RunError(f"the controller did not answer {UNANSWERED} questions for progress; {again}")
+            raise RunError(f"the controller did not answer {UNANSWERED} requests for progress; {again}")
     _show(controller, view, config)
 
 
 def _show(controller: Any, view: LiveView, config: Config) -> bool:
-    """Whether the controller answered."""
+    """Show the current progress; returns False if the controller did not answer."""
     seconds = config.fleet.deadlines.start
     try:
         progress = wait.get(controller.progress.remote(view.seen), what="the controller's progress", seconds=seconds)

@@ -1,1 +1,1 @@
-"""Ray's vocabulary: calls, waits, names, capacity, termination."""
+"""Access to Ray: calls, waits, names, capacity, termination."""

@@ -1,4 +1,4 @@
-"""Whether the cluster has what a run asks for, at once or while nodes join; asks Ray which nodes are being drained."""
+"""Checks that the cluster has the resources of a run, waits for nodes that join, and lists draining nodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _KEYS = {"GPU": "num_gpus", "CPU": "num_cpus"}
 
 
 def survey(config: Config) -> list[Fit]:
-    """What the run asks for beside what the cluster has now."""
+    """Compares the resources that a run requests with those that the cluster has now."""
     nodes = [Node(resources=n["Resources"], labels=n.get("Labels") or {}) for n in ray.nodes() if n["Alive"]]
     return placement.fit(placement.requests(config), nodes)
 
 
 def await_resources(config: Config) -> None:
-    """Return once every actor has room; an autoscaler, if there is one, is asked for nodes.
+    """Return once the cluster has room for every actor. Requests nodes from the autoscaler, if the cluster has one.
 
-    Raises UserError after `fleet.deadlines.resources`: it names what is missing and which keys to change.
+    Raises UserError after `fleet.deadlines.resources`; the message names the missing resources and the keys to change.
     """
     patience = config.fleet.deadlines.resources
-    deadline, said = time.monotonic() + patience, float("-inf")
-    asked = False
+    deadline, reported = time.monotonic() + patience, float("-inf")
+    requested = False
     try:
         while True:
             fits = survey(config)
@@ -40,33 +40,34 @@ def await_resources(config: Config) -> None:
             if time.monotonic() >= deadline:
                 waited = f", after {patience:g} s of waiting (fleet.deadlines.resources)" if patience else ""
                 raise UserError(diagnosis(fits) + waited)
-            if not asked:
-                _ask_autoscaler([entry.request for entry in fits])
-                asked = True
-            if time.monotonic() - said >= PROGRESS_SECONDS:
-                said = time.monotonic()
-                print(f"waiting for nodes, {max(0.0, deadline - said):.0f} s left\n{placement.table(fits)}", flush=True)
+            if not requested:
+                _request_nodes([entry.request for entry in fits])
+                requested = True
+            if time.monotonic() - reported >= PROGRESS_SECONDS:
+                reported = time.monotonic()
+                left = max(0.0, deadline - reported)
+                print(f"waiting for nodes, {left:.0f} s left\n{placement.table(fits)}", flush=True)
             time.sleep(POLL_SECONDS)
     finally:
-        if asked:
-            request_resources(bundles=[])  # from now on the actors' own demand counts; this one would never expire
+        if requested:
+            request_resources(bundles=[])  # this request would never expire; the actors themselves now create demand
 
 
 def draining() -> set[str]:
-    """Ids of nodes that are leaving: an autoscaler or ``ray drain-node`` said so, or their Ray got SIGTERM."""
-    # Not public: Ray has no other way to ask.
+    """Ids of draining nodes: by an autoscaler, by ``ray drain-node``, or because their Ray process got SIGTERM."""
+    # Not public: Ray has no public function for it.
     return set(ray._private.state.state.get_draining_nodes())
 
 
 def diagnosis(fits: Sequence[Fit]) -> str:
-    """One sentence on what is missing."""
+    """One sentence that names the missing resources."""
     for resource, key in _KEYS.items():
-        shares = {entry.request.key: entry.request.total(resource) for entry in fits}
-        wanted, there = sum(shares.values()), ray.cluster_resources().get(resource, 0.0)
-        if wanted > there:
-            asked = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
+        requested = {entry.request.key: entry.request.total(resource) for entry in fits}
+        wanted, available = sum(requested.values()), ray.cluster_resources().get(resource, 0.0)
+        if wanted > available:
+            listing = ", ".join(f"{name} {amount:g}" for name, amount in requested.items() if amount)
             return (
-                f"the actors ask for {wanted:g} {resource}s ({asked}), but the cluster has {there:g}; "
+                f"the actors ask for {wanted:g} {resource}s ({listing}), but the cluster has {available:g}; "
                 f"lower their count or {key}, or use a larger cluster"
             )
     lacking = [
@@ -80,8 +81,8 @@ def diagnosis(fits: Sequence[Fit]) -> str:
     return f"{'; '.join(lacking)}; change their count, resources or labels, or use a larger cluster"
 
 
-def _ask_autoscaler(wanted: Sequence[ResourceRequest]) -> None:
-    """Without an autoscaler, this does nothing."""
+def _request_nodes(wanted: Sequence[ResourceRequest]) -> None:
+    """Request nodes from the autoscaler; does nothing without one."""
     actors = [request for request in wanted for _ in range(request.count) if any(request.each.values())]
     request_resources(
         bundles=[{name: amount for name, amount in request.each.items() if amount} for request in actors],

@@ -1,4 +1,4 @@
-"""The names of a run's actors on its cluster, by which other processes find them."""
+"""Names of a run's actors in the cluster, by which other processes find them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import hashlib
 from pathlib import Path
 
 CONTROLLER = "controller"
-"""The controller's name, in the namespace of its run."""
+"""Name of the controller, in the namespace of its run."""
 EVALUATION = "evaluation"
-"""The name of the actor that evaluates a finished run, in the namespace of its output folder."""
+"""Name of the actor that evaluates a finished run, in the namespace of its output folder."""
 
 
 def namespace(folder: Path) -> str:
-    """Ray namespace of the run in `folder`: two runs never share one, even under equal names.
-
-    Links are resolved first.
+    """Ray namespace of the run in `folder`. It contains a hash of the resolved path, so runs with the same name in
+    different folders do not share it.
     """
-    place = folder.resolve()
-    return f"solrl-{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
+    path = folder.resolve()
+    return f"solrl-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Ray's messages to a driver, such as the last log lines of a lost node, go to a file of the run folder."""
+"""Redirects Ray's messages to a driver, such as the last log lines of a lost node, to a file in the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from solrl_ray.common.output import lost_if_refused
 
 @contextmanager
 def kept_in(file: Path) -> Iterator[None]:
-    """Append Ray's messages to `file` instead of printing them, in this block; a note names it at the first one."""
+    """Context in which Ray's messages are appended to `file` instead of printed. The first one prints a note that names
+    the file.
+    """
     noted = False
 
     def keep(data: dict[str, Any], ignore_prefix: bool) -> None:
@@ -27,7 +29,7 @@ def kept_in(file: Path) -> Iterator[None]:
             with lost_if_refused():
                 print(f"note: Ray reports a fault in its cluster; its messages are in {file}", flush=True)
 
-    # Not public: Ray has no setting for it, and prints dozens of lines, also of earlier runs.
+    # Not public: Ray has no setting for this, and prints dozens of lines, including lines from earlier runs.
     printed, worker.print_to_stdstream = worker.print_to_stdstream, keep
     try:
         yield

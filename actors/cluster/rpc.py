@@ -1,4 +1,4 @@
-"""What the actors that the controller calls have in common."""
+"""Base class of the actors that the controller calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ class Callee:
     """Base of the actors that the controller calls. `ControllerActor`, which other processes call, is a plain actor."""
 
     def __repr__(self) -> str:
-        """Ray shows it in its dashboard and before each line that the process logs, and asks for it also if the
-        constructor raised: an error here would be reported in place of that one.
+        """Title in Ray's dashboard and before each log line of the process.
+
+        Ray also calls it after a failed constructor, and an error here would hide the constructor's error.
         """
         try:
             return self._title()
@@ -31,5 +32,7 @@ class Callee:
         return str(ray.get_runtime_context().get_node_id())
 
     def alive(self, name: str) -> None:
-        """Return, as proof that the actor lives. Raises Leaving after SIGTERM, so that an idle actor notices it."""
+        """Return at once, to show that the actor is alive. Raises Leaving after SIGTERM, so that an idle actor leaves
+        too.
+        """
         termination.check(name)

@@ -1,7 +1,7 @@
-"""SIGTERM to a worker: it finishes its unit and refuses the next call with `Leaving`.
+"""Handles SIGTERM in a worker: it finishes its unit and refuses the next call with `Leaving`.
 
-Ray's own handler would end the process in the middle of the unit. The fleet handles nodes that Ray drains; any other
-sender of SIGTERM (a batch system, a person) kills the process later anyway.
+Ray's handler would end the process in the middle of the unit. Nodes that Ray drains are handled by the fleet. Any other
+sender of SIGTERM, such as a batch system or a user, kills the process later anyway.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import ray
 
 from solrl_ray.errors import Leaving
 
-_told = threading.Event()
+_received = threading.Event()
 
 
 def listen() -> None:
-    """From now on, note SIGTERM. Call it in the main thread. Does nothing outside an actor, where the process is not
-    ours.
+    """Install the handler for SIGTERM. Call it in the main thread. Does nothing outside an actor, where the process is
+    not ours.
     """
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
-        signal.signal(signal.SIGTERM, _note)
+        signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def check(worker: str) -> None:
-    """Raises Leaving once SIGTERM has come."""
-    if _told.is_set():
-        raise Leaving(f"{worker} was told to end by SIGTERM")
+    """Raises Leaving once SIGTERM has arrived."""
+    if _received.is_set():
+        raise Leaving(f"{worker} received SIGTERM")
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    _told.set()
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    _received.set()

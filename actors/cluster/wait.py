@@ -1,4 +1,4 @@
-"""Waits for actors' answers with a deadline, a name and a diagnosis (design law 8); turns Ray's errors into ours."""
+"""Waits for actors' answers, with a deadline, a name and a diagnosis (design law 8), and translates Ray's errors."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from ray.exceptions import (
 from solrl_ray.errors import InputGone, Late, RunError, Unreachable, UserError, WorkerGone
 
 _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-"""Errors for an argument by reference that was lost before the call."""
+"""Ray's errors for a call whose argument, passed by reference, was lost before the call ran."""
 
 _NODE_IS_SILENT = "missing too many heartbeats"
-"""Part of Ray's error if a node did not answer for too long."""
+"""Text in Ray's error for a node that did not answer for too long."""
 _IDS = re.compile(r"(?:,? \(?\w+ [Ii][Dd]:? ?| )\b[0-9a-f]{32,}\b\)?")
-"""Ids of actors and nodes, which are no help to a user."""
+"""Ids of actors and nodes, which do not help a user."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
 
 
 def get(ref: Any, *, what: str, seconds: float) -> Any:
-    """The value of `ref`.
+    """Wait for the value of `ref`.
 
     Args:
-        what: the wait's name, as the subject of a sentence: ``evaluation of prompt 9f…``.
-        seconds: the deadline.
+        what: name of the wait, as the subject of a sentence in errors: ``evaluation of prompt 9f…``.
+        seconds: deadline.
 
     Raises:
-        WorkerGone: the deadline passed or the worker died.
-        InputGone: an argument of the worker is lost.
-        RunError: the worker failed with an error that is not the user's.
+        WorkerGone: the deadline passed, or the worker died.
+        InputGone: an argument of the call is lost.
         UserError: the worker found bad input.
+        RunError: the worker failed with any other error.
     """
     try:
         return ray.get(ref, timeout=seconds)
-    # First: Ray makes a worker's error an instance of its cause's class as well.
+    # First, because a RayTaskError is also an instance of the class of its cause.
     except RayTaskError as error:
         raise translated(error, what) from error
     except GetTimeoutError:
@@ -59,8 +59,9 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
 
 
 async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
-    """As `get`, awaited; of an answer that is a reference itself, the value. `seconds` None: no deadline, because the
-    caller has one.
+    """`get` for asyncio. If the answer is itself a reference, its value is returned.
+
+    `seconds` None: no deadline, because the caller has one.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -84,7 +85,9 @@ def _gone(error: RayError, what: str) -> WorkerGone:
 
 
 def translated(error: RayTaskError, what: str) -> Exception:
-    """A remote failure as one of our errors. Our own pass through; any other gets the wait's name."""
+    """Translate a remote failure. UserError and RunError pass through; any other error becomes a RunError that names
+    the wait.
+    """
     cause = error.cause
     if isinstance(cause, UserError | RunError):
         return cause
@@ -92,15 +95,16 @@ def translated(error: RayTaskError, what: str) -> Exception:
         return InputGone(what, f"an object it needs is lost: {first_line(cause)}")
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
         where = f"the disk of {cause.filename}" if cause.filename else "a disk"
-        return RunError(f"{what} found no space left on {where}; make room and go on with --resume")
+        return RunError(f"{what} found no space left on {where}; free some space and continue with --resume")
     return RunError(f"{what} failed: {type(cause).__name__}: {first_line(cause)}")
 
 
 def first_line(error: BaseException) -> str:
-    """The reason in `error`, as one line without colours and ids: its first line, or all if that introduces the others.
+    """The reason in `error` as one line, without colours and ids: its first line, or all lines if the first ends with a
+    colon.
 
-    Ray puts the reason of a death or of an object's loss last, after a list of ids. If a worker was killed for memory,
-    the reason is in the middle.
+    Ray's errors have the reason for a death or a lost object in the last line, after a list of ids. If a worker was
+    killed for using too much memory, the reason is in the middle.
     """
     lines = [line.strip() for line in _IDS.sub("", _ANSI.sub("", str(error))).splitlines() if line.strip()]
     if not lines:

@@ -1,1 +1,1 @@
-"""Units out to workers, answers back to the selector."""
+"""Dispatch of units to workers, and of their results to the selector."""

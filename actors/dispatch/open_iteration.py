@@ -1,13 +1,13 @@
-"""An open iteration: the path of each prompt from its pool to the group that is learned from.
+"""An open iteration: each prompt's path from its candidate pool to the sample group that the learner trains on.
 
 ::
 
-    explore units ─► explorers ─► the selector chooses ─► regenerate unit ─► a regenerator ─► group
-    sample units ──► explorers ─► the selector chooses, and puts the kept samples together ─► group
+    two stages: explore units ─► explorers ─► the selector chooses ─► regenerate unit ─► a regenerator ─► group
+    one stage:  sample units ──► explorers ─► the selector chooses and assembles the kept samples ─────► group
 
-`_make_group` is that path. Each of its steps requests units (`unit_router`) and hands their answers to the selector. If
-a worker is lost or wrong, the unit goes to another one; if the selector is restarted, the answer goes to the new one.
-Both only take longer.
+`_make_group` implements this path. Each step requests units (`unit_router`) and passes their results to the selector.
+If a worker is lost or gives a wrong answer, another worker gets the unit; if the selector is restarted, the new one
+gets the result. Both cost time and change no result.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
 Regenerating = Callable[[], AbstractAsyncContextManager[None]]
-"""Enters a block in which regenerators hold the newest revision."""
+"""Returns a context in which regenerators hold the newest revision."""
 _PARTS = {"sample": 2, "regenerate": 2}
-"""Stages whose answers have a large part, which stays on the worker's node."""
+"""Stage → number of parts in its answers, 1 if not listed. The second, large part stays on the worker's node."""
 _EXPLORING = ("explore", "sample")
 
 
 @dataclass(slots=True)
 class StageClock:
-    """Wall time from a stage's first unit handed out to its last result, and the sum of its workers' seconds."""
+    """Times of a stage: when its first unit was handed out, when its last result arrived, and the summed compute
+    seconds of its workers.
+    """
 
     first: float | None = None
     last: float = 0.0
     busy: float = 0.0
 
     def add(self, began: float, ended: float, seconds: float) -> None:
-        """Note a unit, handed out and accepted at these times, that took its worker `seconds`."""
+        """Add a unit that was handed out at `began`, accepted at `ended`, and took its worker `seconds`."""
         self.first = began if self.first is None else min(self.first, began)
         self.last = max(self.last, ended)
         self.busy += seconds
@@ -59,24 +61,27 @@ class RolloutResult:
     """A finished rollout."""
 
     groups: list[Any]
-    """References of the sample groups, in prompt order."""
+    """References to the sample groups, in prompt order."""
     embeddings: list[Any]
-    """References of their prompts' embeddings."""
+    """References to the embeddings of their prompts."""
     rewards: list[tuple[float, ...]]
-    """Rewards of each group's samples, in prompt order and selection order."""
+    """Rewards of the samples of each group, in prompt order and selection order."""
     clocks: dict[str, StageClock] = field(default_factory=dict)
     publication: dict[str, float] = field(default_factory=dict)
-    """Of the revision that explored: see `IterationMetrics.publication`."""
+    """Publication of the revision used for exploring: see `IterationMetrics.publication`."""
     staleness: int = 0
-    """Revisions that the explorers were behind."""
+    """Number of revisions that the explorers were behind."""
     requeued: int = 0
-    """Units that went to another worker because an answer was lost or refused."""
+    """Number of times that a unit went to another worker because its answer was lost or refused."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """Use of reward servers and judges: see `IterationMetrics.reward_costs`."""
 
     @property
     def walls(self) -> dict[str, float]:
-        """Wall seconds by stage. ``ahead`` is the exploring before regenerators had the iteration's revision."""
+        """Stage → wall seconds. ``ahead`` is the time spent exploring before regenerators had the iteration's revision.
+
+        It is not part of ``explore``.
+        """
         walls = {name: clock.wall for name, clock in self.clocks.items()}
         explore = self.clocks["explore"]
         if self.staleness and explore.first is not None:
@@ -87,7 +92,7 @@ class RolloutResult:
 
 
 class OpenIteration:
-    """Makes an iteration's groups: one coroutine per prompt, `_make_group`."""
+    """Makes the sample groups of an iteration, with one coroutine for each prompt (`_make_group`)."""
 
     def __init__(
         self,
@@ -106,11 +111,11 @@ class OpenIteration:
     ) -> None:
         """
         Args:
-            embeddings: prompt id → reference of its embedding.
-            publication: state of the explorers' revision: see `IterationMetrics.publication`.
-            tell: is given a sentence for the user.
-            changed: called when there is progress to show.
-            staged: whether nothing is regenerated before all is explored.
+            embeddings: prompt id → reference to its embedding.
+            publication: returns the state of the explorers' revision: see `IterationMetrics.publication`.
+            tell: reports a sentence to the user.
+            changed: called when the displayed progress has changed.
+            staged: if True, regenerating starts only when the whole iteration is explored.
         """
         self.plan = plan
         self.prompts = {prompt.id: prompt for prompt in prompts}
@@ -118,34 +123,34 @@ class OpenIteration:
         stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
         self.clocks = {stage: StageClock() for stage in stages}
         self.groups: dict[str, Any] = {}
-        """Prompt id → reference of its group."""
+        """Prompt id → reference to its group."""
         self.rewards: dict[str, tuple[float, ...]] = {}
         self.explored = asyncio.Event()
         """Set when the rewards of all candidates have arrived."""
         self._grown = asyncio.Event()
-        """Set when a group arrives; the waiting task clears it."""
+        """Set when a group has arrived; cleared by the task that waits for it."""
         self._revised = asyncio.Event()
-        """Set when the policy that regenerates is known."""
+        """Set when the policy for regenerating is known."""
         self._world, self._tasks, self._router, self._selector = world, tasks, router, selector
-        self._explored_with, self._tell, self._changed, self._staged = publication, tell, changed, staged
+        self._explored_with, self._report, self._changed, self._staged = publication, tell, changed, staged
         self._publication: dict[str, float] = {}
         self._unexplored: set[str] = set()
-        """Ids of units of pools without an accepted result."""
+        """Ids of explore and sample units without an accepted result."""
         self._requeued = 0
         self._reward_costs: Counter[str] = Counter()
         self._positions = {prompt_id: position for position, prompt_id in enumerate(plan.prompt_ids)}
         self._prompts_at_work: dict[str, asyncio.Task[None]] = {}
-        """Prompt id → its `_make_group`, which may have ended."""
+        """Prompt id → its `_make_group` task, which may have ended."""
 
     # The path of a prompt
 
     async def _make_group(self, prompt_id: str, wanted: Sequence[WorkUnit]) -> None:
-        """Explore a prompt's pool, have the selector choose, sample the chosen seeds again, and give the group to the
-        learner.
+        """Explore a prompt's pool, let the selector choose seeds, sample them again, and pass the group to the learner.
 
-        In two stages the learner gets the regenerator's group by reference; the selector only checks and stores a copy.
+        With two stages, the learner gets the regenerator's group by reference, and the selector checks and stores a
+        copy.
 
-        `wanted`: the prompt's units without a result: a resumed run has some results already.
+        `wanted`: the prompt's units without a result. A resumed run already has some results.
         """
         explored = await self._all_accepted([unit for unit in wanted if unit.stage in _EXPLORING])
         chosen = [unit for unit in wanted if unit.stage == "regenerate"]
@@ -160,22 +165,22 @@ class OpenIteration:
             await self.explored.wait()
         if self.plan.staleness:
             await self._revised.wait()
-        while prompt_id not in self.groups:  # one regenerated before a resume came with the revision
+        while prompt_id not in self.groups:  # `revised` adds groups that were regenerated before a resume
             reply, ack = await self._accepted(chosen[0])
             rewards, group = reply.value.rewards, reply.large
-            if ack.repeats:  # the acknowledgement of the first group was lost with a selector
+            if ack.repeats:  # a first group was accepted, but its acknowledgement was lost with the selector
                 rewards, group = await self._selector.stored(self.plan.iteration, prompt_id)
             if group is not None:
                 self._give_to_learner(prompt_id, rewards, group)
 
     async def _all_accepted(self, units: Sequence[WorkUnit]) -> dict[WorkUnit, tuple[Reply, Ack]]:
-        """`_accepted` of several units at once."""
+        """`_accepted` for several units at once."""
         async with asyncio.TaskGroup() as group:
             tasks = {unit: group.create_task(self._accepted(unit), name=unit.id) for unit in units}
         return {unit: task.result() for unit, task in tasks.items()}
 
     async def _accepted(self, unit: WorkUnit) -> tuple[Reply, Ack]:
-        """The first answer to a unit that the selector accepts, with its acknowledgement."""
+        """Request a unit until the selector accepts an answer; returns this answer and the acknowledgement."""
         exploring = unit.stage in _EXPLORING
         pool = EXPLORERS if exploring else REGENERATORS
         order = self.plan.iteration, self._positions[unit.prompt_id], unit.indices[0]
@@ -190,7 +195,7 @@ class OpenIteration:
                 else:
                     ack = await self._selector.accept_group(self.plan.iteration, reply.large)
             except InputGone as error:  # the group was lost with its node
-                self._tell(f"{unit.describe()} is done again ({error.reason})")
+                self._report(f"{unit.describe()} is done again ({error.reason})")
             else:
                 if not ack.refused:
                     self._router.accepted(unit)
@@ -201,13 +206,13 @@ class OpenIteration:
         clock = self.clocks["explore" if exploring else "regenerate"]
         clock.add(reply.began, self._world.now(), reply.value.seconds)
         if exploring:
-            self._explore_less(unit.id)
+            self._on_explored(unit.id)
         return reply, ack
 
     async def _assemble(self, chosen: WorkUnit, samples: dict[WorkUnit, Any]) -> None:
-        """Have the selector put a prompt's group together from samples of its pool; lost ones are made again.
+        """Let the selector assemble a prompt's group from the samples of its pool. Lost samples are made again.
 
-        `samples`: references of the pool's samples by unit.
+        `samples`: unit → reference to its samples.
         """
         pool = [unit for unit in self.plan.pool_units_of(chosen.prompt_id) if set(unit.indices) & set(chosen.indices)]
         while True:
@@ -218,8 +223,8 @@ class OpenIteration:
                 samples[unit] = reply.large
             try:
                 rewards, group = await self._selector.assemble(chosen, *[samples[unit] for unit in pool])
-            except InputGone as error:  # some were lost with their node
-                self._tell(f"chosen samples of prompt {chosen.prompt_id} are made again ({error.reason})")
+            except InputGone as error:  # some samples were lost with their node
+                self._report(f"chosen samples of prompt {chosen.prompt_id} are made again ({error.reason})")
                 samples.clear()
             else:
                 self._give_to_learner(chosen.prompt_id, rewards, group)
@@ -230,48 +235,48 @@ class OpenIteration:
         self._grown.set()
         self._changed()
 
-    def _explore_less(self, *unit_ids: str) -> None:
-        """Note that units of pools have results."""
+    def _on_explored(self, *unit_ids: str) -> None:
+        """These explore or sample units have results."""
         self._unexplored.difference_update(unit_ids)
         if not self._unexplored and not self.explored.is_set():
-            self._publication = self._explored_with()  # the next revision may be sent from now on
+            self._publication = self._explored_with()  # read now: the next revision may be sent after this
             self.explored.set()
         self._changed()
 
     # For `Rollouts`
 
     def begin(self, opened: Opened) -> None:
-        """Begin with the units that the selector wants; a resumed run has results of some."""
+        """Begin with the units that the selector requests. A resumed run already has results of the others."""
         self._take_groups(opened)
         self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
-        self._explore_less()
+        self._on_explored()
         self._start(opened.units)
 
     def revised(self, opened: Opened) -> None:
-        """The policy that regenerates is known, and so are the groups that it made before a resume."""
+        """The policy for regenerating is known; `opened` has the groups that it made before a resume."""
         self._take_groups(opened)
         self._revised.set()
         self._start(opened.units)
 
     def _take_groups(self, opened: Opened) -> None:
-        """Take over groups that exist already."""
+        """Take over groups that exist already in the run folder."""
         for group in opened.groups:
             if group.prompt_id not in self.groups:
                 self._give_to_learner(group.prompt_id, group.rewards, self._world.put(group))
 
     def _start(self, units: Sequence[WorkUnit]) -> None:
-        """Start `_make_group` of these units' prompts, unless it runs."""
+        """Start `_make_group` for the prompts of these units, unless it is running."""
         wanted: defaultdict[str, list[WorkUnit]] = defaultdict(list)
         for unit in units:
             wanted[unit.prompt_id].append(unit)
-        for prompt_id, its in wanted.items():
+        for prompt_id, units_of_prompt in wanted.items():
             task = self._prompts_at_work.get(prompt_id)
             if task is None or task.done():
                 name = f"the group of prompt {prompt_id}, iteration {self.plan.iteration}"
-                self._prompts_at_work[prompt_id] = self._tasks.start(self._make_group(prompt_id, its), name)
+                self._prompts_at_work[prompt_id] = self._tasks.start(self._make_group(prompt_id, units_of_prompt), name)
 
     async def finish(self) -> RolloutResult:
-        """The samples for the update, once every prompt has its group."""
+        """Wait until every prompt has its group; returns the samples for the update."""
         for task in list(self._prompts_at_work.values()):
             await task  # each unit has its deadline
         order = self.plan.prompt_ids
@@ -287,7 +292,7 @@ class OpenIteration:
         )
 
     async def make_again(self, regenerating: Regenerating) -> None:
-        """Make groups that the selector has lost; return when all of them have arrived."""
+        """Recreate groups that the selector lost; returns when all of them have arrived."""
         async with regenerating():
             units = await self._selector.wanted(self.plan.iteration)
             for unit in units:
@@ -296,19 +301,21 @@ class OpenIteration:
             await self.finish()
 
     async def stored(self, regenerating: Regenerating) -> list[Any]:
-        """References of the groups in prompt order, from the run folder; groups that it lacks by now are made again."""
+        """References to the groups in prompt order, read from the run folder. Groups that are damaged there are made
+        again.
+        """
         stored: dict[str, Any] = {}
         for prompt_id in self.plan.prompt_ids:
             _, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)
             if stored[prompt_id] is None:
-                self._tell(f"the stored group of prompt {prompt_id} is damaged: it is made again")
+                self._report(f"the stored group of prompt {prompt_id} is damaged: it is made again")
         if None in stored.values():
             await self.make_again(regenerating)
         return [stored[prompt_id] or self.groups[prompt_id] for prompt_id in self.plan.prompt_ids]
 
     @property
     def candidates(self) -> int:
-        """How many have rewards."""
+        """Number of candidates that have rewards."""
         return self.pool_size - self.plan.unit * len(self._unexplored)
 
     @property
@@ -316,7 +323,7 @@ class OpenIteration:
         return self.plan.pool * len(self.prompts)
 
     async def in_order(self) -> AsyncIterator[tuple[int, list[Any], list[Any]]]:
-        """Groups as they arrive, in prompt order: index of the first, references of groups and of embeddings."""
+        """Yields groups in prompt order as they arrive: index of the first, references to groups and embeddings."""
         first, order = 0, self.plan.prompt_ids
         while first < len(order):
             self._grown.clear()

@@ -1,6 +1,6 @@
-"""The rollouts of the open iterations: one, or two where exploring runs ahead (`rollout.max_staleness`).
+"""The rollouts of the open iterations: one, or two if exploring runs ahead (`rollout.max_staleness`).
 
-The older one is regenerated and learned from. The younger one is explored with the revision before its own.
+With two, the older iteration is regenerated and trained on; the newer one is explored with the previous revision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 from solrl_ray.scheduling.worker_state import Replacements
 
 SHOW_SECONDS = 0.2
-"""Seconds between two updates of the shown progress."""
+"""Minimum seconds between two updates of the displayed progress."""
 
 
 class Rollouts:
@@ -37,8 +37,8 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            replacements: the budget that pays for restarts of the selector.
-            publication: state of the explorers' revision: see `IterationMetrics.publication`.
+            replacements: budget that restarts of the selector are charged to.
+            publication: returns the state of the explorers' revision: see `IterationMetrics.publication`.
         """
         self._world, self._tasks, self._router, self._telemetry = world, tasks, router, telemetry
         self._publication, self._staged = publication, bool(config.fleet.offload)
@@ -46,13 +46,13 @@ class Rollouts:
             world, tasks, seconds=config.fleet.deadlines.selector, replacements=replacements, tell=telemetry.message
         )
         self._open: dict[int, OpenIteration] = {}
-        """By number, the oldest first."""
+        """Iteration number → rollout, oldest first."""
         self._shows = False
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
-        """Open an iteration: from now on its units go to explorers that hold its revision.
+        """Open an iteration: from now on, explorers that hold its revision get its units.
 
-        `embeddings`: prompt id → reference of its embedding.
+        `embeddings`: prompt id → reference to its embedding.
         """
         opened = await self._selector.open(plan)
         if opened.message:
@@ -67,7 +67,7 @@ class Rollouts:
             selector=self._selector,
             publication=self._publication,
             tell=self._telemetry.message,
-            changed=self._changed,
+            changed=self._on_change,
             staged=self._staged,
         )
         this.begin(opened)
@@ -80,18 +80,18 @@ class Rollouts:
         return self._open[iteration]
 
     async def revise(self, iteration: int, policy_digest: str) -> None:
-        """Set the policy that regenerates an iteration which was explored ahead, before regenerators get it.
+        """Set the policy for regenerating an iteration that was explored ahead. Call before regenerators load it.
 
-        `policy_digest`: LoRA digest of the iteration's own revision.
+        `policy_digest`: LoRA digest of the iteration's revision, not of the one that explored.
         """
         this = self._open[iteration]
         if this.plan.staleness:
             this.revised(await self._selector.revise(iteration, policy_digest))
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
-        """The summary of an iteration whose groups are complete. A group that the selector lost is made again.
+        """Close an iteration and return its summary. Groups that the selector lost are made again first.
 
-        `regenerating`: enters a block in which regenerators hold the newest revision.
+        `regenerating`: returns a context in which regenerators hold the newest revision.
         """
         while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
             await self._open[iteration].make_again(regenerating)
@@ -100,13 +100,13 @@ class Rollouts:
         return summary
 
     async def drop_before(self, iteration: int) -> None:
-        """Forget earlier iterations, which a checkpoint contains."""
+        """Forget iterations before this one, whose results a checkpoint contains."""
         for done in [number for number in self._open if number < iteration]:
             del self._open[done]
             await self._selector.drop(done)
 
-    def _changed(self) -> None:
-        """Show progress soon, once for many answers: computing its metrics costs as much as an answer."""
+    def _on_change(self) -> None:
+        """Show progress soon, once for many results: one update costs as much as handling a result."""
         if not self._shows:
             self._shows = True
             asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
@@ -119,7 +119,7 @@ class Rollouts:
         this, *ahead = self._open.values()
         stages = {"explore": (this.candidates, this.pool_size)}
         stages["select" if this.plan.one_stage else "regenerate"] = (len(this.groups), len(this.prompts))
-        for next_one in [each for each in ahead if each.plan.staleness]:
-            stages["explore ahead"] = (next_one.candidates, next_one.pool_size)
+        for following in [rollout for rollout in ahead if rollout.plan.staleness]:
+            stages["explore ahead"] = (following.candidates, following.pool_size)
         for name, (done, total) in stages.items():
             self._telemetry.stage(name, done, total)

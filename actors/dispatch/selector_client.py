@@ -1,12 +1,15 @@
-"""The controller's connection to the selector, which is restarted when it dies or hangs.
+"""The controller's connection to the selector, which is restarted if it dies or hangs.
 
 ::
 
-    answers ─► inbox ─► accept (all that came while it answered before) ─► acknowledgements, to the senders
+    results ─► inbox ─► accept (all results that arrived during the previous call) ─► acknowledgements, to the senders
 
-A new selector replays the journals of the open iterations. It gets all accepted results again, because a disk may have
-damaged a line, and explorers may hold the next revision by now; and all groups, because the old one may not have
-written them. Results without acknowledgement are sent again; one that was journaled already is a harmless duplicate.
+A new selector replays the journals of the open iterations. Then it gets again:
+
+- all accepted results: the disk may have damaged a line of the journal, and explorers may already hold the next
+  revision, so that they could not repeat the unit;
+- all groups: the old selector may not have written them;
+- results without an acknowledgement. One that is already in the journal is a harmless duplicate.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from solrl_ray.scheduling.worker_state import Replacements, replacement_name
 
 @dataclass(frozen=True, slots=True)
 class _PendingResult:
-    """A result on its way to the selector."""
+    """A result that the selector has not acknowledged yet."""
 
     iteration: int
     result: Any
-    """A `UnitResult`, or the reference of a sample group."""
+    """A `UnitResult`, or a reference to a sample group."""
     is_group: bool
     ack: asyncio.Future[Ack]
 
@@ -41,76 +44,76 @@ class SelectorClient:
         """
         Args:
             seconds: deadline of one call.
-            replacements: the budget that pays for restarts.
-            tell: is given a sentence for the user.
+            replacements: budget that restarts are charged to.
+            tell: reports a sentence to the user.
         """
         self._world, self._seconds, self._replacements = world, seconds, replacements
-        self._tell = tell
+        self._report = tell
         self._name = "selector"
         self._actor = world.selector(self._name)
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
         self._results: dict[int, list[UnitResult]] = {}
-        """By iteration: accepted ones, also of the run before this one's resume."""
+        """Iteration → accepted results, including those from before a resume."""
         self._groups: dict[int, list[Any]] = {}
-        """By iteration: references of accepted groups."""
+        """Iteration → references to accepted groups."""
         self._inbox: list[_PendingResult] = []
         self._filled = asyncio.Event()
         self._restarting = asyncio.Lock()
-        tasks.start(self._flush_loop(), "bringing answers to the selector")
+        tasks.start(self._flush_loop(), "sending results to the selector")
 
     async def open(self, plan: IterationPlan) -> Opened:
-        """`Selector.open`; until `drop`, a new selector reopens the iteration."""
-        opened: Opened = await self._ask("open", plan)
+        """`Selector.open`. Until `drop`, a new selector opens the iteration again."""
+        opened: Opened = await self._request("open", plan)
         self._plans[plan.iteration], self._results[plan.iteration] = plan, list(opened.results)
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:
-        """`Selector.revise`, also for a new selector."""
-        opened: Opened = await self._ask("revise", iteration, policy_digest)
+        """`Selector.revise`; repeated on a new selector."""
+        opened: Opened = await self._request("revise", iteration, policy_digest)
         self._revised[iteration] = policy_digest
         return opened
 
     async def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
-        return await self._ask("close", iteration)
+        return await self._request("close", iteration)
 
     async def drop(self, iteration: int) -> None:
-        """Forget an iteration that a checkpoint contains; who sends a result of it is cancelled."""
+        """Forget an iteration whose results a checkpoint contains. Pending `accept` calls for it are cancelled."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
         self._results.pop(iteration, None)
         self._groups.pop(iteration, None)
-        await self._ask("drop", iteration)
+        await self._request("drop", iteration)
 
     async def accept(self, result: UnitResult) -> Ack:
-        return await self._delivered(result.unit.iteration, result, is_group=False)
+        return await self._deliver(result.unit.iteration, result, is_group=False)
 
     async def accept_group(self, iteration: int, group: Any) -> Ack:
-        """As `accept`, for a group by reference. Raises InputGone if it is lost."""
-        return await self._delivered(iteration, group, is_group=True)
+        """`accept` for a group, passed by reference. Raises InputGone if it is lost."""
+        return await self._deliver(iteration, group, is_group=True)
 
     async def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
-        return await self._ask("wanted", iteration)
+        return await self._request("wanted", iteration)
 
     async def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
-        """`Selector.assemble` of parts by reference: rewards, and the reference of the group.
+        """`Selector.assemble`, with parts passed by reference; returns rewards and a reference to the group.
 
-        Raises InputGone if some are lost.
+        Raises InputGone if a part is lost.
         """
-        what = f"putting the group of prompt {unit.prompt_id} together"
+        what = f"assembling the group of prompt {unit.prompt_id}"
         rewards, group = await self._repeat("assemble", unit, *parts, what=what, parts=2)
         self._groups.setdefault(unit.iteration, []).append(group)
         return rewards, group
 
     async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[float, ...], Any]:
-        """`Selector.stored`: rewards, and the reference of the group; or neither."""
+        """`Selector.stored`: rewards and a reference to the group; empty and None if it is damaged."""
         what = f"reading the group of prompt {prompt_id}"
         rewards, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
         return rewards, group if rewards else None
 
-    # Results that come while the selector answers go in its next call
+    # Results that arrive during a call of the selector are sent together in the next call
 
-    async def _delivered(self, iteration: int, result: Any, *, is_group: bool) -> Ack:
+    async def _deliver(self, iteration: int, result: Any, *, is_group: bool) -> Ack:
         pending = _PendingResult(iteration, result, is_group, asyncio.get_running_loop().create_future())
         self._inbox.append(pending)
         self._filled.set()
@@ -121,25 +124,27 @@ class SelectorClient:
             self._filled.clear()
             while together := self._inbox:
                 self._inbox = []
-                for each in together:
-                    if each.iteration not in self._plans:  # it was dropped
-                        each.ack.cancel()
-                results = [each for each in together if not (each.ack.done() or each.is_group)]
+                for pending in together:
+                    if pending.iteration not in self._plans:  # the iteration was dropped
+                        pending.ack.cancel()
+                results = [pending for pending in together if not (pending.ack.done() or pending.is_group)]
                 if results:
-                    self._acknowledge(results, await self._ask("accept", [each.result for each in results]))
-                await self._flush_groups([each for each in together if not each.ack.done() and each.is_group])
+                    self._acknowledge(results, await self._request("accept", [pending.result for pending in results]))
+                await self._flush_groups(
+                    [pending for pending in together if not pending.ack.done() and pending.is_group]
+                )
             await self._filled.wait()
 
     async def _flush_groups(self, groups: list[_PendingResult]) -> None:
         if not groups:
             return
         try:
-            acks = await self._ask("accept_groups", *[each.result for each in groups])
-        except InputGone as error:  # a group was lost with its node on its way
+            acks = await self._request("accept_groups", *[each.result for each in groups])
+        except InputGone as error:  # a group was lost with its node before the selector fetched it
             if len(groups) == 1:
                 if not groups[0].ack.done():
                     groups[0].ack.set_exception(error)
-            else:  # one by one, to find out which
+            else:  # one by one, to find the lost one
                 for each in groups:
                     await self._flush_groups([each])
             return
@@ -147,19 +152,19 @@ class SelectorClient:
 
     def _acknowledge(self, pending: Sequence[_PendingResult], acks: Sequence[Ack]) -> None:
         for each, ack in zip(pending, acks, strict=True):
-            if each.iteration not in self._plans:  # it was dropped meanwhile, and a new selector knows nothing of it
+            if each.iteration not in self._plans:  # dropped meanwhile; a new selector would not know the iteration
                 each.ack.cancel()
                 continue
             if not (ack.refused or ack.differs or ack.repeats):
                 accepted: dict[int, list[Any]] = self._groups if each.is_group else self._results
                 accepted.setdefault(each.iteration, []).append(each.result)
-            if not each.ack.done():  # else who sent it is gone
+            if not each.ack.done():  # otherwise the sender was cancelled
                 each.ack.set_result(ack)
 
     # Calls, and the restart
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        """The selector's answer. Raises as `World.answer`, except for the loss of the selector."""
+    async def _request(self, method: str, *arguments: Any) -> Any:
+        """Call the selector; if it is lost, restart it and call again. Raises as `World.answer`, except WorkerGone."""
         answer, _ = await self._repeat(method, *arguments, what=f"the selector's answer to {method}", parts=1)
         return answer
 
@@ -172,13 +177,13 @@ class SelectorClient:
                 return await self._answer(sent, what), sent.large
             except WorkerGone as error:
                 async with self._restarting:
-                    if self._actor is actor:  # else another task has restarted it
+                    if self._actor is actor:  # otherwise another task has restarted it
                         await self._restart(error)
 
     async def _restart(self, error: WorkerGone) -> None:
         while True:
             self._replacements.spend("the selector", str(error))
-            self._tell(f"the selector is restarted and replays its journal ({error})", "lost")
+            self._report(f"the selector is restarted and replays its journal ({error})", "lost")
             self._world.kill(self._actor)
             self._name = replacement_name(self._name)
             self._actor = self._world.selector(self._name)
@@ -192,12 +197,12 @@ class SelectorClient:
     async def _reopen(self, plan: IterationPlan) -> None:
         opened: Opened = await self._call("open", plan)
         if opened.message:
-            self._tell(opened.message)
+            self._report(opened.message)
         if plan.iteration in self._revised:
             await self._call("revise", plan.iteration, self._revised[plan.iteration])
         await self._call("accept_again", *self._results.get(plan.iteration, []))
         for group in self._groups.get(plan.iteration, []):
-            with suppress(InputGone):  # it was lost with its node and is made again when the iteration is closed
+            with suppress(InputGone):  # lost with its node; it is made again when the iteration is closed
                 await self._call("accept_again", group)
 
     async def _call(self, method: str, *arguments: Any) -> Any:

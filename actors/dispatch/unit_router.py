@@ -1,13 +1,13 @@
-"""Gives units to workers, and their answers to the coroutines that requested them.
+"""Routes units to workers, and their answers back to the coroutines that requested them.
 
 ::
 
     request ─► dispatcher ─► worker ─► reply
                    ▲            │
-                   └── lost ────┘   also an answer that cannot be one
+                   └── requeue ─┘   the worker is lost, or its answer is invalid
 
-`solrl_ray.scheduling.dispatcher` decides which worker gets which unit. It is asked when a unit is requested, a slot
-becomes free or a worker becomes ready, once for all that happens in the same pass of the event loop.
+`solrl_ray.scheduling.dispatcher` decides which worker gets which unit: when a unit is requested, a slot becomes free or
+a worker becomes ready. Several such events in one pass of the event loop cause one decision.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher, Held, Order
 from solrl_ray.scheduling.strikes import Strikes
 
-if TYPE_CHECKING:  # loads Ray, which handing out units does without
+if TYPE_CHECKING:  # the import loads Ray, which this module does not need
     from actors.monitoring.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The call that a worker answers for a unit."""
+    """The method call that computes one unit on a worker."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -46,11 +46,11 @@ class Reply:
     value: Any
     """The answer, or its first part if it has two."""
     large: Any
-    """Reference of the second part."""
+    """Reference to the second part, None if the answer has one part."""
     began: float
-    """When the unit was handed out first; seconds of the world's clock."""
+    """Time at which the unit was first handed out, in seconds of `World.now`."""
     requeued: int
-    """How often the unit went to another worker before."""
+    """Number of times that the unit went to another worker before this answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,25 +81,25 @@ class UnitRouter:
     def __init__(
         self, world: World, fleet: FleetConfig, telemetry: Telemetry, retire: Callable[[str, str], None]
     ) -> None:
-        """`retire` replaces an untrustworthy worker: its name, and the reason."""
+        """`retire`: called with the name of a worker whose answers cannot be trusted, and the reason; replaces it."""
         self._world, self._telemetry, self._retire = world, telemetry, retire
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight)
         self._strikes, self._strike_limit = Strikes(), fleet.strikes
         self._workers: dict[str, Recipient] = {}
-        """Workers that may get units, by name."""
+        """Name → worker that has been ready."""
         self._requests: dict[str, _Request] = {}
-        """Requests without a reply, by unit id."""
+        """Unit id → request without a reply."""
         self._waking = False
 
-    # For those who need units done
+    # For requesters
 
     async def request(self, unit: WorkUnit, call: Call, *, pool: str, order: Order, holds: Held | None = None) -> Reply:
-        """A worker's reply to a unit, queued as by `Dispatcher.add`. A unit whose worker is lost goes to another one.
+        """Queue a unit (see `Dispatcher.add`) and wait for its reply. If the worker is lost, another one gets the unit.
 
-        Raises RunError or UserError, if the unit raised one.
+        Raises RunError or UserError if the unit raised one.
         """
         if unit.id in self._requests:
-            raise RunError(f"{unit.describe()} was requested twice")  # a mistake of this program
+            raise RunError(f"{unit.describe()} was requested twice")  # a bug in this program
         request = self._requests[unit.id] = _Request(unit, call, pool, order, holds)
         self._queue(request)
         try:
@@ -109,13 +109,16 @@ class UnitRouter:
             self._dispatcher.forget(unit)
 
     def accepted(self, unit: WorkUnit) -> None:
-        """Note that a unit's reply counts. If it is ever repeated, an earlier refusal is no reason to end the run."""
+        """The reply to this unit was accepted. If the unit is repeated later, earlier refusals of its answers no longer
+        count as a fault of the run.
+        """
         self._strikes.accepted(unit)
 
     def strike(self, worker: str, unit: WorkUnit, reason: str) -> None:
-        """Note an answer that cannot be right, whose unit is repeated. After too many the worker is replaced.
+        """Count an invalid answer against its worker. After `fleet.strikes` of them the worker is replaced. The caller
+        repeats the unit.
 
-        Raises RunError if the run is at fault.
+        Raises RunError if the fault is in the run, not in the worker.
         """
         recipient = self._workers.get(worker)
         alone = recipient is not None and recipient.is_alone
@@ -131,7 +134,7 @@ class UnitRouter:
     # For workers and their pools
 
     def ready(self, worker: Recipient, holds: Held) -> None:
-        """A worker has proved what it holds."""
+        """A worker has proved that it holds the weights `holds`, and may get units."""
         self._workers[worker.name] = worker
         self._dispatcher.ready(worker.name, worker.pool, holds)
         self.wake()
@@ -141,7 +144,7 @@ class UnitRouter:
         self._dispatcher.not_ready(worker.name)
 
     def lost(self, worker: str) -> int:
-        """A worker is gone; returns how many units go to others."""
+        """A worker is gone. Returns the number of its units that go to others."""
         self._workers.pop(worker, None)
         units = self._dispatcher.lost(worker)
         for unit in units:
@@ -150,11 +153,11 @@ class UnitRouter:
         return len(units)
 
     def units_of(self, worker: str) -> list[WorkUnit]:
-        """A worker's units, in the order in which it does them."""
+        """Units of a worker, in the order in which it runs them."""
         return self._dispatcher.units_of(worker)
 
     def answered(self, worker: Recipient, unit: WorkUnit, value: Any, large: Any) -> None:
-        """A worker has answered; its slot is free."""
+        """A worker has answered, and its slot is free. An answer for another unit counts as invalid."""
         self._telemetry.unit(worker.name, unit, value.started, value.seconds)
         if value.unit != unit:
             self.nonsense(
@@ -165,20 +168,20 @@ class UnitRouter:
             )
             return
         self._strikes.answered(worker.name)
-        request = self._ended(worker, unit)
+        request = self._free_slot(worker, unit)
         if request is not None:
             began = self._world.now() if request.began is None else request.began
             request.reply.set_result(Reply(worker.name, value, large, began, request.requeued))
 
     def failed(self, worker: Recipient, unit: WorkUnit, error: RunError | UserError) -> None:
-        """A unit raised an error of its own, which its request raises."""
-        request = self._ended(worker, unit)
+        """A unit failed with an error that is not the worker's fault: `request` raises it."""
+        request = self._free_slot(worker, unit)
         if request is not None:
             request.reply.set_exception(error)
 
     def nonsense(self, worker: Recipient, unit: WorkUnit, reason: str) -> None:
-        """A worker has no answer that can be right: a strike, and the unit is repeated."""
-        request = self._ended(worker, unit)
+        """A worker gave an invalid answer: it gets a strike, and the unit is repeated."""
+        request = self._free_slot(worker, unit)
         try:
             self.strike(worker.name, unit, reason)
         except RunError as error:
@@ -190,23 +193,23 @@ class UnitRouter:
             request.requeued += 1
             self._queue(request)
 
-    # The decision
+    # Assignment
 
     def wake(self) -> None:
-        """Soon check whether a worker can get a unit."""
+        """Assign units to workers soon, in the next pass of the event loop."""
         if not self._waking:
             self._waking = True
             asyncio.get_running_loop().call_soon(self._assign)
 
     def _assign(self) -> None:
         self._waking = False
-        for each in self._dispatcher.assign():
-            request = self._requests[each.unit.id]
+        for assignment in self._dispatcher.assign():
+            request = self._requests[assignment.unit.id]
             if request.began is None:
                 request.began = self._world.now()
             try:
-                self._workers[each.worker].give(each.unit, request.call)
-            except Exception as error:  # nobody awaits this callback: the request must raise it
+                self._workers[assignment.worker].give(assignment.unit, request.call)
+            except Exception as error:  # this callback has no caller to raise to, so the request raises it
                 if not request.reply.done():
                     request.reply.set_exception(error)
 
@@ -214,8 +217,8 @@ class UnitRouter:
         self._dispatcher.add(request.unit, pool=request.pool, order=request.order, holds=request.holds)
         self.wake()
 
-    def _ended(self, worker: Recipient, unit: WorkUnit) -> _Request | None:
-        """Free the slot of a unit that has ended; returns its request, unless that is gone."""
+    def _free_slot(self, worker: Recipient, unit: WorkUnit) -> _Request | None:
+        """Free the slot of a unit that has ended; returns its request if that still waits for a reply."""
         self._dispatcher.answered(worker.name, unit)
         self.wake()
         request = self._requests.get(unit.id)

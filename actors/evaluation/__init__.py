@@ -1,1 +1,1 @@
-"""Evaluations on held-out prompts: their times, policies and requests."""
+"""Evaluations on held-out prompts: schedule, evaluated policies, dispatch and results."""

@@ -1,5 +1,6 @@
-"""An evaluation on the regenerators: its units handed out, answers collected, results written; fixed prompts and
-addresses, any policy.
+"""Runs an evaluation on the regenerators: hands out its units, collects the answers and writes the results.
+
+Prompts and noise addresses are fixed; the policy is the one that the regenerators hold.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ async def score_policy(
     holds: Held | None = None,
     changed: Callable[[int, int], object],
 ) -> dict[str, Evaluated]:
-    """Scores of the policy that regenerators hold, by prompt id.
+    """Score the policy that the regenerators hold; returns prompt id → scores.
 
     Args:
-        embeddings: prompt id → reference of its embedding; ``score_reference`` needs those of prompts with reference
-            images only.
+        embeddings: prompt id → reference to its embedding; for ``score_reference``, only prompts with reference images
+            need one.
         updates, policy: as for `evaluation_units`.
-        method: the regenerator's.
-        holds: what regenerators must hold, if not the units' own policy and revision.
-        changed: called after each answer, with the numbers of prompts that are answered and of all.
+        method: method of the regenerator to call.
+        holds: policy and revision that regenerators must hold, if not those of the units.
+        changed: called after each answer, with the number of answered prompts and the number of all prompts.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
     shown = {prompt.id for prompt in prompts[: config.evaluation.pictures]}
@@ -56,7 +57,7 @@ async def score_policy(
     async def answer(position: int, unit: WorkUnit) -> None:
         ids = (unit.prompt_id, *unit.beside)
         images = sum(prompt_id in shown for prompt_id in ids)
-        # One by one: references in a list are not resolved.
+        # Separate arguments, because Ray does not resolve references inside a list.
         needed = [embeddings[one] for one in ids if method != "score_reference" or one in embeddings]
         call = Call(method, (unit, [by_id[one] for one in ids], images, *needed))
         reply = await router.request(unit, call, pool=REGENERATORS, order=(position,), holds=holds)
@@ -71,7 +72,7 @@ async def score_policy(
 
 
 class Evaluator:
-    """Evaluates what the regenerators hold, and writes the results to the run folder."""
+    """Evaluates the policy that the regenerators hold, and writes the results to the run folder."""
 
     def __init__(
         self, config: Config, world: World, router: UnitRouter, folder: RunFolder, telemetry: Telemetry
@@ -89,19 +90,20 @@ class Evaluator:
         holder: str = "",
         overlaps: bool = False,
     ) -> None:
-        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures, and save it.
+        """Evaluate the policy that the regenerators hold, or real images, and save the results.
 
         Args:
-            updates: updates done so far; also the revision that the regenerators hold.
-            embeddings: prompt id → reference of its embedding.
-            holder: the policy that the regenerators were given, if not that of `UNIT_POLICY`.
-            overlaps: whether an update runs meanwhile; the shown stage is the update's then.
+            policy: name in the results: ``base`` or ``ema`` for a policy, ``real`` for real images.
+            updates: number of updates so far; also the revision that the regenerators hold.
+            embeddings: prompt id → reference to its embedding.
+            holder: name of the policy that the regenerators hold, if not that of `UNIT_POLICY`.
+            overlaps: True if an update runs meanwhile; the displayed stage stays that of the update.
         """
         started = self._world.now()
         if not overlaps:
             self._telemetry.state(f"evaluating {policy}", stage="evaluate")
-        pictured = prompts[: self._config.evaluation.pictures]
-        found = await score_policy(
+        shown = prompts[: self._config.evaluation.pictures]
+        scored = await score_policy(
             self._config,
             prompts,
             embeddings,
@@ -112,29 +114,29 @@ class Evaluator:
             holds=("old", updates) if policy == "real" else None,
             changed=partial(self._telemetry.stage, "evaluate"),
         )
-        images = {key: evaluated.images for key, evaluated in found.items() if evaluated.images is not None}
+        images = {key: evaluated.images for key, evaluated in scored.items() if evaluated.images is not None}
         metrics = evaluation_metrics(
-            {prompt.id: found[prompt.id].rewards for prompt in prompts},
+            {prompt.id: scored[prompt.id].rewards for prompt in prompts},
             updates=updates,
             policy=policy,
             seconds=self._world.now() - started,
-            captions={p.id: p.text for p in pictured},
+            captions={p.id: p.text for p in shown},
             overlapped=overlaps,
-            reward_costs=added([evaluated.reward_costs for evaluated in found.values()]),
+            reward_costs=added([evaluated.reward_costs for evaluated in scored.values()]),
         )
-        await self._keep(metrics, images, pictured)
+        await self._save(metrics, images, shown)
 
-    async def _keep(
-        self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
+    async def _save(
+        self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], shown: Sequence[Prompt]
     ) -> None:
-        """Write the pictures first, so that metrics on the disk always have theirs."""
+        """Write images first, then metrics, so that the images of all metrics on disk exist."""
         folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
-        pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
+        by_sample = {(p.id, sample): image for p in shown for sample, image in enumerate(images[p.id])}
 
         def write() -> None:
-            make_folder(folder)  # with its name synced
-            save_pictures(folder, pictures, self._config.model.fps)
-            save_references(self._folder.references, pictured, self._config.model.shapes[0])
+            make_folder(folder)  # also syncs the folder's name to disk
+            save_pictures(folder, by_sample, self._config.model.fps)
+            save_references(self._folder.references, shown, self._config.model.shapes[0])
 
         await on_disk(self._world, self._config, self._folder.path, write, "writing an evaluation")
-        self._telemetry.evaluation(metrics, [list(images[p.id]) for p in pictured])
+        self._telemetry.evaluation(metrics, [list(images[p.id]) for p in shown])

@@ -1,12 +1,13 @@
-"""When which policy is evaluated on held-out prompts: before the first iteration, between iterations, after the last.
+"""Schedule of evaluations on held-out prompts: before the first iteration, between iterations, and after the last one.
 
 ::
 
     iteration t   explore ─► regenerate ─► learn ─────────────────────────► publish …
-                                          └► evaluate what t updates made
+                                          └► evaluate the policy after t updates
 
-Between iterations, regenerators evaluate beside the next update, when they are idle. The iteration takes longer only if
-the evaluation outlasts the update. On cards, where a learner would have to wait for it, it comes before the iteration.
+Between iterations, regenerators evaluate during the next update, when they are idle. This delays the iteration only if
+the evaluation takes longer than the update. If regenerators and learner share GPUs, where the learner would have to
+wait, the evaluation runs before the iteration instead.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class EvaluationSchedule:
         self._prepared: tuple[int, Publication] | None = None
 
     async def before_training(self) -> None:
-        """Evaluate what exists before the first update.
+        """Evaluate real images, if configured, and the base model.
 
-        Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are measured.
+        Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are evaluated.
         """
         if self._config.evaluation.reference and not self._done("real", 0):
             has_references = self._config.model.references > 0
@@ -59,9 +60,9 @@ class EvaluationSchedule:
             await self.evaluate_ema(0)
 
     async def before_iteration(self, updates: int) -> bool:
-        """If an evaluation of `updates` is due, make it, or prepare it to run beside the next update.
+        """If the policy after `updates` is due for evaluation, evaluate it now or prepare it for `beside_update`.
 
-        Returns whether it was made now.
+        Returns True if the evaluation ran now.
         """
         if not self._is_due(updates):
             return False
@@ -72,17 +73,17 @@ class EvaluationSchedule:
         return self._colocated
 
     def holds_up(self, updates: int) -> bool:
-        """Whether the iteration after `updates` waits for an evaluation."""
+        """True if the iteration after `updates` has to wait for an evaluation."""
         return self._colocated and self._is_due(updates)
 
     async def beside_update(self) -> None:
-        """Evaluate what `before_iteration` prepared, if anything."""
+        """Run the evaluation that `before_iteration` prepared, if any."""
         if self._prepared is not None:
             (updates, publication), self._prepared = self._prepared, None
             await self._evaluate(updates, publication, overlaps=True)
 
     async def evaluate_ema(self, updates: int) -> None:
-        """Evaluate the EMA after `updates` and wait for it, unless that was done."""
+        """Evaluate the EMA after `updates`, unless the run already has this evaluation. Waits for the end."""
         if not self._done("ema", updates):
             await self._evaluate(updates, await self._publisher.policy("ema"), overlaps=False)
 

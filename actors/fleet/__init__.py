@@ -1,1 +1,1 @@
-"""Workers: their lives and replacements, pools, and how actors are made."""
+"""Workers: their life cycle and replacement, pools, and the creation of actors."""

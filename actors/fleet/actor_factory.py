@@ -1,5 +1,6 @@
-"""How actors are made: which class plays which part, with which resources and labels; learners' places are reserved
-here. Tests and benchmarks put other players in.
+"""Creates actors: the class of each role, its resources and node labels, and the placement group of the learners.
+
+Tests and benchmarks substitute other classes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from solrl_ray.errors import RunError
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
 
 RELEASE_SECONDS = 30.0
-"""How long Ray may take to give back the learners' places."""
+"""Seconds that Ray may take to release the placement groups of the learners."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorClasses:
-    """Plain classes; they become actors when they are spawned."""
+    """The class of each role. These are plain classes, made into Ray actors when they are created."""
 
     text_encoder: type = TextEncoder
     explorer: type = Explorer
@@ -48,16 +49,16 @@ class ActorClasses:
 class Actor:
     handle: Any
     role: str
-    """For the name that process titles and Ray's lists of tasks have."""
+    """Role, shown in process titles and in Ray's task lists."""
     name: str = ""
-    """Its own among the roles of a card; empty for a process of its own."""
+    """Name among the roles that share a GPU; empty if it is alone in its process."""
     process: Process = field(default_factory=Process)
 
 
 class ActorFactory:
-    """Makes the actors of a run: readable names, explicit resources, no retries or restarts of Ray's own.
+    """Creates the actors of a run, with readable names and explicit resources. Ray's retries and restarts are off.
 
-    Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
+    Names are unique within the run's namespace. Actors that read or write the run folder are placed on this node.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class ActorFactory:
     ) -> None:
         """
         Args:
-            scope: the namespace; default: the run's own.
-            controller: the actor in it that is told what the others are doing.
+            scope: the namespace; default: that of the run.
+            controller: name of the actor in this namespace that receives the progress notes of the others.
         """
         self._config = config
         self._folder = folder
@@ -75,18 +76,22 @@ class ActorFactory:
         self._controller = controller
         self._seats: PlacementGroup | None = None
         self._cards: dict[int, tuple[Any, Process]] = {}
-        """Handles and processes of the cards, by number."""
+        """GPU number → handle and process of its shared process."""
         self._made_cards = 0
 
     def text_encoder(self, name: str) -> Actor:
         worker, role = self._config.fleet.encoders, self._classes.text_encoder
         if encodes_on_cards(self._config.fleet):
             return self._on_card(name, "text_encoder", role, self._config)
-        make = self._here(role, name) if encodes_here(self._config.fleet) else self._anywhere(role, name, worker)
+        make = (
+            self._on_this_node(role, name)
+            if encodes_here(self._config.fleet)
+            else self._on_any_node(role, name, worker)
+        )
         return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:
-        make = self._here(self._classes.selector, name)
+        make = self._on_this_node(self._classes.selector, name)
         return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
     def explorer(self, name: str) -> Actor:
@@ -99,13 +104,13 @@ class ActorFactory:
         pool, config = pool_of(name), self._config
         if is_on_a_card(config, pool, slot_of(name)):
             return self._on_card(name, role, made, name, config)
-        make = self._anywhere(made, name, pools(config.fleet)[pool])
+        make = self._on_any_node(made, name, pools(config.fleet)[pool])
         return self._actor(name, make.remote(name, config), role)
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
-        """On its place of `reserve_learner_bundles`, if there is one.
+        """A learner rank, on its bundle of `reserve_learner_bundles` if one is reserved.
 
-        `rebuilt`: how often the group was, as part of the name.
+        `rebuilt`: how often the group was rebuilt; becomes part of the name.
         """
         name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
         if is_colocated(self._config.fleet):
@@ -114,7 +119,7 @@ class ActorFactory:
         return self._actor(name, make.remote(self._config, rank), "learner")
 
     def dismiss(self, actor: Actor) -> None:
-        """End a role of a card, or an actor with a process of its own."""
+        """End an actor. If other roles share its process, only this role ends; otherwise the process is killed."""
         process = actor.process
         if actor.name in process.roles:
             process.roles.remove(actor.name)
@@ -125,7 +130,7 @@ class ActorFactory:
             ray.kill(actor.handle, no_restart=True)
 
     def _on_card(self, name: str, role: str, made: type, *arguments: Any) -> Actor:
-        """A role of the card with the number of its slot, whose process is made if there is none."""
+        """A role on the shared GPU whose number is the role's slot. Creates the process if none is live."""
         number = slot_of(name)
         if number not in self._cards or self._cards[number][1].lost:
             process = Process(f"card-{number}" + (f".{self._made_cards}" if number in self._cards else ""))
@@ -138,53 +143,54 @@ class ActorFactory:
         return Actor(handle, role, name, process)
 
     def _seated(self, role: type, name: str, rank: int) -> Any:
-        """An actor with the resources of a learner rank, on its place."""
+        """An actor with the resources of a learner rank, on that rank's bundle."""
         seat: dict[str, Any] = {}
         if self._seats is not None:
             strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
-        return self._anywhere(role, name, self._config.fleet.learners, **seat)
+        return self._on_any_node(role, name, self._config.fleet.learners, **seat)
 
     def reserve_learner_bundles(self, seconds: float) -> bool:
-        """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
+        """Reserve resources for all ranks at once, with strategy `fleet.learners.placement`.
 
-        Returns whether there was room within `seconds`; if not, those reserved before are kept.
+        Returns True if they were available within `seconds`: they replace the previous reservation. Otherwise the
+        previous one is kept.
         """
         learners, ranks = self._config.fleet.learners, self._config.learner.world_size
-        # A byte of memory: ranks that ask for nothing have a place as well.
-        each = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
-        bundle = {name: amount for name, amount in each.items() if amount}
+        # One byte of memory, because a bundle must not be empty: ranks may request neither CPUs nor GPUs.
+        requested = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
+        bundle = {name: amount for name, amount in requested.items() if amount}
         seats = placement_group(
             [bundle] * ranks,
             strategy=learners.placement,
             name=f"{self._namespace}/learners-{secrets.token_hex(4)}",
             bundle_label_selector=[dict(learners.labels)] * ranks,
         )
-        found = seats.wait(seconds)
-        given_back = self._seats if found else seats
-        if found:
+        reserved = seats.wait(seconds)
+        released = self._seats if reserved else seats
+        if reserved:
             self._seats = seats
-        if given_back is not None:
-            remove_placement_group(given_back)
-        return found
+        if released is not None:
+            remove_placement_group(released)
+        return reserved
 
     def _actor(self, name: str, handle: Any, role: str) -> Actor:
-        """Its first call says where to send progress notes; the answer is not awaited."""
-        if hasattr(handle, "send_notes"):  # other players may be plain actors
+        """Wrap the handle of a new actor. Its first call, not awaited, sets the receiver of its progress notes."""
+        if hasattr(handle, "send_notes"):  # classes of tests may be plain actors
             handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
         return Actor(handle, role)
 
-    def _here(self, role: type, name: str) -> Any:
+    def _on_this_node(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)
 
-    def _anywhere(self, role: type, name: str, worker: WorkerResources, **options: Any) -> Any:
+    def _on_any_node(self, role: type, name: str, worker: WorkerResources, **options: Any) -> Any:
         needs = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus}
-        return _made(role, name, self._namespace, **(needs | where(worker) | options))
+        return _make_actor(role, name, self._namespace, **(needs | where(worker) | options))
 
 
 def release_placement_groups(namespace: str) -> None:
-    """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
-    what = f"giving back what learners of {namespace} had reserved"
+    """Release the learners' placement groups of a run that has ended: Ray does so only when the driver ends too."""
+    what = f"releasing the placement groups of {namespace}"
     try:
         in_time(lambda: _release_placement_groups(namespace), what=what, seconds=RELEASE_SECONDS, silent="Ray")
     except RayError:  # the cluster is gone; the caller has already reported that
@@ -200,18 +206,18 @@ def _release_placement_groups(namespace: str) -> None:
 
 
 def where(worker: WorkerResources) -> dict[str, Any]:
-    """Ray's options that say on which nodes."""
+    """Ray's options for the node labels of a worker."""
     labels, *others = map(dict, worker.selectors)
     return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}
 
 
 def on_this_node(role: type, name: str, namespace: str) -> Any:
-    """An actor that reserves nothing and runs where its maker runs, because the run folder is there."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return _made(role, name, namespace, num_cpus=0, num_gpus=0, scheduling_strategy=here)
+    """An actor that reserves no resources and runs on this process's node, which has the run folder."""
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return _make_actor(role, name, namespace, num_cpus=0, num_gpus=0, scheduling_strategy=this_node)
 
 
-def _made(role: type, name: str, namespace: str, **options: Any) -> Any:
+def _make_actor(role: type, name: str, namespace: str, **options: Any) -> Any:
     groups = getattr(role, "CONCURRENCY_GROUPS", None)
     make: Any = ray.remote(concurrency_groups=groups)(role) if groups else ray.remote(role)
     return make.options(name=name, namespace=namespace, max_restarts=0, max_task_retries=0, **options)

@@ -1,5 +1,5 @@
-"""All pools: their sizes, proofs that workers hold the right weights, how long they wait for them, and the watch for
-nodes that are taken away.
+"""All pools: their sizes, receipts that prove which weights workers hold, time spent waiting for weights, and a watch
+for draining nodes.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from solrl_ray.weight_sync.publication import CARD, EXPLORER, REGENERATOR, Publi
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
 NODES_SECONDS = 2.0
-"""Seconds between two checks for leaving nodes."""
+"""Seconds between two checks for draining nodes."""
 SHOW_SECONDS = 0.2
-"""Seconds between two updates of the shown worker states; one takes a look at every worker."""
+"""Minimum seconds between two updates of the displayed worker states; each update visits every worker."""
 _NO_COUNTS = dict.fromkeys(("bytes", "packed", "bumped", "resyncs", "load_seconds"), 0.0)
-"""A publication without reports yet: see `IterationMetrics.publication`."""
+"""Counts of a publication that no worker has loaded yet: see `IterationMetrics.publication`."""
 
 
 class Waits:
-    """Finished waits for weights, until they are read; times are seconds of a monotonic clock."""
+    """Finished waits for weights since the last call of `share`. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[float, float]] = []
 
     def add(self, seconds: float, *, until: float) -> None:
-        """Note that a worker waited for `seconds`, `until` it had proved the weights."""
+        """Record a wait of `seconds` that ended at time `until`, when the worker had proved the weights."""
         self._ended.append((until - seconds, until))
 
     def share(self, *, began: float, ended: float, workers: int) -> float:
-        """Share of `workers` × (`ended` - `began`) spent waiting, by the waits since the last call.
+        """Fraction of `workers` × (`ended` - `began`) that the waits recorded since the last call took.
 
-        A wait that began earlier counts from `began` on.
+        A wait that started earlier counts from `began`.
         """
         waited = sum(max(0.0, until - max(since, began)) for since, until in self._ended)
         self._ended.clear()
@@ -57,16 +57,16 @@ class Fleet:
     def __init__(
         self, config: Config, world: World, tasks: Tasks, telemetry: Telemetry, *, explores: bool = True
     ) -> None:
-        """`explores`: whether it has explorers."""
+        """`explores`: True if the fleet has explorers."""
         self._config, self._world, self._tasks, self._telemetry = config, world, tasks, telemetry
         self._receipts = ReceiptBook()
         self._first: dict[str, Attestation] = {}
-        """Of each pool, by name."""
+        """Pool name → attestation of the first worker that started in it."""
         self._attested = asyncio.Event()
         self.publication_counts = dict(_NO_COUNTS)
         """State of the explorers' newest revision: see `IterationMetrics.publication`."""
         self._payloads: PayloadRefs | None = None
-        """Of what was published last."""
+        """Payloads of the latest publication."""
         self._targets = Targets(config, explores=explores)
         self._waits = Waits()
         self._shows = False
@@ -87,43 +87,46 @@ class Fleet:
         self.explorers = make(EXPLORERS, world.explorer, unit_seconds=unit_seconds)
         self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
         self._pools |= {EXPLORERS: self.explorers, REGENERATORS: self.regenerators}
-        tasks.start(self._watch_nodes(), "the watch of leaving nodes")
+        tasks.start(self._watch_nodes(), "the watch for draining nodes")
 
     # Called by the controller
 
     def open(self) -> None:
-        """Spawn every worker, without waiting."""
+        """Create all workers, without waiting for them."""
         self._resize()
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
-        """Resize pools, named as in `config.pools`. Returns what will happen, in sentences.
+        """Resize pools; `sizes` maps names of `config.pools` to worker counts. Returns sentences that describe the
+        effect, one per line.
 
         Raises UserError for sizes out of bounds.
         """
-        said = self._targets.ask(sizes)
-        for sentence in said.splitlines():
+        effect = self._targets.ask(sizes)
+        for sentence in effect.splitlines():
             self._telemetry.message(sentence)
         self._resize()
         wanted, seconds = self._targets.applied(self._config), self._config.fleet.deadlines.fetch
-        lacking = await self._world.blocking(lambda: self._world.survey(wanted), "a look at the cluster", seconds)
+        lacking = await self._world.blocking(
+            lambda: self._world.survey(wanted), "reading the cluster's resources", seconds
+        )
         if not lacking:
-            return said
-        waits = f"no room for {' and '.join(lacking)} now: they wait until there is"
+            return effect
+        waits = f"no room for {' and '.join(lacking)} now: they start when the cluster has room"
         self._telemetry.message(waits)
-        return f"{said}\n{waits}"
+        return f"{effect}\n{waits}"
 
     def prepare(self) -> None:
-        """Have explorers on cards make ready for a revision that will be published, without waiting."""
+        """Let explorers on shared GPUs prepare for the next revision, without waiting."""
         for worker in self.explorers.workers.values():
             if worker.process.name and worker.proved:
                 self._tasks.start(worker.prepare(), f"preparing {worker.name}")
 
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
-        """Have all workers of a role load a revision; each gets units again only after its receipt.
+        """Make all workers of a role load a revision. Each gets units again only after its receipt was accepted.
 
         Args:
             role: ``explorer`` or ``regenerator``.
-            probe: reference of the prompt embedding of the probe forward.
+            probe: reference to the prompt embedding of the probe forward.
         """
         if self._payloads is None or self._payloads.publication is not publication:
             self._payloads = PayloadRefs(publication, self._world, self._config.fleet.deadlines.publish)
@@ -139,39 +142,46 @@ class Fleet:
 
     @property
     def needs_packed(self) -> bool:
-        """Whether explorers need packed weights: one is on no learner rank's card, or will be, and does not merge."""
+        """True if explorers need packed weights: at least one, now or after scaling, shares no GPU with a learner rank,
+        and explorers do not merge the LoRA themselves.
+        """
         if self._config.publish.mode == "lora":
             return False
         beyond = any(not worker.process.name for worker in self.explorers.workers.values())
         return beyond or needs_packed(self._config, self._targets.wanted(EXPLORERS))
 
     async def score_class(self) -> str:
-        """What fixes the bits of all pools' answers; waits until a worker of each has started."""
+        """Score classes of all pools, joined: they determine the exact bits of answers. Waits until a worker of each
+        pool has started.
+        """
         await self._attested.wait()  # each start has its deadline
         return "/".join(self._first[name].score_class for name in self._pools)
 
     def waited_for_weights(self, began: float) -> float:
-        """Share of the explorers' time since `began` that they spent waiting for weights."""
+        """Fraction of the explorers' time since `began` that was spent waiting for weights."""
         workers = len(self.explorers.workers)
         return self._waits.share(began=began, ended=self._world.now(), workers=workers)
 
-    # Called about workers
+    # Events of workers (`Observer`)
 
     def started(self, worker: Worker, attestation: Attestation) -> None:
-        """Accept a started worker. Raises RunError if its answers would have other bits than its pool's: a unit's
-        result would depend on its worker.
+        """Accept a started worker.
+
+        Raises RunError if its score class differs from that of its pool: results would depend on which worker
+        computed them.
         """
         if attestation.warm_ups and worker.pool not in self._first:
             self._telemetry.message(
-                f"{role_of(worker.name)}s compile their forward for {attestation.warm_ups} shapes before "
-                "they work: minutes, unless compile.cache has them"
+                f"{role_of(worker.name)}s compile their forward pass for {attestation.warm_ups} shapes before "
+                "their first unit; this takes minutes unless compile.cache has the kernels"
             )
         first = self._first.setdefault(worker.pool, attestation)
         if attestation.score_class != first.score_class:
             raise RunError(
-                f"{attestation.worker} and {first.worker} would score a unit differently: one computes "
+                f"{attestation.worker} and {first.worker} would score the same unit differently: one computes "
                 f"{attestation.tier} on {attestation.device} (score class {attestation.score_class}), the other "
-                f"{first.tier} on {first.device} (score class {first.score_class}); workers of one pool must be alike"
+                f"{first.tier} on {first.device} (score class {first.score_class}); all workers of a pool need the "
+                "same kind of device, precision and software"
             )
         if len(self._first) == len(self._pools):
             self._attested.set()
@@ -179,7 +189,7 @@ class Fleet:
         self.changed()
 
     def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
-        # Not at publishing: many more may have been published since.
+        # Not at publication: later revisions may have been published since.
         self._receipts.expect(publication.revision.manifest)
         self._receipts.check(receipt)
         self._telemetry.proved(receipt, waited=waited)
@@ -192,7 +202,9 @@ class Fleet:
         self._telemetry.message(f"{worker} was sent the revision again: {reason}")
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
-        self._telemetry.message(f"{worker} has found no place for {seconds:g} s, and waits; at work: {at_work}")
+        self._telemetry.message(
+            f"{worker} has waited {seconds:g} s for free resources and still waits; {at_work} of its pool are working"
+        )
 
     def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
         self._telemetry.lost(worker)
@@ -225,12 +237,12 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Soon show the workers' states."""
+        """Update the displayed worker states soon."""
         if not self._shows:
             self._shows = True
             asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
 
-    # Its own
+    # Internals
 
     def _resize(self) -> None:
         for name, pool in self._pools.items():
@@ -241,15 +253,17 @@ class Fleet:
         self._pools[pool_of(worker)].retire(worker, reason)
 
     async def _watch_nodes(self) -> None:
-        """Have workers leave nodes that are going, before they are lost."""
+        """Drain and replace workers on draining nodes before they are lost."""
         warned, seconds = False, self._config.fleet.deadlines.fetch
         while True:
-            nodes = await self._world.blocking(self._world.draining_nodes, "reading which nodes are leaving", seconds)
+            nodes = await self._world.blocking(self._world.draining_nodes, "reading which nodes are draining", seconds)
             if self._world.node in nodes and not warned:
                 warned = True
-                here = ["the controller", "the selector", *["the text encoders"] * encodes_here(self._config.fleet)]
+                affected = ["the controller", "the selector", *["the text encoders"] * encodes_here(self._config.fleet)]
                 self._telemetry.message(
-                    f"the node of the run folder is leaving, and with it {listed(here)}: go on with --resume", "lost"
+                    f"the node of the run folder is leaving, and with it {listed(affected)}: continue with --resume "
+                    "once the run has ended",
+                    "lost",
                 )
             for pool in self._pools.values():
                 for name, successor in pool.leave_nodes(nodes):

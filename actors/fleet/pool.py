@@ -1,12 +1,12 @@
-"""A pool, workers of one role that answer with the same bits: how lost ones are replaced, how it grows and shrinks.
+"""A pool: workers of one role that compute the same bits for a unit. It replaces lost workers, grows and shrinks.
 
 ::
 
-    lost ──► replaced (one of `fleet.max_replacements`)        a crash, a hang, too many refused answers
-         ──► replaced at no charge                             SIGTERM; its node is leaving; the network was cut
-         ──► ended, the pool goes on with one less             it cannot start, or is unlike the others at work
-         ──► the run ends                                      the same, and no worker has ever worked
-no place ──► it waits; the run ends if no worker of the pool has a place for that long
+    lost ──► replaced, charged to `fleet.max_replacements`   it crashed, hung, or gave too many wrong answers
+         ──► replaced, not charged                           SIGTERM; its node is draining; the network was cut
+         ──► removed; the pool shrinks by one                it cannot start, or its score class differs
+         ──► the run ends                                    the same, and no other worker of the pool works
+    no resources ──► it waits; the run ends if the whole pool had none during the deadline
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Pool:
     ) -> None:
         """
         Args:
-            name: as in `config.pools`.
-            spawn: makes the actor of a given name, without waiting for it.
+            name: name of the pool, as in `config.pools`.
+            spawn: creates the actor with a given name, without waiting for it.
             unit_seconds: deadline of one unit.
         """
         self.name = name
@@ -54,21 +54,21 @@ class Pool:
         self._spawn, self._unit_seconds = spawn, unit_seconds
         self._world, self._tasks, self._router, self._deadlines = world, tasks, router, deadlines
         self._replacements, self._observer = replacements, observer
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
-        """Workers that were ended from here, and the reason; None: without a message."""
+        """Workers that the pool has ended → the reason; None if they had only to leave."""
         self._retried_starts: set[str] = set()
-        """Replacements of workers that were lost while they started."""
+        """Names of replacements for workers that were lost while starting."""
         self._next_slot = 0
         self._reported_unplaced: set[str] = set()
-        """Workers already reported as without a place."""
+        """Workers already reported as waiting for resources."""
         self._vacated = -math.inf
-        """When a worker with a place last went."""
+        """Time at which a placed worker last ended."""
 
     # Membership
 
     def resize(self, count: int) -> list[str]:
-        """Change the number of staying workers; returns the names of those that leave."""
+        """Set the number of workers, not counting draining ones; returns the names of those that now drain."""
         states = {worker.name: worker.state for worker in self._staying()}
         for _ in range(count - len(states)):
             self._open(worker_name(self.name, self._next_slot))
@@ -80,8 +80,8 @@ class Pool:
         return leaving
 
     def leave_nodes(self, nodes: Collection[str]) -> list[tuple[str, str]]:
-        """Have workers leave nodes that are going; returns their names and those of their replacements."""
-        # Roles of a card leave with the learner rank.
+        """Drain the workers on these nodes and start their replacements; returns (worker, replacement) names."""
+        # Roles on a shared GPU move together with its learner rank.
         leaving = [worker for worker in self._staying() if worker.node in nodes and not worker.process.name]
         for worker in leaving:
             self._drain(worker)
@@ -89,30 +89,30 @@ class Pool:
         return [(worker.name, replacement_name(worker.name)) for worker in leaving]
 
     def retire(self, worker: str, reason: str) -> None:
-        """Replace an untrustworthy worker; does nothing if it is gone."""
+        """Replace a worker whose answers cannot be trusted; does nothing if it is gone."""
         if worker in self.workers:
             self._end(self.workers[worker], WorkerGone(worker, reason))
 
     def publish(self, weights: Weights) -> None:
-        """Have all workers load these weights after the units that they hold."""
+        """Make all workers load these weights, after the units that they already have."""
         self.weights = weights
         for worker in self.workers.values():
             worker.outdated()
 
     def _staying(self) -> list[Worker]:
-        """Workers that do not leave; of one that is renewed, only its successor."""
-        there = self.workers.values()
-        return [w for w in there if w.state is not State.DRAINING and self._ended.get(w.name, w) is not None]
+        """Workers that are not leaving. A worker that is being replaced is represented by its successor only."""
+        live = self.workers.values()
+        return [w for w in live if w.state is not State.DRAINING and self._ended.get(w.name, w) is not None]
 
     # State
 
     @property
     def at_work(self) -> int:
-        """Workers that have a place and are not leaving."""
+        """Number of workers that are placed and not draining."""
         return sum(worker.state not in (State.WAITING, State.DRAINING) for worker in self.workers.values())
 
     def census(self) -> dict[str, int]:
-        """State → number of workers, for every state but dead."""
+        """State → number of workers, for every state except dead."""
         counts = {state.value: 0 for state in State}
         for worker in self.workers.values():
             counts[worker.state.value] += 1
@@ -120,11 +120,11 @@ class Pool:
         return counts
 
     def tiers(self) -> dict[str, int]:
-        """Tier → number of workers that attested it."""
+        """Precision tier → number of workers that attested it."""
         return dict(Counter(worker.tier for worker in self.workers.values() if worker.tier))
 
     def warmed(self) -> tuple[int, int]:
-        """Forward shapes compiled so far, and all that will be; (0, 0) without compilation."""
+        """Numbers of forward shapes compiled so far and in total, over all workers; (0, 0) without compilation."""
         workers = self.workers.values()
         return sum(worker.warmed for worker in workers), sum(worker.warm_ups for worker in workers)
 
@@ -142,16 +142,18 @@ class Pool:
             unit_seconds=self._unit_seconds,
             weights=lambda: self.weights,
             alone=lambda: self.at_work <= 1,
-            unplaced=self._unplaced,
+            unplaced=self._on_unplaced,
             observer=self._observer,
             router=self._router,
         )
         self.workers[name] = worker
-        life = self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
-        life.add_done_callback(lambda _: self._clear_away(worker))
+        task = self._running[name] = self._tasks.start(self._run_worker(worker), f"the work of {name}")
+        task.add_done_callback(lambda _: self._on_task_done(worker))
 
-    def _clear_away(self, worker: Worker) -> None:
-        """For a life that is cancelled before it began and so cannot clean up, for example when the run ends then."""
+    def _on_task_done(self, worker: Worker) -> None:
+        """Clean up if the worker's task was cancelled before it began, for example at the end of the run: such a task
+        does not clean up itself.
+        """
         if self.workers.pop(worker.name, None) is not None:
             self._world.dismiss(worker.actor)
 
@@ -162,10 +164,10 @@ class Pool:
 
     def _end(self, worker: Worker, error: BaseException | None) -> None:
         self._ended[worker.name] = error
-        # Not at once: a task that has not begun would not notice its end.
-        asyncio.get_running_loop().call_soon(self._lives[worker.name].cancel)
+        # Not at once: a task that has not begun would not run its cleanup.
+        asyncio.get_running_loop().call_soon(self._running[worker.name].cancel)
 
-    async def _employ(self, worker: Worker) -> None:
+    async def _run_worker(self, worker: Worker) -> None:
         error: BaseException | None = None
         try:
             await worker.live()
@@ -180,29 +182,33 @@ class Pool:
         finally:
             end = self._world.kill if isinstance(error, Gone | Leaving) else self._world.dismiss
             end(worker.actor)
-            self._lives.pop(worker.name, None)
+            self._running.pop(worker.name, None)
             self.workers.pop(worker.name, None)
             self._reported_unplaced.discard(worker.name)
             if worker.node:
                 self._vacated = self._world.now()
             self._report_exit(worker, error, requeued=self._router.lost(worker.name))
 
-    def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
-        """`since`: when the deadline that has passed began. Raises RunError if no worker has had a place since."""
+    def _on_unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
+        """Handle a worker that has waited `seconds` for resources.
+
+        `since`: start of the deadline if it has passed, else None. Raises RunError if it has passed and no worker of
+        the pool was placed in that time.
+        """
         if since is not None and self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "
-                "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes, ask "
-                "for less, or raise fleet.deadlines.start if the machine is slow"
+                "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes, request "
+                "less, or raise fleet.deadlines.start if the machine is slow"
             )
         if worker.name not in self._reported_unplaced and (self.at_work or since is not None):
             self._reported_unplaced.add(worker.name)
             self._observer.unplaced(worker.name, seconds, self.at_work)
 
     def _report_exit(self, worker: Worker, error: BaseException | None, requeued: int) -> None:
-        """Report the end of a worker's life. Raises the error if it ends the run.
+        """Report the end of a worker, and replace it where needed. Raises the error if it ends the run.
 
-        `requeued`: how many of its units go to others.
+        `requeued`: number of its units that go to other workers.
         """
         name, starting, leaving = worker.name, worker.state in _STARTING, worker.state is State.DRAINING
         if worker.state is not State.DEAD:
@@ -221,7 +227,8 @@ class Pool:
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             counted, process.counted = process.counted, bool(process.name)
-            free = isinstance(error, Unreachable) and worker.proved  # else one that no network reaches ends no run
+            # Only if it was reachable before: replacing a node that is never reachable must use up the budget.
+            free = isinstance(error, Unreachable) and worker.proved
             if isinstance(error, Gone) and not counted and not free:
                 self._replacements.spend(process.name or name, reason)
             if starting:
@@ -233,7 +240,7 @@ class Pool:
 
 
 def _reason(error: BaseException, worker: str) -> str:
-    """Why a worker is gone, for a sentence that names it."""
+    """Why a worker is gone, without its name, as part of a sentence that already names it."""
     if isinstance(error, Late):
         return f"{error.what.removesuffix(f' on {worker}')} passed its deadline of {error.seconds:g} s"
     return error.reason if isinstance(error, Gone) else str(error)

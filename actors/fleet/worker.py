@@ -1,4 +1,4 @@
-"""One worker's life, as a coroutine: place → start → warm up → load → units → leave.
+"""Life cycle of one worker, as a coroutine: get resources → start → warm up → load weights → units → leave.
 
 ::
 
@@ -6,8 +6,8 @@
                              ▲         │
                              └─ new weights
 
-Each wait has a deadline. The first wait that fails ends the life, and the pool decides what follows
-(`actors.fleet.pool`). A worker does its calls in the order they were sent, so weights are loaded after earlier units.
+Each wait has a deadline. The first wait that fails ends the coroutine, and the pool decides what follows
+(`actors.fleet.pool`). A worker runs its calls in the order sent, so weights are loaded after earlier units.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from solrl_ray.scheduling.worker_state import State, advance, role_of
 from solrl_ray.weight_sync.publication import CARD, EXPLORER, Content, Publication
 
 PING_SECONDS = 2.0
-"""Seconds between two pings of an idle worker, which reveal a death before there is work."""
+"""Seconds between two pings of an idle worker, which reveal its death before the next unit."""
 
 PLACE_SECONDS = 60.0
-"""Seconds without a place after which the user is told, if other workers of the pool are at work."""
+"""Seconds without resources after which the wait is reported, if other workers of the pool are working."""
 
 
 class PayloadRefs:
-    """A publication's payloads, each put into the object store once, when first needed, for whichever roles."""
+    """Payloads of a publication. Each is put into the object store once, when first needed, and shared by all roles
+    that need the same content.
+    """
 
     def __init__(self, publication: Publication, world: World, seconds: float) -> None:
-        """`seconds`: the deadline of making one."""
+        """`seconds`: deadline for making one payload."""
         self.publication = publication
         self._world = world
         self._seconds = seconds
@@ -46,7 +48,7 @@ class PayloadRefs:
         self._turn = asyncio.Lock()
 
     async def ref(self, role: str, *, full: bool = False) -> Any:
-        """Reference of the payload for a role; `full`: see `Publication.content`."""
+        """Reference to the payload for a role; `full`: see `Publication.content`."""
         return (await self._payload(self.publication.content(role, full=full)))[0]
 
     async def size(self, role: str) -> int:
@@ -54,7 +56,7 @@ class PayloadRefs:
         return (await self._payload(self.publication.content(role)))[1]
 
     async def _payload(self, content: Content) -> tuple[Any, int]:
-        async with self._turn:  # if who makes it leaves, the next one does
+        async with self._turn:  # if the worker that makes it is cancelled, the next one makes it
             if content not in self._made:
                 what = f"making the payload of {self.publication.name}"
                 self._made[content] = await self._world.blocking(lambda: self._make(content), what, self._seconds)
@@ -67,11 +69,11 @@ class PayloadRefs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """What the workers of a pool should hold."""
+    """Weights that the workers of a pool should hold."""
 
     payloads: PayloadRefs
     probe: Any
-    """Reference of the prompt embedding of the probe forward."""
+    """Reference to the prompt embedding of the probe forward."""
 
     @property
     def publication(self) -> Publication:
@@ -84,27 +86,27 @@ class Weights:
 
 
 class Observer(Protocol):
-    """Is told of events of a pool's workers; `actors.fleet.fleet.Fleet` is one."""
+    """Receives the events of a pool's workers; implemented by `actors.fleet.fleet.Fleet`."""
 
     def started(self, worker: Worker, attestation: Attestation) -> None:
-        """Raises RunError if its answers would have other bits than its pool's."""
+        """The worker has started. Raises RunError if its score class differs from that of its pool."""
 
     def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
-        """It loaded a publication after waiting `waited` seconds. Raises RunError if the receipt is wrong."""
+        """The worker loaded a publication after `waited` seconds. Raises RunError if the receipt is wrong."""
 
     def resynced(self, worker: str, reason: str) -> None: ...
 
     def changed(self) -> None:
-        """Something about a worker has changed."""
+        """The displayed state of a worker has changed."""
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
-        """It has waited so long for a place while others of its pool are at work; called once."""
+        """The worker has waited `seconds` for resources; `at_work` others of its pool are placed. Called once."""
 
     def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
-        """`replacement`: empty if the worker was leaving."""
+        """The worker was lost. `replacement`: name of its replacement, empty if the worker was leaving."""
 
     def unfit(self, worker: str, reason: str) -> None:
-        """It joined others at work but could not start, or would work otherwise than they do."""
+        """A worker that joined a working pool could not start, or would compute other results than the pool."""
 
     def left(self, worker: str) -> None: ...
 
@@ -127,30 +129,31 @@ class Worker:
     ) -> None:
         """
         Args:
-            pool: its pool's name, as in `config.pools`.
-            unit_seconds: deadline of one unit, in evaluations of each of its prompts.
-            weights: what it should hold now.
-            alone: whether no other worker of its pool is placed and stays.
-            unplaced: called repeatedly while this worker has no place, with the seconds that it has waited; once these
-                are the deadline, also with the time when they began. Raises RunError if there is no place to wait for.
+            pool: name of its pool, as in `config.pools`.
+            unit_seconds: deadline of one unit; in evaluations, of each prompt of a unit.
+            weights: returns the weights that the worker should hold now.
+            alone: returns True if this is the pool's only placed worker that is not draining.
+            unplaced: called repeatedly while the worker waits for resources, with the seconds waited. When these reach
+                the deadline, the third argument is the time at which the wait began, otherwise None. Raises RunError if
+                waiting longer is pointless.
         """
         self.name = name
         self.pool = pool
         self.actor = actor
         self.state = State.WAITING
         self.node = ""
-        """Id of the node that it was placed on."""
+        """Id of its node; empty while it has no resources."""
         self.tier = ""
-        """The tier that it attested."""
+        """The precision tier that it attested."""
         self.proved = False
-        """Whether it ever held a revision."""
+        """True once it has proved a revision."""
         self.warm_ups = self.warmed = 0
-        """Shapes of its forward to compile before anything else, and those done."""
+        """Number of forward shapes to compile before its first unit, and number compiled so far."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
         self._weights, self._alone, self._unplaced = weights, alone, unplaced
         self._observer, self._router = observer, router
-        self._step = "waiting for a place"
-        """What it does or waits for, where its state does not say it."""
+        self._step = "waiting for resources"
+        """Current step in words; empty if `state` describes it."""
         self._loaded: Weights | None = None
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
@@ -166,11 +169,11 @@ class Worker:
 
     @property
     def units(self) -> list[WorkUnit]:
-        """Its units, in the order in which it does them."""
+        """Its units, in the order in which it runs them."""
         return self._router.units_of(self.name)
 
     def describe(self) -> str:
-        """What it does, for the user."""
+        """The current activity, as shown to the user."""
         if not self.units:
             return self._step or self.state.value
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
@@ -179,7 +182,7 @@ class Worker:
     # Called by its pool and the dispatcher
 
     def outdated(self) -> None:
-        """It must load other weights: from now on it gets no unit until it has proved them."""
+        """Other weights were published: the worker gets no unit until it has proved them."""
         self._advance("outdated")
         self._router.not_ready(self)
         if not self.units:
@@ -187,7 +190,7 @@ class Worker:
         self._changed.set()
 
     def leave(self) -> None:
-        """Finish its units, get no more, and end."""
+        """Finish the current units, take no more, and end."""
         self._advance("leave")
         self._router.not_ready(self)
         self._changed.set()
@@ -198,10 +201,13 @@ class Worker:
         self._answers.create_task(self._unit(unit, sent), name=f"{unit.id} on {self.name}")
         self._observer.changed()
 
-    # Its life
+    # Life cycle
 
     async def live(self) -> None:
-        """Run until it has left. Raises what ends it earlier: WorkerGone, Leaving, or an error of its own."""
+        """Run until the worker has left.
+
+        Raises the error that ends it earlier: WorkerGone, Leaving, or RunError or UserError raised by the actor.
+        """
         await self._take_place()
         await self._start()
         async with self._answers:
@@ -213,9 +219,9 @@ class Worker:
                 self._router.not_ready(self)
 
     async def _take_place(self) -> None:
-        """Wait for room in the cluster, without a limit."""
+        """Wait for resources in the cluster. `unplaced` decides how long."""
         place = asyncio.ensure_future(
-            self._world.answer(self._world.send(self.actor, "node"), what=f"a place for {self.name}", seconds=None)
+            self._world.answer(self._world.send(self.actor, "node"), what=f"resources for {self.name}", seconds=None)
         )
         limit = self._deadlines.resources + self._deadlines.start
         waited, since = 0.0, self._world.now()
@@ -235,50 +241,50 @@ class Worker:
         self._advance("placed")
 
     async def _start(self) -> None:
-        """Have it build its model and attest its arithmetic; then compile, and wait for weights to load."""
+        """Build the model and attest its arithmetic; then compile, once the first weights are published."""
         await self._let_learner_work()
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
-        self._now("waiting for a revision")
+        self._show_step("waiting for a revision")
         while (weights := self._weights()) is None:
             await self._wait_for_change()
         for shape in range(self.warm_ups):
             await self._let_learner_work()
-            self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
+            self._show_step(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
             self.warmed += 1
-        self._now("")
+        self._show_step("")
         self._idle_since = self._world.now()
         self._advance("started")
 
     async def _let_learner_work(self) -> None:
-        """Wait until no rank of a rebuilt group needs this card; its own calls have deadlines."""
+        """Wait until no rank of a rebuilt learner group needs this GPU. The rank's calls have deadlines."""
         while not self.process.learner_is_idle.is_set():
-            self._now("waiting for the learner of its card")
+            self._show_step("waiting for the learner on its GPU")
             await self.process.learner_is_idle.wait()
-            self._now("")
+            self._show_step("")
 
     async def _next_step(self) -> None:
         weights = self._weights()
         if weights is not None and weights is not self._loaded:
-            # An explorer that joins as the first without a card waits for the next one, which is packed for it.
+            # The first explorer without a shared GPU needs packed weights, which only the next revision has.
             if role_of(self.name) != EXPLORER or self.process.name or weights.publication.is_usable:
                 await self._load(weights)
                 return
-            self._now("waiting for a revision that is packed for it")
+            self._show_step("waiting for the next revision, which has packed weights")
         await self._wait_for_change()
 
     async def _load(self, weights: Weights) -> None:
         role = CARD if self.process.name else role_of(self.name)
-        full = role == CARD and not self.process.learns  # without a learner there, factors must be sent
+        full = role == CARD and not self.process.learns  # without a learner on the GPU, factors must be sent
         while True:
-            self._now(f"waiting for {weights.publication.name}")
+            self._show_step(f"waiting for {weights.publication.name}")
             payload = await weights.payloads.ref(role, full=full)
             if weights is not self._weights():
                 return
-            self._now(f"loading {weights.publication.name}")
+            self._show_step(f"loading {weights.publication.name}")
             answer: Receipt | Refusal = await self._call(
                 "load_revision",
                 payload,
@@ -291,7 +297,7 @@ class Worker:
                 break
             self._observer.resynced(self.name, answer.reason)
             full = True
-        self._now("")
+        self._show_step("")
         self._observer.loaded(answer, weights.publication, self._world.now() - self._idle_since)
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
@@ -311,7 +317,7 @@ class Worker:
             else:
                 own = error if isinstance(error, RunError | UserError) else None
             if own is None:
-                self._router.not_ready(self)  # its life ends, so it must not get more units
+                self._router.not_ready(self)  # the worker is ending, so it must not get more units
                 raise
             self._router.failed(self, unit, own)
         else:
@@ -321,7 +327,7 @@ class Worker:
         self._observer.changed()
 
     async def _wait_for_change(self) -> None:
-        """Return when there is something to do; meanwhile, ping the idle worker."""
+        """Return when something has changed; if nothing has, ping the idle worker and return."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 await self._changed.wait()
@@ -331,7 +337,9 @@ class Worker:
         self._changed.clear()
 
     async def prepare(self) -> None:
-        """On a card: make what does not depend on the revision that will come. A loss is noticed by the next call."""
+        """On a shared GPU: do the part of loading that does not depend on the revision. A lost worker is ignored here:
+        the next call notices it.
+        """
         with suppress(Gone, Leaving):
             await self._call("prepare", what="preparing for a revision", seconds=self._deadlines.publish)
 
@@ -339,7 +347,7 @@ class Worker:
         sent = self._world.send(self.actor, method, *arguments)
         return await self._world.answer(sent, what=f"{what} on {self.name}", seconds=seconds)
 
-    def _now(self, step: str) -> None:
+    def _show_step(self, step: str) -> None:
         self._step = step
         self._observer.changed()
 

@@ -1,1 +1,1 @@
-"""What is told of a live run: progress, metrics, timeline, trackers."""
+"""Reporting of a live run: progress, metrics, timeline, trackers."""

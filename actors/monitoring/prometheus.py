@@ -1,4 +1,4 @@
-"""The instruments of `solrl_ray.metrics.instruments` on `ray.util.metrics`; one process of a run exports all."""
+"""Exports the metrics of `solrl_ray.metrics.instruments` with `ray.util.metrics`, from one process of a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument
 
 REFRESH_SECONDS = 5.0
-"""Seconds between two refreshes of all gauges: Ray forgets a gauge that was not set for about 20 s."""
+"""Seconds between two refreshes of all gauges: Ray drops a gauge that was not set for about 20 s."""
 
 
 class PrometheusExporter:
-    """Sets, adds and observes by name. Ray's agent on the node shows changes about ten seconds later."""
+    """Implements `actors.world.Exporter`. Ray's agent on the node exposes changes about 10 s later."""
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        """Last values, by name and tags."""
+        """Name and tags → last value."""
         self._refreshes = False
         self._metrics = {entry.name: _made(entry) for entry in INSTRUMENTS}
         self._tag_names = {entry.name: entry.tags for entry in INSTRUMENTS}
@@ -31,7 +31,7 @@ class PrometheusExporter:
             asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
 
     def add(self, name: str, value: float, **tags: str) -> None:
-        """A value of 0 is skipped: Ray's counters refuse it."""
+        """Increase a counter. A value of 0 is skipped, because Ray's counters refuse it."""
         if value > 0:
             self._metrics[name].inc(value, tags=self._tags(name, tags))
 
@@ -39,15 +39,17 @@ class PrometheusExporter:
         self._metrics[name].observe(value, tags=self._tags(name, tags))
 
     def _refresh(self) -> None:
-        """Set every gauge again, regularly until the event loop ends."""
+        """Set every gauge again, every `REFRESH_SECONDS` until the event loop ends."""
         for (name, tags), value in self._gauges.items():
             self._metrics[name].set(value, tags=self._tags(name, dict(tags)))
         asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
 
     def _tags(self, name: str, tags: dict[str, str]) -> dict[str, str]:
-        """Raises ValueError unless the tags are those of the table: a missing one would be exported as empty."""
+        """Add the run's name to the tags. Raises ValueError unless the tags are those of the metric: Ray would export a
+        missing one as empty.
+        """
         if set(tags) != set(self._tag_names[name]):
-            raise ValueError(f"{name} has the tags {self._tag_names[name]}, it was given {tuple(tags)}")
+            raise ValueError(f"{name} needs the tags {self._tag_names[name]}, got {tuple(tags)}")
         return {"run": self._run, **tags}
 
 

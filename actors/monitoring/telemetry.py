@@ -1,7 +1,7 @@
-"""What is known of a live run: progress and time left for the terminal, metrics.jsonl, TensorBoard, attestations.
+"""Collects and writes all measurements of a live run: progress and time left for the terminal, events, metrics.jsonl,
+TensorBoard, attestations, the metrics of `solrl_ray.metrics.instruments`, the spans of the timeline, and trackers.
 
-Also the metrics of `solrl_ray.metrics.instruments`, the spans of the timeline, and trackers. One task writes the files,
-in order, beside the run.
+One task writes the files, in order, without delaying the run.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import EventLog, RunFolder
 
 EXPORTED = ("reward_mean", "proxy_reward_mean", "loss", "policy_loss", "kl", "gradient_norm")
-"""Fields of an iteration's record that are exported as gauges of the same name."""
+"""Fields of `IterationMetrics` that are exported as gauges, as ``solrl_`` and the name of the field."""
 TOKENS = ("prompt_tokens", "completion_tokens")
-"""Of `IterationMetrics.reward_costs`."""
+"""Keys of `IterationMetrics.reward_costs` that count tokens."""
 LAST_EVENTS_SECONDS = 5.0
 NOTE_SECONDS = 15.0
-"""Seconds that an actor's note is valid, unless repeated."""
+"""Seconds after which an actor's note expires unless it is repeated."""
 
 
 class Telemetry:
@@ -58,38 +58,38 @@ class Telemetry:
         self._world = world
         self._on_disk = partial(on_disk, world, config, folder.path)
         self._writes: deque[tuple[Callable[[], None], str]] = deque()
-        """Pending writes and their names."""
-        self._asked, self._idle = asyncio.Event(), asyncio.Event()
+        """Pending writes, each with its name for errors."""
+        self._requested, self._idle = asyncio.Event(), asyncio.Event()
         self._started = world.now()
         self._before = 0.0
-        """Wall seconds of the run before this process."""
+        """Wall seconds that the run took before this process started."""
         self._state = "starting"
         self._iteration = 0
         self._stages: dict[str, tuple[int, int]] = {}
         self._workers: dict[str, str] = {}
         self._notes: dict[str, tuple[str, float]] = {}
-        """Actor → its note, and until when that is valid."""
+        """Actor → its note, and the time at which the note expires."""
         self._doing: dict[str, tuple[Span, float]] = {}
-        """Actor → its open work, by its note, and since when by the monotonic clock."""
+        """Actor → open span of the work in its note, and its start by `World.now`."""
         self._events = EventLog(folder)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
-        """By worker, device and score class."""
+        """Worker, device and score class → attestation."""
         self._writers: list[MetricsWriter] = []
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = self._evaluated_before = 0
         self._spans: TraceWriter | None = None
         self._stage: tuple[Span, float] | None = None
-        """As `_doing`, of the current stage, if the timeline shows it."""
+        """Open span of the current stage and its start by `World.now`; None if the timeline does not show the stage."""
         self._lost: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
         self._tiers: set[tuple[str, str]] = set()
-        """Roles with the tiers attested so far."""
+        """Pairs of role and tier that were attested so far."""
         self._exporter = world.exporter(config.run.name)
         self.tracking = Tracking(config, folder.path, world, self.message)
 
     async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
-        """Take over the run's earlier measurements and workers; opens the TensorBoard events."""
+        """Take over measurements and attestations from before a resume; open trace.json and the TensorBoard files."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
@@ -103,20 +103,23 @@ class Telemetry:
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
-        """Set what is going on now, and its stage in the timeline; the stage before ends."""
+        """Set the displayed state, and begin its stage in the timeline; ends the previous stage.
+
+        `stage`: empty if the timeline does not show this state.
+        """
         if self._stage is not None:
             self._end(self._stage)
         self._stage = self._begin(kind="stage", name=words, stage=stage) if stage else None
         self._state = words
 
     def waits_for(self, what: str) -> None:
-        """Set what the current state waits for."""
+        """Add to the displayed state what it is waiting for."""
         self._state = f"{self._state.partition(': ')[0]}: waiting for {what}"
 
     def begin_iteration(self, iteration: int) -> None:
         self._iteration = iteration
         self._stages = {}
-        # Each time, not once at the start: Ray never exports what is set in a process's first moments.
+        # In every iteration: Ray does not export values that are set just after the start of a process.
         self._exporter.set("solrl_iteration", iteration)
         self._exporter.set("solrl_iterations_planned", self._config.run.iterations)
 
@@ -126,7 +129,7 @@ class Telemetry:
         self._exporter.set("solrl_stage_planned", total, stage=name)
 
     def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None:
-        """A worker has answered a unit; it computed from `started` (since 1970) for `seconds`."""
+        """A worker has answered a unit. `started`: start of the work in seconds since 1970; `seconds`: its duration."""
         span = Span(
             kind="unit",
             name=unit.id,
@@ -147,12 +150,12 @@ class Telemetry:
         tiers: dict[str, dict[str, int]],
         replacements_left: int,
     ) -> None:
-        """Take the workers' states.
+        """Set the displayed and exported states of all workers.
 
         Args:
             states: worker → its unit or state, in words.
-            census: role → state → workers.
-            tiers: role → tier → workers that attested it.
+            census: role → state → number of workers.
+            tiers: role → tier → number of workers that attested it.
         """
         self._workers = states
         self._exporter.set("solrl_replacements_left", replacements_left)
@@ -162,11 +165,11 @@ class Telemetry:
             for state, count in counts.items():
                 self._exporter.set("solrl_workers", count, role=role, state=state)
         self._tiers |= {(role, tier) for role, counts in tiers.items() for tier in counts}
-        for role, tier in self._tiers:  # includes tiers that no worker has any more
+        for role, tier in self._tiers:  # includes tiers without a worker now, which are set to 0
             self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
 
     def note(self, actor: str, words: str) -> None:
-        """Take an actor's note about a long call; empty: the call is over. The timeline shows it."""
+        """Set an actor's note about its current long call, also as a span of the timeline; empty: the call ended."""
         self._notes.pop(actor, None)
         before = self._doing.pop(actor, None)
         if before is not None and before[0].name != words:
@@ -185,13 +188,13 @@ class Telemetry:
         self._struck[role_of(worker)] += 1
 
     def proved(self, receipt: Receipt, *, waited: float) -> None:
-        """A worker's receipt was accepted; it had waited `waited` seconds for the weights."""
+        """A worker's receipt was accepted after it had waited `waited` seconds for the weights."""
         self._exporter.add("solrl_receipts", 1, role=receipt.role)
         self._exporter.set("solrl_revision", receipt.revision, role=receipt.role)
         self._exporter.observe("solrl_weights_wait_seconds", waited, role=receipt.role)
 
     def message(self, text: str, kind: EventKind = "note") -> None:
-        """Keep an event: a lost worker, a replacement, a requeued unit."""
+        """Record an event, such as a lost worker, a replacement or a requeued unit, and write it to events.jsonl."""
         if kind == "note" and text.startswith("warning: "):
             kind = "warning"
         self._events.all.append(Event.now(self._iteration, kind, text))
@@ -199,7 +202,7 @@ class Telemetry:
 
     @asynccontextmanager
     async def last_events(self) -> AsyncIterator[None]:
-        """A block whose error leaves it once the events that led to it are on the disk, unless that refuses them."""
+        """Context that writes the last events to disk before it passes on an error, as far as the disk permits."""
         try:
             yield
         except Exception:
@@ -208,13 +211,15 @@ class Telemetry:
             raise
 
     def attested(self, attestation: Attestation) -> None:
-        """Keep what a worker really runs, for the report (design law 5)."""
+        """Record the arithmetic that a worker really runs, for the report (design law 5)."""
         self._keep(attestation)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
         self._write(lambda: replace_file(self._attestations_file, content.encode()), "writing attestations.json")
 
     def _keep(self, attestation: Attestation) -> None:
-        """A name may come again, as after a resume; its earlier attestation stays, unless it was the same."""
+        """Store an attestation. After a resume, a worker's name may occur again: its earlier attestation is kept if the
+        device or score class differs.
+        """
         self._attestations[attestation.worker, attestation.device, attestation.score_class] = attestation
 
     @property
@@ -222,7 +227,7 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """An iteration is over: pass on its metrics, with its alarms."""
+        """Record the metrics of a finished iteration, with its alarms: in files, trackers and exported metrics."""
         metrics = replace(metrics, alarms=stability.alarms(self.iterations, metrics))
         if news := stability.news(self.iterations, metrics):
             self.message(f"warning: {news}")
@@ -249,7 +254,7 @@ class Telemetry:
         self._export_sums()
 
     def progress(self, since: int = 0) -> Progress:
-        """A snapshot, with this process's events from number `since` on; -4: the newest four."""
+        """A snapshot of the progress, with this process's events from index `since`; negative: the newest ones."""
         return Progress(
             run=self._config.run.name,
             state=self._state,
@@ -268,7 +273,9 @@ class Telemetry:
         )
 
     def _remaining(self) -> float | None:
-        """From the pace of this process's iterations, plus a last evaluation as long as the first."""
+        """Estimated seconds left: mean of this process's last five iterations, plus a final evaluation as long as the
+        first one. None before the first iteration.
+        """
         if not self._measured_here:
             return None
         recent = [m.seconds["total"] for m in self.iterations[-min(5, self._measured_here) :]]
@@ -277,13 +284,13 @@ class Telemetry:
         return left * sum(recent) / len(recent) + last
 
     async def written(self) -> None:
-        """Return once all pending writes are on the disk."""
+        """Return once all pending writes are on disk."""
         while self._writes:
             self._idle.clear()
             await self._idle.wait()  # each write has its deadline
 
     async def close(self) -> None:
-        """Pass on the rest, then say that the run is done."""
+        """Write everything that is pending, close files and trackers, and set the state ``done``."""
         self.state("writing the last metrics")
         await self.written()
         if open_trackers := self.tracking.open:
@@ -300,43 +307,43 @@ class Telemetry:
             self._spans = None
 
     def _write_record(
-        self, record: IterationMetrics | EvaluationMetrics, elsewhere: Callable[[MetricsWriter], None]
+        self, record: IterationMetrics | EvaluationMetrics, write_to: Callable[[MetricsWriter], None]
     ) -> None:
         def work() -> None:
             self._folder.append_metrics(record)
             for writer in self._writers:
-                elsewhere(writer)
+                write_to(writer)
 
         self._write(work, "writing metrics")
 
     def _write(self, work: Callable[[], None], what: str) -> None:
         self._writes.append((work, what))
-        self._asked.set()
+        self._requested.set()
 
     async def keep_writing(self) -> None:
-        """Write what comes; runs as a task."""
+        """Write queued data until it is cancelled; runs as a task."""
         while True:
-            self._asked.clear()
+            self._requested.clear()
             while self._writes:
-                together = list(self._writes)  # one thread for all of them
+                together = list(self._writes)  # all pending writes in one thread
                 works = [work for work, _ in together]
                 await self._on_disk(lambda: [work() for work in works], together[0][1])  # noqa: B023
                 for _ in together:
                     self._writes.popleft()
             self._idle.set()
-            await self._asked.wait()
+            await self._requested.wait()
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter
         exporter.add("solrl_candidates", metrics.candidates)
         exporter.add("solrl_samples", metrics.samples)
-        here = self.iterations[-self._measured_here :]
+        measured = self.iterations[-self._measured_here :]
         exporter.set("solrl_iteration", metrics.iteration + 1)
-        exporter.set("solrl_dropped", sum(m.dropped for m in here))
-        exporter.set("solrl_requeued_units", sum(m.requeued_units for m in here))
+        exporter.set("solrl_dropped", sum(m.dropped for m in measured))
+        exporter.set("solrl_requeued_units", sum(m.requeued_units for m in measured))
         exporter.set("solrl_weights_wait_share", metrics.weights_wait)
         exporter.set("solrl_seconds_left", self._remaining() or 0.0)
-        if metrics.spearman is not None:  # no previews, no rank fidelity
+        if metrics.spearman is not None:  # None without previews
             exporter.set("solrl_rank_fidelity", metrics.spearman)
         for name in EXPORTED:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
@@ -347,12 +354,12 @@ class Telemetry:
         self._export_sums()
 
     def _export_sums(self) -> None:
-        """Export sums over this process's iterations and evaluations: repeated results, use of judges."""
+        """Export sums over this process's iterations and evaluations: repeated results, and use of reward servers."""
         first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
-        here = self.iterations[first:]
-        self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
-        self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
-        measured: list[IterationMetrics | EvaluationMetrics] = [*here, *self.evaluations[evaluated:]]
+        iterations = self.iterations[first:]
+        self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in iterations))
+        self._exporter.set("solrl_differing_results", sum(m.differing_results for m in iterations))
+        measured: list[IterationMetrics | EvaluationMetrics] = [*iterations, *self.evaluations[evaluated:]]
         costs = added(m.reward_costs for m in measured)
         self._exporter.set("solrl_reward_requests", costs.get("requests", 0))
         self._exporter.set("solrl_reward_retries", costs.get("retries", 0))

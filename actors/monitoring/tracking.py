@@ -1,5 +1,6 @@
-"""Metrics go to W&B and trackio beside the run, which no tracker can hold up. Each has a queue and a task; a tracker
-that fails or hangs causes one message.
+"""Sends metrics to W&B and trackio. Each tracker has a queue and a task, so that none can delay the run.
+
+A tracker that fails or hangs causes one message, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ class Tracking:
         self._seconds = config.fleet.deadlines.tracking
 
     async def keep(self) -> None:
-        """Pass what comes to the trackers, until they are closed; runs as a task."""
+        """Pass queued work to the trackers until they are closed; runs as a task."""
         await asyncio.gather(*(tracker.follow() for tracker in self._trackers))
 
     def bring(self, work: Work) -> None:
-        """Do `work` with each tracker that has not failed, in order."""
+        """Queue `work` for each tracker that has not failed. Each tracker does its work in order."""
         for tracker in self._trackers:
             tracker.put(work)
 
     @property
     def open(self) -> list[str]:
-        """Names of the trackers that still work."""
+        """Names of the trackers that have neither failed nor finished."""
         return [tracker.name for tracker in self._trackers if not tracker.is_over]
 
     async def close(self) -> None:
-        """Return when the trackers have everything, at the latest after the deadline."""
+        """Wait until the trackers have everything, at most until the deadline `fleet.deadlines.tracking`."""
         await asyncio.gather(*(tracker.close(self._seconds) for tracker in self._trackers))
 
 
 class _Tracker:
     def __init__(self, name: str, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
         self.name, self._config, self._folder = name, config, folder
-        self._world, self._tell = world, tell
+        self._world, self._report = world, tell
         self._queue: asyncio.Queue[Work | None] = asyncio.Queue()
-        """None: the end."""
+        """Work to do; None marks the end."""
         self._over = asyncio.Event()
 
     @property
@@ -84,8 +85,8 @@ class _Tracker:
     def _give_up(self, reason: str) -> None:
         if not self.is_over:
             self._over.set()
-            self._queue = asyncio.Queue()  # pictures are large
-            self._tell(f"warning: {self.name} failed, and the run goes on without it: {reason}")
+            self._queue = asyncio.Queue()  # free the queued images, which are large
+            self._report(f"warning: {self.name} failed, and the run goes on without it: {reason}")
 
     async def _blocking(self, work: Callable[[], T], what: str) -> T:
         seconds = self._config.fleet.deadlines.tracking

@@ -1,1 +1,1 @@
-"""The learner group, the publishing of its policy, checkpoints, what follows a collapse, an iteration's clock."""
+"""The learner group, publication of its policy, checkpoints, handling of a collapse, timing of iterations."""

@@ -1,6 +1,6 @@
-"""Times the parts of an iteration, and makes its metrics record.
+"""Times the stages of an iteration and makes its metrics record.
 
-A record begins where the one before ended, with the publication of its revision.
+The times of a record begin where the previous record ended, with the publication of the iteration's revision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class IterationClock:
         return self._world.now() - self._started
 
     def restart(self) -> None:
-        """An iteration begins now; the time before it belongs to another record."""
+        """Start timing an iteration now; the time before belongs to another record."""
         self._began = self._world.now()
 
     def learn(self) -> None:
@@ -40,16 +40,16 @@ class IterationClock:
         self._learned = self._world.now()
 
     def publish(self) -> None:
-        """Making a revision begins now."""
+        """The publication of a revision begins now."""
         self._published = self._world.now()
 
     def record(
         self, iteration: int, rollout: RolloutResult, summary: IterationSummary, update: UpdateMetrics
     ) -> IterationMetrics:
-        """The iteration ends now, and the next one begins."""
+        """Ends the iteration now and begins the next one; returns the metrics record of the ended one."""
         seconds = {"learn": self._learned - self._learning, "checkpoint": self.checkpoint}
         first = rollout.clocks["regenerate" if rollout.staleness else "explore"].first
-        if first is not None:  # None if a resumed run had everything already
+        if first is not None:  # None if a resumed run already had all results
             seconds["publish"] = first - max(self._published, self._began)
         seconds["total"] = self.last = self._world.now() - self._began
         metrics = iteration_metrics(

@@ -1,4 +1,4 @@
-"""The revisions of the sampling policy: made from the learners' state and sent to the pools."""
+"""Revisions of the sampling policy: makes them from the learners' state and sends them to the pools."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class PublishedRevision:
 
     publication: Publication
     digest: asyncio.Future[str]
-    """`lora_digest` of its factors, computed while it is sent."""
+    """`lora_digest` of its LoRA factors, computed while the revision is sent."""
 
 
 class PolicyPublisher:
     newest: PublishedRevision
-    """The last one made: the present sampling policy."""
+    """The newest revision: the current sampling policy."""
     sent_to_explorers: PublishedRevision
-    """The last one sent to explorers."""
+    """The revision last sent to explorers."""
 
     def __init__(
         self, config: Config, world: World, tasks: Tasks, fleet: Fleet, learners: LearnerGroup, probe: Any
     ) -> None:
-        """`probe`: reference of the prompt embedding of the probe forward."""
+        """`probe`: reference to the prompt embedding of the probe forward."""
         self._world, self._tasks, self._fleet = world, tasks, fleet
         self._learners, self._probe = learners, probe
         self._mode = config.publish.mode
         self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
-        """The last one sent to regenerators, None if they hold a policy that is only evaluated."""
+        """The revision last sent to regenerators; None if they hold a policy for evaluation."""
         self._turn = asyncio.Lock()
-        """Held while the regenerators' policy is set: an update may need groups again during an evaluation."""
+        """Held while regenerators must keep their policy: during an evaluation, an update may need groups again."""
 
     async def make(self, updates: int) -> None:
         """Make revision `updates`."""
@@ -55,7 +55,7 @@ class PolicyPublisher:
         self._adopt(revision, updates)
 
     async def make_updated(self, updates: int) -> LearnerState:
-        """As `make`, right after an update; returns the state that the revision is of."""
+        """`make` right after an update; returns the learner state of the revision."""
         self._learners.packs = self._fleet.needs_packed
         state, revision = await self._learners.updated(self._fleet.prepare)
         self._adopt(revision, updates)
@@ -70,20 +70,20 @@ class PolicyPublisher:
         self.newest = PublishedRevision(self._publication(revision), digest)
 
     async def to_explorers(self) -> None:
-        """Send the explorers the newest revision."""
+        """Send the newest revision to the explorers."""
         self.sent_to_explorers = self.newest
         await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     async def to_regenerators(self) -> None:
-        """Send the regenerators the newest revision, unless they have it."""
+        """Send the newest revision to the regenerators, unless they have it."""
         async with self.regenerating():
             pass
 
     @asynccontextmanager
     async def regenerating(self, *, after: asyncio.Event | None = None) -> AsyncIterator[None]:
-        """A block in which regenerators hold the newest revision and nothing is evaluated.
+        """Context in which regenerators hold the newest revision and no evaluation runs.
 
-        `after`: awaited first.
+        `after`: event to wait for first.
         """
         if after is not None:
             await after.wait()
@@ -94,7 +94,7 @@ class PolicyPublisher:
             yield
 
     async def policy(self, policy: Policy) -> Publication:
-        """The publication of another policy of the learners, for evaluation."""
+        """A publication of another policy of the learners (``ema``, ``base``), for evaluation."""
         return self._publication(await self._learners.revision(policy))
 
     def _publication(self, revision: Revision) -> Publication:
@@ -102,7 +102,7 @@ class PolicyPublisher:
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:
-        """A block in which regenerators hold a policy that is only evaluated. `regenerating` sends them the
+        """Context in which regenerators hold `publication`, for evaluation. The next `regenerating` sends them the
         newest revision again.
         """
         async with self._turn:

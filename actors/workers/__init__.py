@@ -1,1 +1,1 @@
-"""What runs in each actor: its role, and the card that hosts several."""
+"""Code that runs inside the actors: one module per role, and the process that several roles on a GPU share."""

@@ -1,6 +1,6 @@
-"""The process of a card: it hosts the card's roles, which share one copy of the model and are lost together.
+"""A process that hosts all roles on one GPU. They share one copy of the model and are lost together.
 
-One thread does their calls in the order in which they were sent; only `abort` has another one.
+One thread runs their calls in the order sent; only `abort` runs in another thread.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from solrl_ray.gpu.shared_model import SharedModel
 
 class GpuProcess(Callee):
     CONCURRENCY_GROUPS: ClassVar[dict[str, int]] = {"abort": 1}
-    """Ray's, with their numbers of threads. Python has signals handled in the main thread, where only the constructor
-    runs.
+    """Ray's concurrency groups → number of threads.
+
+    With such groups, Ray runs only the constructor in the main thread. It must install signal handlers there, as
+    Python requires.
     """
 
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._roles: dict[str, Any] = {}
         self._failed: dict[str, Exception] = {}
-        """Why roles could not be made."""
+        """Role name → the error raised while the role was created."""
         self._model = SharedModel(config)
         termination.listen()
 
@@ -34,7 +36,10 @@ class GpuProcess(Callee):
         return self._name
 
     def host(self, name: str, role: type, *arguments: Any) -> None:
-        """Take a role in: an explorer, regenerator or learner rank. Not awaited: a later call raises the error."""
+        """Create a role in this process: an explorer, regenerator, learner rank or text encoder.
+
+        This call is not awaited, so the next call of the role raises the error, if any.
+        """
         try:
             made = role(*arguments)
             made.share(self._model)
@@ -60,7 +65,7 @@ class GpuProcess(Callee):
 
     @ray.method(concurrency_group="abort")
     def abort(self, name: str) -> None:
-        """`LearnerRank.abort` of a role, beside the call that waits."""
+        """Call `LearnerRank.abort` of a role while another of its calls waits."""
         role = self._roles.get(name)
         if role is not None:
             role.abort()

@@ -1,7 +1,7 @@
-"""An explorer samples the candidates of a pool and scores them.
+"""An explorer samples the candidates of a prompt's pool and scores them.
 
-Only the rewards of a preview leave the explorer, and they only rank. In a one-stage strategy, its samples stay here
-until their prompt's selection; the chosen ones are learned from.
+With two stages it makes previews: only their rewards leave the explorer, and these serve only for ranking. With one
+stage, the samples stay on its node until the selection of their prompt, and the learner trains on the chosen ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Explorer(SamplingWorker):
     def __init__(self, name: str, config: Config) -> None:
         super().__init__(name, config)
         self._repeats = not unreproducible_rewards(config)
-        """Whether its scores are reproducible."""
+        """True if its scores are reproducible."""
 
     def _title(self) -> str:
         does = "samples" if is_one_stage(self._config) else "previews"
@@ -59,9 +59,9 @@ class Explorer(SamplingWorker):
         )
 
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, Receiver]:
-        """The quantised model, what was quantised, and its receiver."""
+        """The quantised model, the report on its quantised layers, and its receiver of weights."""
         config = self._config
-        # Samples that are learned from are decoded in full.
+        # Samples for training need the full decoder.
         decoder: Component = "vae" if is_one_stage(config) else "preview_decoder"
         if self._shared is not None:
             model = self._shared.load(device, {"transformer", decoder})
@@ -76,16 +76,18 @@ class Explorer(SamplingWorker):
         return model, report, Receiver(transformer, quantized_base=kept)
 
     def prepare(self) -> None:
-        """A revision will come: on a card, make what does not depend on it."""
+        """Prepare for the next revision: on a shared GPU, do the work that does not depend on its weights."""
         if self._shared is not None:
             self._shared.prepare()
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        """Score a unit's candidates with exactly its revision; twice if the unit is pruned."""
+        """Score a unit's candidates with exactly the unit's revision; twice if previews are stopped early."""
         return self._scored(self._sampler.preview, unit, prompt, embedding)[0]
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        """As `explore`, with the samples as a second part, which stays on this node until fetched."""
+        """Sample and score a unit's seeds. The second part of the answer, the samples, stays on this node until it is
+        fetched.
+        """
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         group = group_of(result, sampled)
         return replace(result, samples_digest=group_digest(group, scores=self._repeats)), group

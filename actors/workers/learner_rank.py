@@ -1,4 +1,4 @@
-"""A rank of the learner group: an actor around `solrl_ray.learning.learner.Learner`."""
+"""A rank of the learner group: the actor that runs `solrl_ray.learning.learner.Learner`."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class LearnerRank(Callee):
         self._rank = rank
         self._learner: Learner | None = None
         self._collectives: Collectives | None = None
-        """Of the group that it has begun to join."""
+        """Collectives of the group that this rank has joined or is joining."""
         self._storing: Future[Any] | None = None
         self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        """Host memory that is used again in each iteration."""
+        """Host memory that is reused in each iteration."""
         self._shared: SharedModel | None = None
-        """The model of the card whose role this is; None: it has a process and a model of its own."""
+        """The model that all roles on this GPU share; None if this rank does not share its process."""
 
     def _title(self) -> str:
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
     def share(self, model: SharedModel) -> None:
-        """Be a role of a card, with this model. Call before `start`."""
+        """Use the model that all roles on this GPU share. Call before `start`."""
         self._shared = model
 
     def leave(self) -> None:
-        """The role ends; the card's others stay."""
+        """End this role; the other roles on the GPU stay."""
         if self._shared is not None:
             self._shared.factors = None
         try:
@@ -72,13 +72,13 @@ class LearnerRank(Callee):
                 leave_process_group()
 
     def abort(self) -> None:
-        """End the collective in which it waits for a rank that is lost. Call it in another thread."""
+        """Abort the collective in which this rank waits for a lost one. Call it from another thread."""
         if self._collectives is not None:
             self._collectives.abort()
 
     @noted
     def start(self) -> str:
-        """Build the model; returns this node's name. Not in the constructor: see `SamplingWorker`."""
+        """Build the model; returns the host name. The constructor does not do it: see `SamplingWorker`."""
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
         components: set[Component] = {"transformer"}
@@ -86,18 +86,21 @@ class LearnerRank(Callee):
             self._model = models.load(model, self._device, components=components)
         else:
             self._model = self._shared.load(self._device, components)
-        with progress_note("finding what it publishes"):
+        with progress_note("preparing the publication of weights"):
             tier = self._tier_of_explorers()
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
-        """This node's IP and a free port, for the process group of rank 0."""
+        """This node's IP address and a free port, where rank 0 hosts the process group."""
         return ray.util.get_node_ip_address(), free_port()
 
     @noted
     def join(self, address: str, port: int, one_host: bool) -> None:
-        """Join the process group and build the learner at revision 0. Returns when all ranks have."""
+        """Join the process group and build the learner at revision 0. Returns when all ranks have joined.
+
+        `one_host`: True if all ranks are on the same host.
+        """
         world_size, deadlines = self._config.learner.world_size, self._config.fleet.deadlines
         self._collectives = Collectives(self._rank, self._device)
         joining = f"joining the learner group at {address} (learner.world_size {world_size})"
@@ -123,12 +126,13 @@ class LearnerRank(Callee):
         learner = self._joined
         with progress_note(f"loading the state after {state.updates} updates"), self._watched():
             learner.load(state)
-        self._storing = None  # what it holds is no state of its last update any more
+        self._storing = None  # the stored state is outdated
 
     @noted
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None) -> float:
-        """Compile one kind of passes for one shape of samples, in a separate call so that progress shows. Returns
-        seconds. Not collective.
+        """Compile the passes of one policy for one sample shape; returns seconds. Not collective.
+
+        A separate call for each, so that the progress is visible.
         """
         kinds, of_shape = passes(self._config), f" at {shape}" if shape else ""
         with progress_note(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}{of_shape}"):
@@ -136,12 +140,12 @@ class LearnerRank(Callee):
             return self._joined.warm_up(policy, embedding, shape)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
-        """Take the next sample groups of an incomplete iteration, given by reference. Not collective.
+        """Take the next sample groups of an incomplete iteration, passed by reference. Not collective.
 
-        If a fetch fails, it and the rest are skipped: `feed` brings all.
+        If a fetch fails, these and all later groups are skipped: `feed` brings them.
 
         Args:
-            sizes: samples of each of the iteration's prompts.
+            sizes: number of samples of each prompt of the iteration.
             first: position of the first group in prompt order.
         """
         self._bring_weights_to_gpu()
@@ -152,17 +156,17 @@ class LearnerRank(Callee):
             self._joined.add_groups(*self._fetch(iteration, groups, embeddings))
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        """Take an iteration's sample groups and embeddings, by reference in prompt order; offered ones are not fetched
-        again. Not collective.
+        """Take all sample groups and embeddings of an iteration, as references in prompt order. Groups taken by `offer`
+        are not fetched again. Not collective.
 
         Raises InputGone: some are lost, or do not arrive in time.
         """
         self._bring_weights_to_gpu()
         missing = slice(self._joined.taken, None)
-        fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
+        fetched, by_prompt = self._fetch(iteration, groups[missing], embeddings[missing])
         if not missing.start:
             self._joined.begin(iteration, [len(group.indices) for group in fetched])
-        self._joined.add_groups(fetched, found)
+        self._joined.add_groups(fetched, by_prompt)
 
     def _fetch(
         self, iteration: int, groups: list[Any], embeddings: list[Any]
@@ -171,14 +175,15 @@ class LearnerRank(Callee):
         what = f"fetching the samples of iteration {iteration}"
         try:
             fetched: list[SampleGroup] = wait.get(groups, what=what, seconds=seconds)
-            found = wait.get(embeddings, what=what, seconds=seconds)
-        except WorkerGone as error:  # this rank is well; its input is gone
+            fetched_embeddings = wait.get(embeddings, what=what, seconds=seconds)
+        except WorkerGone as error:  # this rank works; only its input is lost
             raise InputGone(error.what, error.reason) from error
-        return fetched, {embedding.prompt_id: embedding for embedding in found}
+        return fetched, {embedding.prompt_id: embedding for embedding in fetched_embeddings}
 
     def update(self, iteration: int) -> UpdateMetrics:
-        """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread puts the
-        state after it into the object store.
+        """Run the update of the iteration passed to `feed`, and free its samples. Collective.
+
+        On rank 0, a thread then puts the new state into the object store.
         """
         self._bring_weights_to_gpu()
         learner = self._joined
@@ -190,7 +195,7 @@ class LearnerRank(Callee):
         return metrics
 
     def state(self) -> Any:
-        """A reference of the whole state after the last update, from rank 0."""
+        """Reference to the complete state after the last update; None except on rank 0."""
         if self._storing is None:
             return None
         storing, self._storing = self._storing, None
@@ -203,9 +208,7 @@ class LearnerRank(Callee):
         return pool_sampling(self._config).tier
 
     def shard(self, policy: Policy, pack: bool = True) -> RevisionShard:
-        """This rank's share of the present policy, merged and, for explorers, quantised; with `pack` also the packed
-        weights.
-        """
+        """This rank's shard of a policy, merged and, for explorers, quantised; if `pack`, with the packed weights."""
         self._bring_weights_to_gpu()
         return self._publisher.shard(
             self._joined.revision,
@@ -218,16 +221,16 @@ class LearnerRank(Callee):
         )
 
     def factors(self, policy: Policy) -> PolicyFactors | None:
-        """Those of the present policy, from rank 0."""
+        """LoRA factors of a policy, from rank 0; None from other ranks."""
         return None if self._rank else PolicyFactors(self._joined.factors(policy))
 
     def _watched(self) -> AbstractContextManager[None]:
-        """A block with collectives of a rank that has joined its group (`Collectives.watched`)."""
+        """Context for code with collectives; the rank must have joined (`Collectives.watched`)."""
         assert self._collectives is not None
         return self._collectives.watched()
 
     def _bring_weights_to_gpu(self) -> None:
-        """On a GPU with other roles: restore the base weights for learning. They may hold a merged policy."""
+        """On a shared GPU: restore the base weights for learning. The shared model may hold a merged policy."""
         if self._shared is not None:
             self._shared.bring_weights_for("learner")
             torch.set_num_threads(self._config.fleet.learners.threads)

@@ -1,5 +1,5 @@
-"""A regenerator samples chosen seeds again in full precision and scores them; it also evaluates. Only its
-samples are learned from.
+"""A regenerator samples the chosen seeds again in full precision and scores them; the learner trains on these samples.
+It also runs evaluations.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Evaluated:
     unit: WorkUnit
     rewards: tuple[float, ...]
     images: torch.Tensor | None
-    """float32 [n, 3, H, W] in [0, 1], of videos uint8 [n, 3, T, H, W]; None unless they were asked for."""
+    """float32 [n, 3, H, W] in [0, 1]; for videos uint8 [n, 3, T, H, W]; None unless requested."""
     seconds: float
     started: float
     """Seconds since 1970, by the worker's clock."""
     reward_costs: Mapping[str, int] = field(default_factory=dict)
-    """As `UnitResult.reward_costs`."""
+    """See `UnitResult.reward_costs`."""
     columns: tuple[tuple[float, ...], ...] = ()
-    """Scores by each reward, in the order of the configuration."""
+    """Scores of each reward function, in the order of the configuration."""
     beside: tuple[Evaluated, ...] = ()
-    """Of the unit's further prompts, each as if it had a unit."""
+    """Results of the unit's other prompts, each as if the prompt had its own unit."""
 
 
 class Regenerator(SamplingWorker):
@@ -81,38 +81,41 @@ class Regenerator(SamplingWorker):
         return *super()._shapes(), *self._evaluate.warm_ups
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        """Sample a selection's seeds with the current revision, which must be the unit's."""
+        """Sample and score the chosen seeds with the loaded revision, which must be the unit's."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         return result, group_of(result, sampled)
 
     def evaluate(
         self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
-        """Score the loaded policy at the fixed evaluation addresses of the unit's prompts.
+        """Score the loaded policy on the unit's prompts, at the fixed evaluation addresses.
 
-        `pictures`: how many prompts' images are asked for, the first ones'.
+        `pictures`: number of prompts, counted from the first, whose images are returned.
         """
         result, sampled = self._scored(self._evaluate.evaluate, unit, prompts, embeddings)
-        found, each = [], len(unit.indices)
-        for place, prompt in enumerate(prompts):
-            rows = slice(place * each, (place + 1) * each)
-            one = Evaluated(
-                unit=replace(unit, prompt_id=prompt.id, beside=()) if place else unit,
-                rewards=result.rewards[rows],
-                images=_shown(sampled.images[rows]) if place < pictures else None,
-                seconds=result.seconds,
-                started=result.started,
-                reward_costs={} if place else result.reward_costs or {},
-                columns=tuple(zip(*result.components[rows], strict=True)),
+        evaluated, samples = [], len(unit.indices)
+        for position, prompt in enumerate(prompts):
+            rows = slice(position * samples, (position + 1) * samples)
+            evaluated.append(
+                Evaluated(
+                    unit=replace(unit, prompt_id=prompt.id, beside=()) if position else unit,
+                    rewards=result.rewards[rows],
+                    images=_for_sending(sampled.images[rows]) if position < pictures else None,
+                    seconds=result.seconds,
+                    started=result.started,
+                    reward_costs={} if position else result.reward_costs or {},
+                    columns=tuple(zip(*result.components[rows], strict=True)),
+                )
             )
-            found.append(one)
-        return replace(found[0], beside=tuple(found[1:]))
+        return replace(evaluated[0], beside=tuple(evaluated[1:]))
 
     def score_reference(
         self, unit: WorkUnit, prompts: Sequence[Prompt], pictures: int, *embeddings: PromptEmbedding
     ) -> Evaluated:
-        """Score real pictures of the unit's one prompt, drawn by the callable of `evaluation.reference`; its embedding
-        is given if the model has reference pictures, which function and rewards see.
+        """Score real images for the unit's only prompt, chosen by the function named in `evaluation.reference`.
+
+        `embeddings` has the prompt's embedding if the model takes reference images. The function and the rewards then
+        get these images.
         """
         (prompt,) = prompts
         embedding = embeddings[0] if embeddings else None
@@ -131,15 +134,15 @@ class Regenerator(SamplingWorker):
         )
 
 
-def _shown(images: torch.Tensor) -> torch.Tensor:
-    """A copy of images on the CPU, as the rest of a shared forward would be sent with a part; videos, which are large,
-    with the eight bits that their files keep.
+def _for_sending(images: torch.Tensor) -> torch.Tensor:
+    """A copy of images on the CPU: a view would be sent together with the whole batch of its forward pass. Videos are
+    large, so they are sent as uint8, the precision of their files.
     """
     return images.to("cpu", copy=True) if images.ndim == IMAGES else eight_bits(images).to(torch.uint8).cpu()
 
 
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Samplers:
-    """Samplers for evaluations: the ODE, whole prompts in one micro-batch, guided as evaluations are."""
+    """Samplers for evaluations: the ODE sampler, whole prompts in one micro-batch, guidance as in evaluations."""
     steps, micro_batch = config.evaluation.steps, config.evaluation.prompts_at_once * config.evaluation.samples
     guided = model.with_guidance(config.evaluated_model)
     return Samplers(config, guided, reward, steps=steps, micro_batch=micro_batch, sampler=Ode())

@@ -1,6 +1,6 @@
-"""What explorers and regenerators share: a model with attested arithmetic that holds one proved revision.
+"""Base class of explorers and regenerators: a model with attested arithmetic that holds one proved revision.
 
-A revision is loaded in place, proved by a receipt, and checked before every unit.
+A revision's weights are loaded in place and proved by a receipt. Every unit checks that its revision is the loaded one.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ PROBE_SIGMA = 0.5
 S = TypeVar("S", Sampled, Previewed)
 P = TypeVar("P", Prompt, Sequence[Prompt])
 E = TypeVar("E", PromptEmbedding, Sequence[PromptEmbedding])
-"""A unit's prompt, or those of an evaluation's unit, and the same of embeddings."""
+"""P and E: prompt and embedding of a unit, or the sequences of both for a unit of an evaluation."""
 
 
 class SamplingWorker(Callee):
-    """The constructor loads nothing; subclasses load in `start`, so that errors reach the caller.
-
-    Ray reports an error in a constructor as the actor's death, without its cause.
+    """The constructor loads nothing. Subclasses load in `start`, so that errors reach the caller: Ray reports an error
+    in a constructor as the death of the actor, without its cause.
     """
 
     role: ClassVar[Role]
     _shared: SharedModel | None = None
-    """The model of the card whose role this is; None: it has a process and a model of its own."""
+    """The model that all roles on this GPU share; None if this worker does not share its process."""
 
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
@@ -54,11 +53,11 @@ class SamplingWorker(Callee):
         self._holds: tuple[str, int] | None = None
 
     def share(self, model: SharedModel) -> None:
-        """Be a role of a card, with this model. Call before `start`."""
+        """Use the model that all roles on this GPU share. Call before `start`."""
         self._shared = model
 
     def leave(self) -> None:
-        """The role ends; the card's others stay."""
+        """End this role; the other roles on the GPU stay."""
         if self._shared is not None:
             self._shared.leave(self.role)
 
@@ -73,12 +72,12 @@ class SamplingWorker(Callee):
         record: bool,
         receiver: Receiver,
     ) -> Attestation:
-        """Take over the loaded model and attest what really runs (design law 5): the end of `start`.
+        """Take over the loaded model and attest the arithmetic that really runs (design law 5). Last step of `start`.
 
-        `record`: keep the transitions that can be trained on.
+        `record`: keep the transitions that the learner can train on.
         """
         config = self._config
-        with progress_note(f"testing what it computes with in {sampling.tier}"):
+        with progress_note(f"testing the arithmetic in {sampling.tier}"):
             checks = attestation.attest(model.transformer, sampling.tier, report)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
@@ -91,7 +90,7 @@ class SamplingWorker(Callee):
             compiled=compiled,
             cfg=config.model.cfg,
         )
-        if self._shared is None:  # a card listens itself
+        if self._shared is None:  # a shared process has its handler already (`GpuProcess`)
             termination.listen()
         self._model = model
         self._threads = threads
@@ -111,36 +110,43 @@ class SamplingWorker(Callee):
         )
 
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
-        """One forward of each shape that this worker has."""
+        """One forward pass for each shape that this worker uses."""
         return *([self._probe] if self._is_reproducible else []), *self._sampler.warm_ups
 
     @property
     def _is_reproducible(self) -> bool:
-        """Whether its kernels give the same bits every time."""
+        """True if its kernels give the same bits every time."""
         return self._model.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
 
     @noted
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
-        """Compile one shape of the forward, in a separate call so that progress shows."""
+        """Compile the forward pass for one shape. A separate call for each, so that the progress is visible."""
         self._bring_weights_to_gpu()
-        with progress_note(f"compiling {shape + 1} of {len(self._shapes())} forwards"):
+        with progress_note(f"compiling forward pass {shape + 1} of {len(self._shapes())}"):
             self._shapes()[shape](embedding)
 
     def _bring_weights_to_gpu(self) -> None:
-        """On a GPU with other roles: make the weights those that this role computes with."""
+        """On a shared GPU: restore the weights that this role computes with."""
         if self._shared is not None:
             self._shared.bring_weights_for(self.role)
             torch.set_num_threads(self._threads)
 
     def load_revision(self, payload: Payload, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        """Verify a payload, swap it in, and, where it can be compared, run one forward on fixed inputs.
+        """Verify a payload and load it in place; if kernels are reproducible, run one forward pass on fixed inputs.
 
-        `full`: no other payload can help: it was sent before, or nothing is left out. Raises RunError: the payload
-        binds no module or does not fit this model; or came out differently than published; or it is full and damaged.
+        Args:
+            payload: weights of the revision.
+            probe: embedding for this forward pass.
+            full: True if no other payload could help, because it leaves nothing out or was already sent again.
+
+        Returns a receipt; or a refusal if the payload is unusable and `full` is false, so that it is sent again.
+
+        Raises RunError: the payload binds no module, does not fit this model, or gives other weights than published; or
+        it is unusable and `full` is true.
         """
         termination.check(self._name)
         started = time.perf_counter()
-        self._holds = None  # until the proof, this worker holds nothing usable
+        self._holds = None  # until it is proved, no unit may use the revision
         try:
             payload.verify()
             applied = self._shared.apply if self._shared is not None else Receiver.apply
@@ -160,7 +166,7 @@ class SamplingWorker(Callee):
             policy=manifest.policy,
             bound_modules=bound,
             buffer_digest=digest,
-            # Where equal weights may round differently, nothing could be compared.
+            # Empty where equal weights may round differently: such digests cannot be compared.
             probe_digest=self._probe(probe) if self._is_reproducible else "",
             reproducible=self._is_reproducible,
             seconds=time.perf_counter() - started,
@@ -168,7 +174,7 @@ class SamplingWorker(Callee):
 
     @torch.no_grad()
     def _probe(self, embedding: PromptEmbedding) -> str:
-        """Digest of the velocity at one addressed state: equal weights in one score class give equal digests."""
+        """Digest of the velocity for one fixed latent: equal weights in the same score class give equal digests."""
         where = Address(run_seed=self._config.run.seed, purpose="probe")
         latents = initial_noise([where], self._model.latent_shape).to(self._model.device)
         velocity = self._model.velocity(latents, PROBE_SIGMA, self._model.batch_embeddings([embedding]))
@@ -177,14 +183,14 @@ class SamplingWorker(Callee):
     def _scored(
         self, sampler: Callable[[WorkUnit, P, E], S], unit: WorkUnit, prompt: P, embedding: E
     ) -> tuple[UnitResult, S]:
-        """A unit's rewards as reported, the seconds taken, and the result of `sampler`.
+        """Run `sampler` on a unit; returns the unit's result (rewards, seconds) and the output of `sampler`.
 
-        Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM.
+        Raises NonsenseError unless this worker holds exactly the unit's revision, and Leaving after SIGTERM.
         """
         termination.check(self._name)
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
-            raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.describe()} wants {wanted}")
+            raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.describe()} needs {wanted}")
         self._bring_weights_to_gpu()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)

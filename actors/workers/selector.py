@@ -1,14 +1,13 @@
-"""The selector: results, selection and journals of the open iterations, in one actor.
+"""The selector: the actor that records results, selects seeds and writes the journals of the open iterations.
 
 ::
 
     open ─► accept, accept_groups, assemble … ─► close ─► drop
-     ▲ the journal is replayed: an iteration goes on where it ends
+     ▲ replays the journal: an iteration continues where its journal ends
 
-A result that it acknowledges is in the journal, on the disk. Groups are written in the background, and `close` waits
-for them. A repeated call changes nothing. Results of one call are synced to the disk once
-(docs/decisions/controller.md). Acknowledgements name the next units; the dispatcher chooses their workers
-(`scheduling.dispatcher`).
+An acknowledged result is in the journal, on disk. Results of one call are synced to disk together
+(docs/decisions/controller.md). Groups are written in the background, and `close` waits for them. Repeating a call
+changes nothing. Acknowledgements name the next units; the dispatcher chooses their workers (`scheduling.dispatcher`).
 """
 
 from __future__ import annotations
@@ -40,41 +39,42 @@ from solrl_ray.storage.journal_entries import (
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
 
 WRITERS = 8
-"""Groups that are written to the disk at a time."""
+"""Number of groups that are written to disk at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The outcome of one of the results of a call. The same result sent again has the same outcome."""
+    """The selector's acknowledgement of one result. Sending the same result again gives the same acknowledgement."""
 
     chosen: WorkUnit | None = None
-    """Once its prompt's pool is complete: the seeds to sample again, unless their group has arrived."""
+    """The seeds to sample again: set once the prompt's pool is complete, unless their group has arrived."""
     differs: str = ""
-    """If it came again with other bytes than the first result, which counts: who brought what, as a sentence."""
+    """Set if this result repeats an earlier one with other bytes: a sentence that names both workers. The first counts.
+    """
     repeats: bool = False
-    """For a group: one was accepted before, which counts. It may have other bytes or, where scores are not
-    reproducible, other rewards.
+    """For a group: True if one was accepted before. The first counts; this one may have other bytes or, if scores are
+    not reproducible, other rewards.
     """
     refused: str = ""
-    """Why it was refused, if it is no answer."""
+    """Why the result was refused; empty if it was accepted."""
 
 
 _COUNTED = Ack()
-"""The most frequent answer; pickle stores the same object only once."""
+"""The most frequent acknowledgement, one object for all: pickle stores an object only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """An iteration's state when it is opened. On resume, what the journal holds."""
+    """State of an iteration when it is opened: empty, or, after a resume, as its journal has it."""
 
     groups: tuple[SampleGroup, ...]
     """Finished groups."""
     units: tuple[WorkUnit, ...]
-    """All units that workers should do now."""
+    """All units that workers should compute now."""
     results: tuple[UnitResult, ...] = ()
-    """Those of the journal, which a new selector must get again: a disk may damage it later."""
+    """Results in the journal. A new selector must get them again, because the disk may damage the journal later."""
     message: str = ""
-    """For the user: that the journal was set aside, and why."""
+    """Message for the user: why the journal was set aside, or which part of it is damaged; empty otherwise."""
 
 
 @dataclass(slots=True)
@@ -82,18 +82,20 @@ class _Open:
     state: IterationState
     journal: Journal
     later: list[dict[str, Any]]
-    """For an iteration explored ahead: the entries after the journal's last ``revision``, made with that revision."""
+    """For an iteration explored ahead: the journal's last ``revision`` entry and those after it, made with this
+    revision.
+    """
     save: Callable[[SampleGroup], Future[None]]
-    """Starts writing a group."""
+    """Starts writing a group to disk."""
     taken: list[tuple[SampleGroup, dict[str, Any] | None]] = field(default_factory=list)
-    """Groups to be written, with their lines for the journal, if any."""
+    """Groups to be written, each with its line for the journal, if any."""
     writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
-    """Groups being written, likewise."""
+    """Groups being written, each with its line for the journal, if any."""
     revised: bool = False
-    """For an iteration explored ahead: whether the policy that regenerates it is known."""
+    """For an iteration explored ahead: True once the policy for regenerating it is known."""
 
     def wanted(self) -> tuple[WorkUnit, ...]:
-        """All units that workers should do now. Nothing is regenerated before the policy for it is known."""
+        """All units that workers should compute now. Regenerating starts only when the policy for it is known."""
         units = self.state.all_wanted()
         if self.state.plan.staleness and not self.revised:
             units = tuple(unit for unit in units if unit.stage == "explore")
@@ -106,7 +108,7 @@ class _Open:
         self.taken.clear()
 
     def settle(self, *, wait: bool) -> None:
-        """Journal the written groups; with `wait`, also those still being written."""
+        """Write journal entries for groups that are on disk; if `wait`, first wait for those still being written."""
         if wait:
             self.write()
         while self.writing and (wait or self.writing[0][0].done()):
@@ -122,7 +124,7 @@ class Selector(Callee):
         self._folder = RunFolder(folder)
         self._strict = strict
         self._open: dict[int, _Open] = {}
-        """By iteration; two where exploring runs ahead of learning."""
+        """Iteration → its state; two iterations if exploring runs ahead of learning."""
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
     def _title(self) -> str:
@@ -131,9 +133,9 @@ class Selector(Callee):
     def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration, or continue it where its journal ends.
 
-        A journal made with another policy under the same revision number, or by workers of other score classes, is set
-        aside, and the iteration is done again. For an iteration explored ahead, `revise` brings back what was
-        regenerated.
+        If the journal was made with another policy under the same revision number, or by workers of other score
+        classes, it is set aside and the iteration starts again. For an iteration explored ahead, `revise` restores the
+        regenerated groups.
 
         Raises RunError: the journal was begun with another plan.
         """
@@ -146,8 +148,8 @@ class Selector(Callee):
         message = ""
         if damaged:
             message = (
-                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it are left out, "
-                f"and what iteration {plan.iteration} then lacks is computed again"
+                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it are "
+                f"left out, and the results that iteration {plan.iteration} lacks are computed again"
             )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
@@ -163,9 +165,9 @@ class Selector(Callee):
         return Opened(groups=groups, units=opened.wanted(), results=results, message=message)
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
-        """Set the policy that regenerates an iteration which was explored ahead.
+        """Set the policy for regenerating an iteration that was explored ahead.
 
-        `policy_digest`: its LoRA digest. The journal's entries of other policies are ignored.
+        `policy_digest`: LoRA digest of this policy. Groups in the journal that another policy made are ignored.
         """
         opened = self._of(iteration)
         entry = {"kind": "revision", "policy_digest": policy_digest}
@@ -177,32 +179,32 @@ class Selector(Callee):
         return Opened(groups=groups, units=opened.wanted())
 
     def drop(self, iteration: int) -> None:
-        """Forget an iteration that a checkpoint contains."""
+        """Forget an iteration whose results a checkpoint contains."""
         dropped = self._open.pop(iteration, None)
         if dropped is not None:
             dropped.settle(wait=True)
             dropped.journal.close()
 
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
-        """Take results of pools' units; invalid ones are refused one by one.
+        """Record results of explore or sample units. An invalid result is refused and does not affect the others.
 
         Raises RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is
-        lost. Earlier results of the call are accepted then.
+        lost. Results before it in the same call are accepted.
         """
         with self._together():
-            return [self._acknowledged(result) for result in results]
+            return [self._ack_for(result) for result in results]
 
     def accept_groups(self, *groups: SampleGroup) -> list[Ack]:
-        """Take groups, given by reference. As `accept`; they are on the disk after `close`."""
+        """`accept` for groups, passed by reference. They are on disk after `close`."""
         with self._together():
-            return [self._acknowledged(group) for group in groups]
+            return [self._ack_for(group) for group in groups]
 
     def accept_again(self, *accepted: UnitResult | SampleGroup) -> None:
-        """After a restart: take results and groups accepted before; those in the journal change nothing."""
+        """After a restart: record results and groups that were accepted before. Those in the journal change nothing."""
         with self._together():
             for each in accepted:
                 if self._lacks(each):
-                    self._acknowledged(each)
+                    self._ack_for(each)
 
     def _lacks(self, accepted: UnitResult | SampleGroup) -> bool:
         if isinstance(accepted, SampleGroup):
@@ -210,10 +212,10 @@ class Selector(Callee):
         return self._of(accepted.unit.iteration).state.ledger.wants(accepted.unit.id)
 
     def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
-        """All units of an iteration that workers should do now."""
+        """All units of an iteration that workers should compute now."""
         return self._of(iteration).wanted()
 
-    def _acknowledged(self, brought: UnitResult | SampleGroup) -> Ack:
+    def _ack_for(self, brought: UnitResult | SampleGroup) -> Ack:
         try:
             if not isinstance(brought, SampleGroup):
                 return self.record(brought)
@@ -224,7 +226,7 @@ class Selector(Callee):
         return _COUNTED
 
     def record(self, result: UnitResult) -> Ack:
-        """Take a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
+        """Record a result. Raises NonsenseError if it is invalid, RunError as `accept`."""
         opened = self._open_for(result.worker, result.unit.iteration)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
@@ -240,7 +242,7 @@ class Selector(Callee):
         return Ack(chosen=chosen, differs=differs) if chosen or differs else _COUNTED
 
     def record_group(self, group: SampleGroup) -> Outcome:
-        """Take a group, which is written in the background. Raises as `record`."""
+        """Record a group and write it to disk in the background. Raises as `record`."""
         opened = self._open_for(group.worker, group.iteration)
         lost = opened.state.has_lost(group.prompt_id)
         try:
@@ -255,22 +257,24 @@ class Selector(Callee):
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
-        """Make a prompt's group of the kept samples, and take it; returns rewards and group.
+        """Assemble a prompt's group from the kept samples and record it; returns its rewards and the group.
 
-        Raises RunError as `accept`.
+        `unit`: the chosen seeds. `parts`: samples of the pool's units that contain them.
+
+        Raises RunError as `accept`, or if the samples do not fit the unit.
         """
         try:
             group = self._of(unit.iteration).state.with_first_scores(assemble(unit, parts))
             with self._together():
                 self.record_group(group)
-        except (ValueError, NonsenseError) as error:  # their units were accepted and are not repeated
+        except (ValueError, NonsenseError) as error:  # a RunError: their units were accepted, so none is repeated
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
     def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[float, ...], SampleGroup | None]:
         """Rewards of an acknowledged group, and the group, read from the run folder.
 
-        If the folder no longer holds its bytes, neither: from now on `wanted` has the units that make it again.
+        If the file is missing or damaged: empty and None, and from now on `wanted` has the unit that makes it again.
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
@@ -284,8 +288,10 @@ class Selector(Callee):
         return (), None
 
     def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
-        """The summary of an iteration, once all of it is on the disk; or the missing units, if it is not complete:
-        groups that a lost selector had not written may be lost with their node.
+        """Wait until all of an iteration is on disk; returns its summary.
+
+        If groups are missing, returns the units that make them again: groups that a previous selector had not written
+        may be lost with their node.
         """
         opened = self._of(iteration)
         with opened.journal.together():
@@ -297,9 +303,9 @@ class Selector(Callee):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Sync the journal once, at the end of the block; then start writing groups.
+        """Context that syncs the journals once, at its end, and then starts writing groups.
 
-        Not before: the writers and the next group's check would wait for each other.
+        Writing starts only then: writers and the check of the next group would slow each other down.
         """
         with ExitStack() as stack:
             for opened in self._open.values():
@@ -310,7 +316,7 @@ class Selector(Callee):
 
     def _of(self, iteration: int) -> _Open:
         if iteration not in self._open:
-            raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
+            raise RunError(f"iteration {iteration} is not open in the selector; open iterations: {sorted(self._open)}")
         return self._open[iteration]
 
     def _open_for(self, worker: str, iteration: int) -> _Open:
@@ -321,7 +327,7 @@ class Selector(Callee):
     def _stop_if_differs(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that ends the run.
 
-        `lost`: the first result's data is gone, so this one was to replace it.
+        `lost`: True if the data of the first result is lost, so that this one should have replaced it.
         """
         if outcome is Outcome.VIOLATION and (self._strict or lost):
             why = "whose samples are lost" if lost else "and fleet.strict is true"
@@ -330,7 +336,7 @@ class Selector(Callee):
     def _replay_all(
         self, state: IterationState, entries: list[dict[str, Any]]
     ) -> tuple[tuple[UnitResult, ...], tuple[SampleGroup, ...]]:
-        """Record journal entries; returns the results, and the finished groups."""
+        """Record journal entries; returns the results and the finished groups."""
         results, groups = [], []
         for entry in entries:
             if entry["kind"] in ("explore", "sample"):
@@ -341,8 +347,9 @@ class Selector(Callee):
         return tuple(results), tuple(groups)
 
     def _replay_group(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
-        """Record the group of a ``regenerate`` entry and return it, if its file is intact."""
-        if entry["kind"] != "regenerate" or entry["prompt"] in state.group_rewards:  # made again, it has two entries
+        """Record the group of a ``regenerate`` entry and return it; None if its file is damaged."""
+        # A group that was made again has two entries.
+        if entry["kind"] != "regenerate" or entry["prompt"] in state.group_rewards:
             return None
         try:
             group = self._folder.load_group(state.plan.iteration, entry["prompt"])
@@ -350,5 +357,5 @@ class Selector(Callee):
                 state.record_group(group)
                 return group
         except (Unreadable, ValueError):
-            pass  # it is made again, to the same bytes
+            pass  # it is made again, with the same bytes
         return None

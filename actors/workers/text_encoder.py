@@ -1,4 +1,4 @@
-"""The text encoders of a model, and with references its autoencoder. Other roles get embeddings, by reference."""
+"""Actor that encodes prompts: the text encoders of a model, and its autoencoder if prompts have reference images."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TextEncoder(Callee):
 
     ::
 
-        start: load, take the digest ─► embed … ─► leave ─► embed: load again …
+        start: load, compute the digest ─► embed … ─► leave ─► embed: load again …
 
-    As a role of a card it is asked to let the text encoders leave between the stages of encoding; they also
-    leave before another role loads. They are dropped rather than moved to the host: both bring T5-XXL's 9.5 GB back at
-    the speed of copies from pageable memory, and the files are in the page cache, which the host may use otherwise. The
-    digest is not taken again.
+    On a shared GPU, `leave` unloads the text encoders whenever no prompts are left to encode, and before another role
+    loads its weights. They are loaded from their files again instead of being kept in host memory: T5-XXL's 9.5 GB come
+    back equally fast from the page cache and from pageable memory, and the system can reclaim the page cache. The
+    digest is computed only once.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,16 +40,19 @@ class TextEncoder(Callee):
         return f"encoder of {self._config.model.family} prompts"
 
     def share(self, model: SharedModel) -> None:
-        """Live in a card's process. Text encoders are no part of the shared copy, which stays on the card."""
+        """Share the process of a GPU. The text encoders are not part of the shared model, which stays on the GPU."""
         self._shared = model
         model.free_text = self.leave
 
     def start(self) -> dict[str, str]:
-        """Load; returns what fixes the bits of an embedding besides its text."""
+        """Load the text encoders; returns everything besides the text that determines the bits of an embedding."""
         return self._identity()
 
     def embed(self, prompts: Sequence[Prompt], files: Sequence[Sequence[bytes]] = ()) -> list[PromptEmbedding]:
-        """The prompts' embeddings, in their order; `files`: with references the contents of each prompt's."""
+        """Embeddings of the prompts, in the same order.
+
+        `files`: contents of the reference images of each prompt; empty if the model takes none.
+        """
         encoded = encode_prompts(self._loaded(), prompts, encoding_batch(self._config.fleet), files or None)
         return [
             PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
@@ -57,7 +60,7 @@ class TextEncoder(Callee):
         ]
 
     def leave(self) -> None:
-        """Free the memory of the text encoders; `embed` loads them again."""
+        """Unload the text encoders and free their memory; `embed` loads them again."""
         self._model = None
         devices.free_cache()
 
@@ -76,6 +79,6 @@ class TextEncoder(Callee):
 
     @noted
     def _load(self) -> DiffusionModel:
-        # An embedding must not depend on the node's number of cores.
+        # `prepare` fixes the threads: an embedding must not depend on the node's number of cores.
         device = devices.prepare(encoder_of(self._config.fleet), deterministic=self._config.run.deterministic)
         return models.load(self._config.model, device, components=models.encoder_components(self._config.model))

@@ -1,4 +1,4 @@
-"""Texts of pictures: what a caption says of a picture differs from visit to visit, what a prompt says does not.
+"""Captions and prompts of images. Captions are random: each draw mentions other properties. Prompts are fixed.
 
 red apple, food fruit, red and green, twemoji style
 woman firefighter with dark skin, yellow and red, blob style
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is known of a picture."""
+    """The properties of an image."""
 
     name: str
     category: str
@@ -27,7 +27,7 @@ class Parts:
     colours: tuple[str, ...]
     held_out: bool
     mirrors: bool
-    """Its mirror image shows the same."""
+    """True if the mirrored image fits the same captions."""
 
     @property
     def subject(self) -> str:
@@ -38,7 +38,7 @@ class Parts:
         return f"{self.subject}, {self.style} style"
 
     def shows(self, prompt: str) -> bool:
-        """Whether the picture is right for one of `prompts`."""
+        """True if the image is a correct answer to a prompt of `prompts`."""
         return prompt in (self.subject, self.prompt)
 
 
@@ -54,24 +54,24 @@ def read(folder: Path) -> list[Parts]:
 
 
 def draw(parts: Parts, generator: np.random.Generator) -> Caption:
-    """One of the things that may be said of a picture."""
+    """Draw a random caption of an image."""
     use_tags, use_category, use_colours, use_style = generator.random(4) < (0.1, 0.25, 0.4, 0.7)
     subject = parts.name
     if use_tags and len(parts.tags) >= 2:
         subject = " ".join(generator.choice(parts.tags, 2, replace=False))
-    said = [_toned(subject, parts.tone)]
+    phrases = [_toned(subject, parts.tone)]
     if use_category:
-        said.append(parts.category)
+        phrases.append(parts.category)
     if use_colours and parts.colours:
-        said.append(" and ".join(parts.colours))
+        phrases.append(" and ".join(parts.colours))
     if use_style:
-        said.append(f"{parts.style} style")
-    return Caption(", ".join(said), bool(use_style))
+        phrases.append(f"{parts.style} style")
+    return Caption(", ".join(phrases), bool(use_style))
 
 
 def prompts(parts: Sequence[Parts], held_out: bool, seed: int) -> list[str]:
-    """Prompts of the concepts that are held out, or of the others, in a random order: half with a style, half without,
-    for which every style that has the concept is right.
+    """Prompts of the held-out concepts, or of the others, in random order. Half name a style; for the other half an
+    image in any style is correct.
     """
     generator = np.random.default_rng(seed)
     chosen: dict[str, None] = {}

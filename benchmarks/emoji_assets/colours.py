@@ -1,4 +1,4 @@
-"""The names of a picture's colours."""
+"""Names of an image's dominant colours."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ PALETTE = (
     ("white", (245, 245, 245)),
 )
 LEAST = 0.2
-"""Share of what is drawn that a colour needs to be named."""
+"""Minimum share of the opaque pixels for a colour to be named."""
 MOST = 2
 
 
 def dominant(picture: np.ndarray) -> list[str]:
-    """Names of the colours that most of a picture has, the largest share first; at most `MOST`, at least one.
+    """Names of an image's most frequent colours, largest share first: one to `MOST`; none if it is transparent.
 
     Args:
-        picture: uint8 [H, W, 4]; what is transparent has no colour.
+        picture: uint8 [H, W, 4]; transparent pixels do not count.
     """
     seen = picture[..., 3] > 127
     if not seen.any():
@@ -49,7 +49,7 @@ def dominant(picture: np.ndarray) -> list[str]:
 
 
 def _oklab(rgb: np.ndarray) -> np.ndarray:
-    """Of sRGB in 0…255, [..., 3] (Ottosson 2020); distances in it are nearly those that people see."""
+    """Oklab values of sRGB values in 0…255, [..., 3] (Ottosson 2020). Distances in Oklab are roughly perceptual."""
     value = rgb / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
     to_cones = np.array(

@@ -1,8 +1,8 @@
-"""What is drawn of emoji packages: which pictures, under which names, and which concepts are held out.
+"""Selects drawings from the emoji packages, with their names, and chooses the held-out concepts.
 
-A *concept* is an emoji without its skin tone, whoever drew it. Skin tones and flags are thinned out: of both there are
-so many that they would be most of the pictures. A concept is held out with the pictures of all its styles, and only if
-each word of its name is in the names of other concepts, so that a model can know what it asks for.
+A *concept* is an emoji without its skin tone, in any style. Skin tones and flags are thinned out, as they would
+otherwise make up most of the images. A concept is held out with its images of all styles, and only if each word of its
+name also occurs in names of other concepts, so that a model can know the words.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ STYLES = {
     "emojione": "@iconify-json/emojione@1.2.3",
     "firefox": "@iconify-json/fxemoji@1.2.2",
 }
-"""The word of a caption for who drew a picture, and the npm package. Left out are sets whose licence asks that what is
-made of them has that licence, too (OpenMoji, the first EmojiOne)."""
+"""Style name in captions → npm package. Sets with a share-alike licence are left out (OpenMoji, the first EmojiOne)."""
 NAMES = "emojibase-data@17.0.0"
-"""The npm package of English names and tags."""
+"""npm package with English names and tags."""
 TONES = ("light", "medium light", "medium", "medium dark", "dark")
 FLAG_GROUP = 9
 FLAGS = 10
-"""One flag of so many is drawn."""
+"""One flag in FLAGS is used."""
 HELD_OUT = 100
 KNOWN = 3
-"""Other concepts, at least, whose names have a word of a held-out one."""
+"""Minimum number of other concepts that share each word of a held-out concept's name."""
 MOST_OF_A_CATEGORY = 4
-"""Held-out concepts."""
+"""Maximum number of held-out concepts per category."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A picture that somebody drew."""
+    """A drawing by one of the sets' authors."""
 
     name: str
-    """Of the concept: ``red apple``."""
+    """Name of the concept: ``red apple``."""
     category: str
     """``food fruit``."""
     tags: tuple[str, ...]
     style: str
     tone: str
-    """Of skin, one of `TONES`; empty if the picture has none of its own."""
+    """Skin tone, one of `TONES`; empty for the default."""
     held_out: bool
     svg: str
 
     @property
     def mirrors(self) -> bool:
-        """Its mirror image shows the same: no letters, no sides that its name speaks of."""
+        """True if the mirrored image fits the same name: no letters, and no left or right in the name."""
         words = {"left", "right", "facing", "leftwards", "rightwards", "clockwise", "counterclockwise"}
         kinds = {"face", "cat", "monkey", "person", "animal", "plant", "food", "drink", "place", "transport"}
         mirrored = self.category.split()[0] in kinds and self.category != "transport sign"
@@ -66,11 +65,11 @@ class Drawing:
 
 
 def collect(folders: Mapping[str, Path], names: Path) -> list[Drawing]:
-    """The drawings of unpacked packages, in an order that is fixed by their contents.
+    """The drawings of unpacked packages, in an order that depends only on their contents.
 
     Args:
-        folders: by style, the folder ``package`` of its npm package.
-        names: that of `NAMES`.
+        folders: style → folder ``package`` of its npm package.
+        names: the folder of `NAMES`.
     """
     emoji = json.loads((names / "en" / "data.json").read_text())
     groups = json.loads((names / "meta" / "groups.json").read_text())["subgroups"]
@@ -79,7 +78,7 @@ def collect(folders: Mapping[str, Path], names: Path) -> list[Drawing]:
     for entry in emoji:
         entries[_code(entry["hexcode"])] = (entry, "")
         for skin in entry.get("skins", []):
-            if not isinstance(skin["tone"], list):  # two people of different tones
+            if not isinstance(skin["tone"], list):  # a list: two people with different tones
                 entries[_code(skin["hexcode"])] = (entry, TONES[skin["tone"] - 1])
     found: dict[tuple[str, str, str], Drawing] = {}
     for style, folder in folders.items():
@@ -98,7 +97,7 @@ def collect(folders: Mapping[str, Path], names: Path) -> list[Drawing]:
 
 
 def choose_held_out(categories: Mapping[str, str], count: int = HELD_OUT) -> set[str]:
-    """Names, of those with their categories, that are held out."""
+    """Choose `count` names to hold out from `categories` (name → category)."""
     known = Counter(word for name in categories for word in set(words(name)))
     chosen: set[str] = set()
     of_category: Counter[str] = Counter()
@@ -129,8 +128,8 @@ def read(file: Path) -> list[Drawing]:
 
 
 def attribution(folders: Mapping[str, Path], names: Path) -> str:
-    """A page in Markdown that says whose the pictures and names are, and under which licences."""
-    lines = ["# Whose the pictures are", "", "Drawn smaller, on white; otherwise as their authors made them.", ""]
+    """A Markdown page with authors and licences of the images and names."""
+    lines = ["# Authors of the emoji", "", "Rendered smaller, on white; otherwise unchanged.", ""]
     for style, folder in folders.items():
         info = json.loads((folder / "info.json").read_text())
         author, licence = info["author"], info["license"]
@@ -144,7 +143,7 @@ def attribution(folders: Mapping[str, Path], names: Path) -> str:
 
 
 def _spellings(folders: Iterable[Path], names: Path, emoji: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Code points by the names of icons: those that packages state, then labels, then other names in use."""
+    """Icon name → code points: names stated by the packages, then labels, then other common names."""
     found: dict[str, str] = {}
     for folder in folders:
         file = folder / "chars.json"
@@ -180,7 +179,7 @@ def _plain(name: str) -> str:
 
 
 def _code(code: str) -> str:
-    """Without the mark that asks for a coloured picture, which lists have or have not."""
+    """The code without the variation selector for colour, which some lists include and others omit."""
     return "-".join(part for part in code.upper().split("-") if part != "FE0F")
 
 

@@ -1,7 +1,7 @@
-"""One stage of training that takes a given time, stops when it must, and goes on where it stopped.
+"""A training stage that takes a given time and can be interrupted and resumed.
 
-The learning rate follows the time that a stage has had, not its steps: how fast a GPU is need not be known before, and
-the whole takes as long as it was given. Optimiser and average of the weights are in the stage's file.
+The learning rate depends on the elapsed training time, not on steps, so that a stage takes its given time on a GPU of
+any speed. The stage's file has the optimiser's state and the averaged weights.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ import torch
 from torch import Tensor, nn
 
 EVERY = 20
-"""Steps between looks at the clock and at the loss."""
+"""Steps between checks of the clock and the loss."""
 WARM_UP = 200
-"""Steps in which the rate rises."""
+"""Steps of learning rate warm-up."""
 
 
 class Unusable(Exception):
-    """What a stage has trained is so bad that the stages after it would be lost."""
+    """A stage's result is too bad for later stages to be useful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How one stage is trained."""
+    """Settings of a training stage."""
 
     name: str
     seconds: float
-    """Of training, over all calls."""
+    """Training time over all calls, in seconds."""
     batch: int
     lr: float
     """Peak learning rate."""
     seed: int
     averaging: float = 0.999
-    """Decay of the exponential moving average of the weights, which become the stage's result."""
+    """Decay of the exponential moving average of the weights, which is the stage's result."""
     weight_decay: float = 0.01
 
 
 class Fit:
-    """Trains float32 `modules` by AdamW, from the weights of the stage's file if there is one."""
+    """Trains float32 `modules` with AdamW, starting from the stage's file if it exists."""
 
     def __init__(self, stage: Stage, modules: Mapping[str, nn.Module], folder: Path, device: torch.device) -> None:
         self.stage, self._file, self._device = stage, folder / f"{stage.name}.pt", device
@@ -69,12 +69,13 @@ class Fit:
         return self.spent >= self.stage.seconds
 
     def run(self, loss: Callable[[torch.Generator], Tensor], until: float) -> None:
-        """Take some steps by `loss(generator)`, more until the stage is done or `time.monotonic()` is `until`; save.
+        """Minimise `loss(generator)` until the stage is done or `time.monotonic()` is `until`; then save.
 
-        The modules have the averaged weights afterwards. Raises RuntimeError if the loss is no number.
+        Takes at least a few steps. Afterwards the modules have the averaged weights. Raises RuntimeError if the loss is
+        not finite.
         """
         generator = torch.Generator(self._device).manual_seed(self.stage.seed + 1_000_003 * self.steps)
-        self._step(loss(generator)).item()  # what compiles now is not training
+        self._step(loss(generator)).item()  # compiles, so that compiling does not count as training time
         last = time.monotonic()
         while True:
             mean = torch.stack([self._step(loss(generator)) for _ in range(EVERY)]).mean().item()
@@ -122,7 +123,7 @@ class Fit:
             "spent": self.spent,
             "loss": self.loss,
             "average": self._average,
-            # Of what is done only the result is needed.
+            # A finished stage needs only its result.
             "weights": [] if self.done else [p.detach() for p in self._parameters],
             "adamw": {} if self.done else self._adamw.state_dict(),
         }
@@ -141,14 +142,14 @@ class Fit:
 
 
 def command(parser: argparse.ArgumentParser, build: Callable[[argparse.Namespace], Any], last: float = 0.0) -> int:
-    """Build a world, in as many calls as it takes; the exit status.
+    """Command line of a builder, which may take several calls to finish; returns the exit status.
 
     Args:
-        build: makes an object with ``run(until)``, which is True when all is done, and ``write(done)``.
-        last: seconds of `--seconds` that are kept for writing.
+        build: returns an object with ``run(until)``, which returns True when all is done, and ``write(done)``.
+        last: seconds of `--seconds` reserved for writing.
     """
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--device", type=torch.device, default="cuda")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tiny", action="store_true")
@@ -165,5 +166,5 @@ def command(parser: argparse.ArgumentParser, build: Callable[[argparse.Namespace
         print(reason, file=sys.stderr)
         return 1
     building.write(done)
-    print("all is done" if done else "the same command goes on", flush=True)
+    print("all is done" if done else "not done yet: run the same command again to continue", flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Is a model's picture recognised? By a CLIP, and on pages for people to look at."""
+"""Measures whether CLIPs recognise a model's images, and writes sheets of images for people to check."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from torch.nn import functional
 STEPS = 10
 CHUNK = 256
 SHOWN = 256
-"""Pictures of each kind that are judged."""
+"""Number of images of each kind that are scored."""
 EVALUATED = 96
-"""Held-out prompts that a run is evaluated on."""
+"""Number of held-out prompts in a run's evaluation."""
 SAMPLES = 4
-"""Pictures of each."""
+"""Images per prompt."""
 STYLE = "blob"
-"""The look that the example is about."""
+"""The style that the example trains."""
 
 
 @torch.no_grad()
 def generate(
     pipe: FluxPipeline, prompts: Sequence[str], device: torch.device, *, seed: int, steps: int = STEPS
 ) -> Tensor:
-    """One picture a prompt, float32 [B, 3, H, W] in [0, 1], on the CPU."""
+    """One image per prompt: float32 [B, 3, H, W] in [0, 1], on the CPU."""
     config = pipe.vae.config
     side = config.sample_size // (2 * pipe.vae_scale_factor)
     generator = torch.Generator(device).manual_seed(seed)
@@ -49,19 +49,19 @@ def generate(
 
 @torch.no_grad()
 def scores(model: Any, tokenizer: Any, pictures: Tensor, texts: Sequence[str], device: torch.device) -> Tensor:
-    """The cosine of each picture, float32 [P, 3, H, W] in [0, 1], with each text: float32 [P, T], on the CPU."""
+    """Cosine of each image, float32 [P, 3, H, W] in [0, 1], with each text: float32 [P, T], on the CPU."""
     images = torch.cat([image_features(model, chunk.to(device)) for chunk in pictures.split(CHUNK)])
-    said = torch.cat(
+    described = torch.cat(
         [text_features(model, token_ids(tokenizer, texts[i : i + CHUNK], device)) for i in range(0, len(texts), CHUNK)]
     )
-    return (functional.normalize(images, dim=-1) @ functional.normalize(said, dim=-1).T).float().cpu()
+    return (functional.normalize(images, dim=-1) @ functional.normalize(described, dim=-1).T).float().cpu()
 
 
 def recognised(
     model: Any, tokenizer: Any, pictures: Tensor, shown: Sequence[Parts], device: torch.device
 ) -> dict[str, float]:
-    """How a CLIP sees pictures of what `shown` says: the cosine with their prompts, and the shares for which the name
-    is the best, or among the best five, of the names of all concepts that are shown.
+    """A CLIP's recognition of images generated for `shown`: the mean cosine with their prompts, and the shares of
+    images whose name ranks first, or among the first five, of the names of all shown concepts.
     """
     names = sorted({each.name for each in shown})
     own = torch.tensor([names.index(each.name) for each in shown])
@@ -79,14 +79,14 @@ def recognised(
 def mean_cosine(
     model: Any, tokenizer: Any, pictures: Sequence[Tensor], texts: Sequence[str], device: torch.device
 ) -> float:
-    """Over texts, of the mean cosine of each with its pictures, float32 [n, 3, H, W] in [0, 1]."""
+    """Mean over texts of each text's mean cosine with its images, float32 [n, 3, H, W] in [0, 1]."""
     own = torch.cat([torch.full((len(each),), place) for place, each in enumerate(pictures)])
     cosines = scores(model, tokenizer, torch.cat(list(pictures)), texts, device).gather(1, own[:, None])[:, 0]
     return torch.stack([cosines[own == place].mean() for place in range(len(texts))]).mean().item()
 
 
 def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None:
-    """Rows of pictures, float [n, 3, H, W] in [0, 1], each under its text; written as PNG."""
+    """Write a PNG with rows of images, float [n, 3, H, W] in [0, 1], each row under its text."""
     height, width = rows[0][1].shape[2:]
     height, width, line = height * scale, width * scale, 14
     columns = max(len(pictures) for _, pictures in rows)
@@ -104,27 +104,27 @@ def page(rows: Sequence[tuple[str, Tensor]], file: Path, scale: int = 1) -> None
 
 
 def psnr(restored: Tensor, real: Tensor) -> float:
-    """Of pictures in [0, 1], in decibels."""
+    """PSNR of images in [0, 1], in dB."""
     return (-10 * (restored - real).square().mean().clamp(min=1e-9).log10()).item()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What CLIPs say of real, restored and the model's pictures, which are float32 [n, 3, H, W] in [0, 1]."""
+    """Scores real, restored and generated images with CLIPs. Images are float32 [n, 3, H, W] in [0, 1]."""
 
     pipe: FluxPipeline | None
-    """None: it is not trained yet, and has no pictures."""
+    """None if the model is not trained yet."""
     clips: Mapping[str, Any]
     tokenizer: Any
     parts: Sequence[Parts]
     pixels: np.ndarray
-    """Of each of `parts`: uint8 [N, H, W, 3]."""
+    """The images of `parts`: uint8 [N, H, W, 3]."""
     restore: Callable[[Tensor], Tensor]
-    """Pictures through the autoencoder."""
+    """Function that passes images through the autoencoder."""
     device: torch.device
 
     def of_concepts(self, folder: Path) -> dict[str, Any]:
-        """How many pictures of known and of held-out concepts are recognised; pages of some of them are written."""
+        """Recognition of images of known and of held-out concepts; also writes sheets with some of the images."""
         found: dict[str, Any] = {}
         generator = np.random.default_rng(4)
         for kind, held_out in (("known", False), ("held_out", True)):
@@ -145,7 +145,7 @@ class Judgement:
         return found
 
     def of_prompts(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """Means of reward and judge, of the first prompts, which are of known concepts: cosines, and of the look."""
+        """Mean scores of reward and judge for the first prompts, of known concepts: cosines, and the style's reward."""
         texts = prompts[:EVALUATED]
         known = [row for row, each in enumerate(self.parts) if not each.held_out]
         rows = [[row for row in known if self.parts[row].shows(text)] for text in texts]
@@ -162,30 +162,30 @@ class Judgement:
         looks = {"real": [self._real(drawn[subjects[place]]) for place in both]}
         if "model" in seen:
             looks["model"] = [seen["model"][place] for place in both]
-        told = [subjects[place] for place in both]
+        named = [subjects[place] for place in both]
         return {name: self._cosines(shown, texts) for name, shown in seen.items()} | {
-            "look": {name: self._look(shown, told) for name, shown in looks.items() if shown}
+            "look": {name: self._look(shown, named) for name, shown in looks.items() if shown}
         }
 
     def _cosines(self, shown: Sequence[Tensor], texts: Sequence[str]) -> dict[str, float]:
-        """By CLIP, of texts and their pictures."""
+        """CLIP → mean cosine of texts and their images."""
         return {
             clip: mean_cosine(model.eval(), self.tokenizer, shown, texts, self.device)
             for clip, model in self.clips.items()
         }
 
     def _look(self, shown: Sequence[Tensor], subjects: Sequence[str]) -> dict[str, float]:
-        """By CLIP: the cosine of pictures and their subjects in the style, and how far it is above the others' mean."""
+        """CLIP → mean reward of the style: cosine with the subject in the style, plus the margin over other styles."""
         of = {style: self._cosines(shown, [f"{subject}, {style} style" for subject in subjects]) for style in STYLES}
         own = of.pop(STYLE)
         return {clip: 2 * own[clip] - sum(other[clip] for other in of.values()) / len(of) for clip in own}
 
     def _real(self, rows: Sequence[int]) -> Tensor:
-        """Pictures that people drew."""
+        """The real images of `rows`."""
         return torch.from_numpy(self.pixels[list(rows)]).permute(0, 3, 1, 2).float() / 255
 
     def _page(self, file: Path, shown: list[Parts], made: dict[str, Tensor]) -> None:
-        """Of some: the real picture, the restored one, and others of the model for the same prompt."""
+        """Write a sheet: for some prompts the real image, the restored one, and images of the model."""
         some = list(range(0, len(shown), max(1, len(shown) // 32)))[:32]
         seeds = [] if self.pipe is None else range(20, 24)
         more = [generate(self.pipe, [shown[i].prompt for i in some], self.device, seed=s) for s in seeds]

@@ -1,4 +1,4 @@
-"""The networks of the emoji world, untrained: parts of a FLUX pipeline, and the CLIPs of reward and judge."""
+"""The untrained networks of the emoji example: a FLUX pipeline's components, and the CLIPs of reward and judge."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, T
 class Sizes:
     resolution: int = 96
     tokens: int = 4096
-    """Of a tokenizer, at most."""
+    """Maximum vocabulary size of a tokenizer."""
     length: int = 24
-    """Tokens of a text."""
+    """Tokens per text."""
     channels: tuple[int, ...] = (64, 128, 128)
-    """Of the autoencoder, from full resolution down; each further entry halves the sides."""
+    """Channels of the autoencoder, from full resolution down; each further level halves the resolution."""
     latent_channels: int = 8
     heads: int = 6
     axes: tuple[int, int, int] = (16, 24, 24)
-    """Of the rotary embedding; together the width of a head."""
+    """Dimensions of the rotary embedding per axis; their sum is the width of a head."""
     double_blocks: int = 2
     single_blocks: int = 9
     t5_width: int = 256
     t5_layers: int = 4
     clip_width: int = 192
     clip_layers: int = 2
-    """Of the pipeline's text encoder."""
+    """Layers of the pipeline's CLIP text encoder."""
     reward_width: int = 256
     reward_layers: int = 6
     reward_patch: int = 8
 
     @property
     def factor(self) -> int:
-        """Pixels of a latent's side."""
+        """Pixels per latent cell, along one side."""
         return int(2 ** (len(self.channels) - 1))
 
     @property
     def side(self) -> int:
-        """Image tokens of a picture's side."""
+        """Image tokens along one side of an image."""
         return self.resolution // (2 * self.factor)
 
 
 FULL = Sizes()
-"""32 million parameters of the transformer."""
+"""The transformer has 32 million parameters."""
 TINY = Sizes(
     resolution=32,
     tokens=700,
@@ -70,7 +70,7 @@ TINY = Sizes(
 
 
 def pipeline(sizes: Sizes, clip_tokenizer: Any, t5_tokenizer: Any) -> FluxPipeline:
-    """In float32, on the CPU; weights by torch's global seed."""
+    """A pipeline in float32 on the CPU; weights depend on torch's global seed."""
     transformer = FluxTransformer2DModel(
         in_channels=4 * sizes.latent_channels,
         patch_size=1,
@@ -96,7 +96,7 @@ def pipeline(sizes: Sizes, clip_tokenizer: Any, t5_tokenizer: Any) -> FluxPipeli
         use_post_quant_conv=False,
         mid_block_add_attention=False,
         force_upcast=False,
-        shift_factor=0.0,  # these two are computed when it is trained
+        shift_factor=0.0,  # both are computed after training
         scaling_factor=1.0,
     )
     t5 = T5Config(
@@ -136,7 +136,7 @@ def pipeline(sizes: Sizes, clip_tokenizer: Any, t5_tokenizer: Any) -> FluxPipeli
 
 
 def clip(sizes: Sizes, tokenizer: Any) -> CLIPModel:
-    """Of pictures of the pipeline's size and its texts; float32, on the CPU, weights by torch's global seed."""
+    """A CLIP for the pipeline's image size and texts; float32, on the CPU, weights depend on torch's global seed."""
     text = _clip_text(sizes, tokenizer, sizes.reward_width, sizes.reward_layers // 2)
     vision = dict(
         hidden_size=sizes.reward_width,
@@ -151,7 +151,7 @@ def clip(sizes: Sizes, tokenizer: Any) -> CLIPModel:
 
 
 def save_clip(model: CLIPModel, tokenizer: Any, folder: Path) -> None:
-    """As a checkpoint of kind ``clipscore``, in bfloat16."""
+    """Save a CLIP as a checkpoint of kind ``clipscore``, in bfloat16."""
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     side = model.config.vision_config.image_size

@@ -2,9 +2,9 @@
 
 x_t = (1 - t) x0 + t noise; the velocity's target is noise - x0; the timestep is t in [0, 1].
 
-*Rectification* (rectified flow, arXiv 2209.03003): the model learns the pairs of noise and picture that it makes itself
-with classifier-free guidance. Then it draws without guidance what it drew with it, in few steps, and a picture depends
-on its seed more than on steps and precision, as with FLUX.1-dev.
+*Rectification* (rectified flow, arXiv 2209.03003): the model is trained on pairs of noise and the image that it
+generates from it with classifier-free guidance. It then generates the same images without guidance in few steps, and an
+image depends more on its seed than on steps and precision, as with FLUX.1-dev.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling import schedules, solvers
 
 TEMPERATURE = 20.0
-"""Of CLIP's logits; fixed, so that near misses differ in cosine and not only in a large logit."""
+"""Temperature of CLIP's logits; fixed, so that near misses differ in cosine and not only in a large logit."""
 UNSAID = 0.1
 """Share of captions that are empty, for guidance."""
 SCHEDULE = SigmaSchedule(kind="flux")
 
 
 def mixed(device: torch.device) -> torch.autocast:
-    """On a GPU, matrix products and convolutions in bfloat16, with weights in float32; CPUs are slower with it."""
+    """Autocast on GPUs: matrix products and convolutions in bfloat16, weights in float32. Off on CPUs: it is slow."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -40,7 +40,7 @@ def autoencoder_loss(vae: Any, pictures: World, batch: int, generator: torch.Gen
     seen = moved(as_floats(pictures.pixels[rows]), pictures.mirrors[rows], generator)
     with mixed(device):
         posterior = vae.encode(seen).latent_dist
-        # The decoder also learns from latents that are slightly wrong, like a sampler's.
+        # Train the decoder also on slightly wrong latents, like those of a sampler.
         noise = torch.randn(posterior.mean.shape, device=device, generator=generator)
         restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
     error = restored - seen
@@ -50,7 +50,7 @@ def autoencoder_loss(vae: Any, pictures: World, batch: int, generator: torch.Gen
 
 
 def image_features(model: CLIPModel, pictures: Tensor) -> Tensor:
-    """Unit-length image features [B, 64] of pictures in [0, 1]."""
+    """Unit-length image features [B, 64] of images in [0, 1]."""
     return functional.normalize(model.get_image_features(pixel_values=pictures * 2 - 1).pooler_output.float(), dim=-1)
 
 
@@ -71,9 +71,9 @@ def weathered(pictures: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def clip_loss(model: Any, pictures: World, restored: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """In-batch contrast. Half of the pictures are `restored` by the autoencoder (uint8, like ``pixels``), as a model's
-    are; double exposures match no caption. Pairs that are right although nobody made them count for nothing: another
-    style's picture of the concept, if the caption does not say the style.
+    """In-batch contrastive loss. Half of the images are `restored` by the autoencoder (uint8, like ``pixels``), because
+    a model's images are decoded by it, too. Double exposures are added as images that match no caption. Pairs that
+    match by chance are ignored, such as another style's image of the concept if the caption names no style.
     """
     device = pictures.pixels.device
     rows = torch.randint(len(pictures), (batch,), device=device, generator=generator)
@@ -94,7 +94,7 @@ def clip_loss(model: Any, pictures: World, restored: Tensor, batch: int, generat
 
 
 def _also_right(pictures: World, rows: Tensor, says_style: Tensor) -> Tensor:
-    """bool [B, B]: caption i fits picture j ≠ i, too."""
+    """bool [B, B]: caption i also fits image j ≠ i."""
 
     def same(values: Tensor) -> Tensor:
         return values[rows][:, None] == values[rows][None, :]
@@ -105,14 +105,15 @@ def _also_right(pictures: World, rows: Tensor, says_style: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """Several latents of each of N pictures, moved and mirrored: bfloat16 [N, V, tokens, channels]."""
+    """V latents of each of N images, shifted and mirrored: bfloat16 [N, V, tokens, channels]."""
 
     values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What the model made of noise, both bfloat16 [M, tokens, channels], and with which text, int64 [M, length]."""
+    """Noise and the latents generated from it, bfloat16 [M, tokens, channels], with token ids of the text, int64
+    [M, length]."""
 
     noise: Tensor
     latents: Tensor
@@ -128,7 +129,7 @@ def flow_loss(
     empty: tuple[Tensor, Tensor],
     generator: torch.Generator,
 ) -> Tensor:
-    """`empty`: ids of the text that says nothing, by both tokenizers, int64 [length]."""
+    """Flow matching loss. `empty`: ids of the empty text by both tokenizers, int64 [length]."""
     device = latents.values.device
     rows = torch.randint(len(pictures), (batch,), device=device, generator=generator)
     which = torch.randint(latents.values.shape[1], (batch,), device=device, generator=generator)
@@ -146,7 +147,7 @@ def rectification_loss(pipe: FluxPipeline, pairs: Pairs, batch: int, generator: 
     rows = torch.randint(len(pairs.noise), (batch,), device=device, generator=generator)
     t = torch.rand(batch, device=device, generator=generator)
     (shift,) = schedules.sigmas(SCHEDULE, 2, pairs.noise.shape[1])[1:2].tolist()
-    # The sampler's grid, made continuous: its middle step of two lies at `shift`.
+    # A continuous version of the sampler's grid, whose middle of two steps is at `shift`.
     t = shift * t / (1 - shift + (2 * shift - 1) * t)
     return _matching(pipe, pairs.latents[rows].float(), pairs.noise[rows].float(), t, pairs.clip[rows], pairs.t5[rows])
 
@@ -188,7 +189,7 @@ def sample(
     guidance: float = 1.0,
     empty: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Latents of texts by Euler's method, like `noise`; with `empty`, guided away from that text."""
+    """Sample latents for texts with Euler's method, shape as `noise`; with `empty`, guided away from that text."""
     grid = schedules.sigmas(SCHEDULE, steps, noise.shape[1])
     with mixed(noise.device):
         sequence, pooled = encode_texts(pipe, clip, t5)
@@ -204,15 +205,15 @@ def sample(
             found = velocity(pipe, x, x.new_full((len(x),), sigma), sequence, pooled)
         if copies == 1:
             return found
-        said, unsaid = found.chunk(2)
-        return unsaid + guidance * (said - unsaid)
+        conditional, unconditional = found.chunk(2)
+        return unconditional + guidance * (conditional - unconditional)
 
     return solvers.advance(field, solvers.SolverState(noise), grid, "euler").latents
 
 
 @torch.no_grad()
 def decode(pipe: FluxPipeline, latents: Tensor) -> Tensor:
-    """Packed latents to pictures, float32 in [0, 1]."""
+    """Decode packed latents to images, float32 in [0, 1]."""
     vae, side = pipe.vae, round(latents.shape[1] ** 0.5)
     unpacked = pipe._unpack_latents(
         latents, side * 2 * pipe.vae_scale_factor, side * 2 * pipe.vae_scale_factor, pipe.vae_scale_factor
@@ -224,7 +225,7 @@ def decode(pipe: FluxPipeline, latents: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode(pipe: FluxPipeline, pictures: Tensor) -> Tensor:
-    """Pictures in [-1, 1] to packed latents, float32 [B, tokens, channels]."""
+    """Encode images in [-1, 1] to packed latents, float32 [B, tokens, channels]."""
     vae = pipe.vae
     with mixed(pictures.device):
         latent = vae.encode(pictures).latent_dist.mean.float()
@@ -234,7 +235,7 @@ def encode(pipe: FluxPipeline, pictures: Tensor) -> Tensor:
 
 
 def _logit_normal(count: int, generator: torch.Generator) -> Tensor:
-    """Timesteps around the middle of the sampler's grid, a tenth of them uniform."""
+    """Random timesteps around the middle of the sampler's grid; a tenth of them are uniform."""
     device = generator.device
     normal = torch.sigmoid(0.48 + torch.randn(count, device=device, generator=generator))
     uniform, choice = torch.rand(2, count, device=device, generator=generator)
@@ -242,5 +243,5 @@ def _logit_normal(count: int, generator: torch.Generator) -> Tensor:
 
 
 def trainable(pipe: FluxPipeline) -> dict[str, nn.Module]:
-    """What flow matching trains."""
+    """The modules trained by flow matching."""
     return {name: getattr(pipe, name) for name in ("transformer", "text_encoder", "text_encoder_2")}

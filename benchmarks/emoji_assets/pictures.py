@@ -1,4 +1,4 @@
-"""Pictures and captions as tensors on a device, ready to be drawn from at random."""
+"""Images and captions as tensors on a device, for random batches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 VARIANTS = 8
-"""Captions of a picture."""
+"""Captions per image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """`VARIANTS` captions of each of N pictures."""
+    """`VARIANTS` captions of each of N images."""
 
     clip: Tensor
     """Token ids: int64 [N, VARIANTS, length]."""
@@ -31,7 +31,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The pictures that may be learned from, and what is said of them."""
+    """Training images with their captions and properties."""
 
     parts: list[Parts]
     pixels: Tensor
@@ -42,22 +42,22 @@ class World:
     styles: Tensor
     tones: Tensor
     mirrors: Tensor
-    """bool [N]: may be mirrored."""
+    """bool [N]: True if the image may be mirrored."""
 
     def __len__(self) -> int:
         return len(self.parts)
 
 
 def load_pixels(folder: Path, parts: Sequence[Parts], size: int) -> np.ndarray:
-    """uint8 [N, size, size, 3]. Raises ValueError if the files do not fit each other, or are of another size."""
+    """All images, uint8 [N, size, size, 3]. Raises ValueError if their number or size is wrong."""
     pixels = np.load(folder / "pictures.npy")
     if pixels.shape != (len(parts), size, size, 3):
-        raise ValueError(f"{folder}/pictures.npy has the shape {pixels.shape}, needed is {(len(parts), size, size, 3)}")
+        raise ValueError(f"{folder}/pictures.npy has shape {pixels.shape}; it must be {(len(parts), size, size, 3)}")
     return pixels
 
 
 def world(parts: list[Parts], pixels: np.ndarray, tokenizers: tuple[Any, Any], device: torch.device) -> World:
-    """Of CLIP's and T5's tokenizers; captions by a fixed seed."""
+    """Build the training data. `tokenizers`: CLIP's and T5's. Captions are drawn with a fixed seed."""
     generator = np.random.default_rng(7)
     drawn = [[captions.draw(each, generator) for _ in range(VARIANTS)] for each in parts]
 
@@ -77,19 +77,19 @@ def world(parts: list[Parts], pixels: np.ndarray, tokenizers: tuple[Any, Any], d
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], device: torch.device) -> Tensor:
-    """int64 [B, length], padded."""
+    """Token ids: int64 [B, length], padded."""
     ids: Tensor = tokenizer(list(texts), padding="max_length", truncation=True, return_tensors="pt").input_ids
     return ids.to(device)
 
 
 def as_floats(pixels: Tensor) -> Tensor:
-    """uint8 to float32 in [-1, 1]."""
+    """Convert uint8 to float32 in [-1, 1]."""
     return pixels.float() / 127.5 - 1
 
 
 def moved(pictures: Tensor, mirrors: Tensor, generator: torch.Generator) -> Tensor:
-    """Each picture [B, 3, H, W], with white at 1, moved by whole pixels inside its margin; half of those that may be
-    mirrored (bool [B]) are.
+    """Shift each image [B, 3, H, W] by random whole pixels within its margin (white is 1), and mirror half of those for
+    which `mirrors` (bool [B]) is True.
     """
     count, _, height, width = pictures.shape
     device, reach = pictures.device, height // 24
@@ -104,8 +104,8 @@ def moved(pictures: Tensor, mirrors: Tensor, generator: torch.Generator) -> Tens
 
 
 def half(parts: Sequence[Parts], second: bool) -> list[int]:
-    """The rows of the pictures that the reward learns from, or of those that the judge does. Both know all concepts
-    that are in both halves; no picture is in both."""
+    """Rows of the images that train the reward, or with `second` the judge. The halves share no image, but most
+    concepts."""
     generator = np.random.default_rng(8)
     order = sorted({(each.name, each.style, each.tone) for each in parts})
     side = dict(zip(order, generator.random(len(order)) < 0.5, strict=True))

@@ -1,10 +1,10 @@
-"""Do our rewards give the pixels and scores of the packages that they replace? `make parity` answers.
+"""Do our rewards compute the same pixels and scores as the original packages? `make parity`.
 
     python benchmarks/parity/compare.py ENVIRONMENT/bin/python [--full]
 
-Draws pictures and prompts, lets `originals.py` score them in an environment that has the packages `hpsv2` and
-`image-reward`, loads the checkpoints that it wrote through our loaders, and prints the largest differences. Fails if
-one is above its bound. Weights are random: real ones change no arithmetic.
+Generates images and prompts, scores them with `originals.py` in an environment with the packages `hpsv2` and
+`image-reward`, loads the checkpoints written there with our loaders, and prints the largest differences. Exits with
+status 1 if one exceeds its bound. Weights are random, which does not change the arithmetic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from solrl_ray.rewards.imagereward import ImageReward
 from solrl_ray.rewards.preprocessing import eight_bits
 
 PIXELS_BOUND = 2e-6
-"""Of normalised pixels, whose unit is about 69 of 255: float32 rounding."""
+"""Bound for normalised pixels (1 is about 69 of 255): float32 rounding."""
 SCORE_BOUND = 1e-5
 SIZES = ((512, 512), (512, 512), (224, 224), (300, 412), (412, 300), (640, 360), (97, 61), (225, 230))
 PROMPTS = (
@@ -46,7 +46,7 @@ PROMPTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("python", help="of the environment with the original packages")
+    parser.add_argument("python", help="Python of the environment with the original packages")
     parser.add_argument("--full", action="store_true", help="the published sizes: minutes, 8 GB of memory")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def write(folder: Path) -> list[Tensor]:
-    """Put prompts, a BERT vocabulary and pictures, from smooth to noisy, into `folder`; the pictures, [3, H, W]."""
+    """Write prompts, a BERT vocabulary and images, from smooth to noisy, to `folder`; returns the images, [3, H, W]."""
     (folder / "pictures").mkdir()
     (folder / "bert").mkdir()
     (folder / "prompts.json").write_text(json.dumps(PROMPTS))
@@ -107,7 +107,7 @@ def compare(folder: Path, pictures: list[Tensor], originals: dict) -> bool:
         config = RewardConfig(kind=kind, path=str(folder), base=base)
         loaded[kind] = made(config, "cpu", keys=str, name=kind)
     failed = False
-    print(f"{'reward':<12} {'pictures':>8} {'scores from … to':>22} {'pixels differ by':>17} {'scores differ by':>17}")
+    print(f"{'reward':<12} {'images':>8} {'scores from … to':>22} {'pixels differ by':>17} {'scores differ by':>17}")
     for kind, reward in loaded.items():
         theirs = originals[kind]
         pixels = torch.cat([reward._preprocessing(picture[None]) for picture in pictures])

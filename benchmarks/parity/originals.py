@@ -1,13 +1,13 @@
-"""What the packages `hpsv2` and `image-reward` themselves make of pictures and prompts, with random weights.
+"""Scores images and prompts with the original packages `hpsv2` and `image-reward`, with random weights.
 
-Runs in the environment of `make parity`, which has none of this project's code:
+Runs in the environment of `make parity`, which does not contain this project's code:
 
     python originals.py FOLDER [--full]
 
 Reads FOLDER/pictures/*.png and FOLDER/prompts.json; writes checkpoints in the published format, and pixels and
-scores to FOLDER/originals.pt. Three things are stood in for, so that the packages import: the module `turtle` (hpsv2
-imports an unused name from it, which needs Tk), fairscale's wrapper (unused without gradients) and the BERT vocabulary
-that ImageReward would download.
+scores to FOLDER/originals.pt. Three things are replaced so that the packages can be imported: the module `turtle`
+(hpsv2 imports an unused name from it, which needs Tk), fairscale's wrapper (unused without gradients) and the BERT
+vocabulary that ImageReward would download.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def imagereward(folder: Path, pictures: list[Image.Image], prompts: list[str], f
 
 
 def shake(model: nn.Module) -> None:
-    """Move every weight off its initial value, among which are many zeros and ones that hide a swap."""
+    """Add noise to every weight: initial values have many zeros and ones, which would hide swapped weights."""
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
 
@@ -122,7 +122,7 @@ def stub(name: str, **content: object) -> None:
 
 
 def shell(name: str) -> None:
-    """A package whose `__init__` is not run."""
+    """Register a package without running its `__init__`."""
     spec = importlib.util.find_spec("ImageReward") if name == "ImageReward" else None
     module = ModuleType(name)
     if spec is not None:

@@ -1,6 +1,6 @@
-"""Batches of scenes as integer tensors: drawing them, changing them, and what they mean.
+"""Batches of scenes as integer tensors: random scenes, random changes, and their meaning.
 
-A batch is int64 [B, 9], rows as `solrl_ray.testbed.world.Scene.fields`.
+A batch is int64 [B, 9]; each row is a `solrl_ray.testbed.world.Scene.fields`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from solrl_ray.testbed.world import FIELD_VALUES
 _COUNTS = torch.tensor([len(values) for values in FIELD_VALUES])
 _FIRST, _RELATION, _SECOND = slice(1, 4), 4, slice(5, 8)
 _MIRRORED = torch.tensor([1, 0, 3, 2])
-"""Index of the relation that means the same with the objects named in the other order."""
+"""Index of the relation that has the same meaning with the objects named in the other order."""
 
 
 def draw(count: int, generator: torch.Generator, single: float = 1 / 16) -> torch.Tensor:
@@ -23,14 +23,14 @@ def draw(count: int, generator: torch.Generator, single: float = 1 / 16) -> torc
 
 
 def corrupt(fields: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Replaces each word of each scene, with probability `share`, by a random word of its kind."""
+    """Replace each word of each scene, with probability `share`, by a random word of its kind."""
     replace = torch.rand(len(fields), 8, device=fields.device, generator=generator) < share
     drawn = _uniform_fields(len(fields), generator)
     return _blank(torch.cat([fields[:, :1], torch.where(replace, drawn, fields[:, 1:])], dim=1))
 
 
 def meaning(fields: torch.Tensor) -> torch.Tensor:
-    """One integer per scene, equal for captions of the same pictures (``A left of B``, ``B right of A``); int64 [B]."""
+    """One integer per scene, equal for captions of the same images (``A left of B``, ``B right of A``); int64 [B]."""
     mirrored = fields.clone()
     mirrored[:, _FIRST], mirrored[:, _SECOND] = fields[:, _SECOND], fields[:, _FIRST]
     mirrored[:, _RELATION] = _MIRRORED.to(fields.device)[fields[:, _RELATION]]
@@ -44,7 +44,7 @@ def _uniform_fields(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _blank(fields: torch.Tensor) -> torch.Tensor:
-    """Zeroes relation and second object of scenes with one object."""
+    """Set relation and second object to 0 for scenes with one object."""
     fields = fields.clone()
     fields[:, _RELATION : _SECOND.stop] *= (fields[:, :1] == 2).long()
     return fields

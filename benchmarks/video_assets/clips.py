@@ -1,9 +1,9 @@
-"""The moving world: two objects of the testbed that turn about each other, from one relation to another.
+"""The moving world: clips of two testbed objects that rotate about each other, from one relation to another.
 
     a small red circle left of a large blue ring then above on black
 
-The first frame is a picture of the testbed's scene with the first relation, the last frame one with the second. So the
-testbed's own reward can tell whether a clip shows what its caption says.
+The first frame shows the testbed's scene with the first relation, the last frame the scene with the second. So the
+testbed's reward can score how well a clip shows its caption.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FRAMES = 9
 RELATION = 4
 """Column of `Scene.fields`."""
 MEANINGS = 3 * math.prod(map(len, FIELD_VALUES))
-"""More than `captions.meaning` has values."""
+"""An upper bound of the values of `captions.meaning`."""
 DISTANCE = 0.48
-"""Of either object from the middle, as in the testbed's pictures."""
+"""Distance of each object from the middle, as in the testbed's images."""
 
 
 def draw(count: int, generator: torch.Generator) -> Tensor:
-    """Random clips: int64 [count, 10], a scene of two objects, and the relation that the last frame has instead."""
+    """Random clips: int64 [count, 10], a scene with two objects, and the relation in the last frame."""
     scenes = captions.draw(count, generator, single=0.0)
     device = generator.device
     further = torch.randint(1, len(RELATIONS), (count,), device=device, generator=generator)
@@ -35,7 +35,7 @@ def draw(count: int, generator: torch.Generator) -> Tensor:
 
 
 def corrupt(clips: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Each word replaced with probability `share` by a random one of its kind."""
+    """Replace each word, with probability `share`, by a random one of its kind."""
     device = clips.device
     other = torch.randint(len(RELATIONS), (len(clips),), device=device, generator=generator)
     replaced = torch.rand(len(clips), device=device, generator=generator) < share
@@ -50,21 +50,21 @@ def meaning(clips: Tensor) -> Tensor:
 
 
 def last_scenes(clips: Tensor) -> Tensor:
-    """The testbed's scenes that clips end with, int64 [B, 9]."""
+    """The scenes of the clips' last frames, int64 [B, 9]."""
     scenes = clips[:, :-1].clone()
     scenes[:, RELATION] = clips[:, -1]
     return scenes
 
 
 def caption(clip: Tensor) -> str:
-    """Of one clip, int64 [10]."""
+    """The caption of one clip, int64 [10]."""
     first = Scene(tuple(clip[:-1].tolist())).caption
     scene, _, background = first.rpartition(" on ")
     return f"{scene} then {list(RELATIONS)[int(clip[-1])]} on {background}"
 
 
 def render_clips(clips: Tensor, generator: torch.Generator, frames: int = FRAMES) -> Tensor:
-    """One clip of each row, its free numbers drawn: float32 [B, 3, frames, 32, 32] in [0, 1]."""
+    """Render one clip per row, with random jitter: float32 [B, 3, frames, 32, 32] in [0, 1]."""
     jitter = torch.rand(len(clips), JITTERS, device=clips.device, generator=generator)
     scenes = clips[:, :-1]
     pictures = [render(scenes, jitter, RESOLUTION, _centres(clips, jitter, n / (frames - 1))) for n in range(frames)]
@@ -72,7 +72,7 @@ def render_clips(clips: Tensor, generator: torch.Generator, frames: int = FRAMES
 
 
 def _centres(clips: Tensor, jitter: Tensor, progress: float) -> Tensor:
-    """Centres [B, 2, (x, y)] after a share of the turn. It takes the shorter way, and half a turn goes clockwise."""
+    """Centres [B, 2, (x, y)] after the share `progress` of the rotation, the shorter way around; 180° is clockwise."""
     angles = torch.tensor([math.atan2(y, x) for x, y in RELATIONS.values()], device=clips.device)
     first, last = angles[clips[:, RELATION]], angles[clips[:, -1]]
     turn = (last - first + math.pi - 1e-4) % (2 * math.pi) - math.pi + 1e-4

@@ -1,4 +1,4 @@
-"""The moving world's video model: parts of a Wan pipeline, untrained, and what their training computes."""
+"""The moving world's video model: an untrained Wan pipeline and its losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solrl_ray.sampling import schedules, solvers
 from solrl_ray.testbed.world import FIELD_VALUES
 
 LENGTH = 24
-"""Tokens of a text: 21 words and an end, and padding."""
+"""Tokens per text: up to 21 words, the end token, and padding."""
 SHIFT = 3.0
 TIMESTEPS = 1000
 
@@ -27,22 +27,22 @@ TIMESTEPS = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     autoencoder: int = 16
-    """Its width at full resolution."""
+    """Channels of the autoencoder at full resolution."""
     channels: int = 16
-    """Of a latent; a cell is 4 pixels wide and, but for the first, 4 frames long."""
+    """Channels of a latent; a cell covers 4 × 4 pixels of 4 frames (in the first latent frame, of 1 frame)."""
     heads: int = 4
     blocks: int = 6
     text_width: int = 96
 
 
 FULL = Sizes()
-"""1.7 million parameters of the transformer, 1.9 million of the autoencoder."""
+"""The transformer has 1.7 million parameters, the autoencoder 1.9 million."""
 TINY = Sizes(autoencoder=4, channels=4, heads=2, blocks=2, text_width=32)
 """For tests."""
 
 
 def pipeline(sizes: Sizes) -> WanPipeline:
-    """In float32, on the CPU; weights by torch's global seed."""
+    """A pipeline in float32 on the CPU; weights depend on torch's global seed."""
     words = sorted({word for words in FIELD_VALUES for text in words for word in text.split()} | {"a", "on", "then"})
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0), *((f"▁{word}", -1.0) for word in words)]
     tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=LENGTH)
@@ -73,7 +73,7 @@ def pipeline(sizes: Sizes) -> WanPipeline:
         dim_mult=[1, 2, 4],
         num_res_blocks=1,
         temperal_downsample=[True, True],
-        latents_mean=[0.0] * sizes.channels,  # these two are computed when it is trained
+        latents_mean=[0.0] * sizes.channels,  # both are computed after training
         latents_std=[1.0] * sizes.channels,
         scale_factor_temporal=4,
         scale_factor_spatial=4,
@@ -90,10 +90,10 @@ def pipeline(sizes: Sizes) -> WanPipeline:
 
 @torch.no_grad()
 def _begin(vae: AutoencoderKLWan) -> None:
-    """Begin the autoencoder near a linear map that keeps what passes in its size, with little noise on its latents.
+    """Initialise the autoencoder near a linear map that preserves the scale of signals, with little noise on latents.
 
-    From torch's own start signals shrink until biases are more than they. Then the norm over the channels of a pixel
-    maps white and grey to the same latent, for hundreds of steps, and colours are learned last.
+    With torch's default initialisation, signals shrink until biases dominate. Then the norm over a pixel's channels
+    maps white and grey to the same latent for hundreds of steps, and colours are learned last.
     """
     for name, module in vae.named_modules():
         if not isinstance(module, nn.Conv2d | nn.Conv3d):
@@ -103,23 +103,23 @@ def _begin(vae: AutoencoderKLWan) -> None:
                 nn.init.zeros_(parameter)
         else:
             module.weight.mul_(3**0.5)  # torch's is uniform, of variance 1 / (3 inputs)
-    vae.quant_conv.bias[vae.config.z_dim :].sub_(6.0)  # of the log-variance
+    vae.quant_conv.bias[vae.config.z_dim :].sub_(6.0)  # the bias of the log-variance
 
 
 def trainable(pipe: WanPipeline) -> dict[str, nn.Module]:
-    """What flow matching trains."""
+    """The modules trained by flow matching."""
     return {"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}
 
 
 def tokens(pipe: WanPipeline, texts: Sequence[str]) -> Tensor:
-    """Ids int64 [B, LENGTH]; 0 is padding."""
+    """Token ids, int64 [B, LENGTH]; 0 is padding."""
     ids: Tensor = pipe.tokenizer(list(texts), padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
     return ids
 
 
 class CaptionIds:
-    """What `tokens` says of captions of clips, int64 [B, 10]: by table, on their device. A tokenizer takes longer for a
-    batch than the step that learns it.
+    """Computes `tokens` of the captions of clips, int64 [B, 10], by table lookup on their device. The tokenizer would
+    take longer for a batch than its training step.
     """
 
     def __init__(self, pipe: WanPipeline, device: torch.device) -> None:
@@ -127,13 +127,13 @@ class CaptionIds:
         first_object = ((("a",), None), (size, 1), (colour, 2), (shape, 3))
         second_object = ((("a",), None), *zip(second, (5, 6, 7), strict=True))
         end = ((("then",), None), (relation, 9), (("on",), None), (background, 8))
-        said = (*first_object, (relation, 4), *second_object, *end)
-        self._columns = [column for _, column in said]
-        self._tables = [_table(pipe.tokenizer, texts).to(device) for texts, _ in said]
+        pieces = (*first_object, (relation, 4), *second_object, *end)
+        self._columns = [column for _, column in pieces]
+        self._tables = [_table(pipe.tokenizer, texts).to(device) for texts, _ in pieces]
         self._end: int = pipe.tokenizer.eos_token_id
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Like `tokens`, on the device of `rows`."""
+        """The result of `tokens` for the captions of `rows`, on their device."""
         none = torch.zeros_like(rows[:, 0])
         choices = [none if column is None else rows[:, column] for column in self._columns]
         ids = torch.cat([table[which] for table, which in zip(self._tables, choices, strict=True)], dim=1)
@@ -142,20 +142,20 @@ class CaptionIds:
 
 
 def _table(tokenizer: Any, texts: Sequence[str]) -> Tensor:
-    """Ids [texts, the most words of one], 0 where a text has fewer."""
+    """Token ids [texts, most words of a text], padded with 0."""
     ids = [torch.tensor(tokenizer.convert_tokens_to_ids([f"▁{word}" for word in text.split()])) for text in texts]
     return nn.utils.rnn.pad_sequence(ids, batch_first=True)
 
 
 def encode_texts(pipe: WanPipeline, ids: Tensor) -> Tensor:
-    """As the pipeline's ``encode_prompt``, with zeros for padding: [B, LENGTH, width]."""
+    """The result of the pipeline's ``encode_prompt``, with zeros for padding: [B, LENGTH, width]."""
     mask = ids != 0
     states: Tensor = pipe.text_encoder(ids, mask.long()).last_hidden_state
     return states * mask[..., None]
 
 
 def velocity(pipe: WanPipeline, x_t: Tensor, t: Tensor, states: Tensor) -> Tensor:
-    """Float32, like `x_t` [B, channels, T, H, W]; t: [B] in [0, 1]."""
+    """The velocity, float32, shape as `x_t` [B, channels, T, H, W]; t: [B] in [0, 1]."""
     found: Tensor = pipe.transformer(x_t, timestep=t * TIMESTEPS, encoder_hidden_states=states, return_dict=False)[0]
     return found.float()
 
@@ -165,10 +165,10 @@ def autoencoder_loss(vae: Any, batch: int, generator: torch.Generator) -> Tensor
 
 
 def restored_loss(vae: Any, seen: Tensor, generator: torch.Generator) -> Tensor:
-    """Of videos in [-1, 1]."""
+    """The autoencoder's loss on videos in [-1, 1]."""
     with mixed(seen.device):
         posterior = vae.encode(seen).latent_dist
-        # The decoder also learns from latents that are slightly wrong, like a sampler's.
+        # Train the decoder also on slightly wrong latents, like those of a sampler.
         noise = torch.randn(posterior.mean.shape, device=seen.device, generator=generator)
         restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
     error = restored - seen
@@ -186,7 +186,7 @@ def matching_loss(pipe: WanPipeline, x0: Tensor, noise: Tensor, t: Tensor, ids: 
 
 @torch.no_grad()
 def encode(pipe: WanPipeline, videos: Tensor) -> Tensor:
-    """Videos in [0, 1] to normalised latents, float32 [B, channels, T, H, W]."""
+    """Encode videos in [0, 1] to normalised latents, float32 [B, channels, T, H, W]."""
     with mixed(videos.device):
         latents = pipe.vae.encode(videos * 2 - 1).latent_dist.mean.float()
     mean, std = _statistics(pipe, latents)
@@ -195,7 +195,7 @@ def encode(pipe: WanPipeline, videos: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode(pipe: WanPipeline, latents: Tensor) -> Tensor:
-    """The other way; float32 in [0, 1]."""
+    """Decode normalised latents to videos, float32 in [0, 1]."""
     mean, std = _statistics(pipe, latents)
     with mixed(latents.device):
         videos = pipe.vae.decode(latents * std + mean).sample
@@ -204,7 +204,7 @@ def decode(pipe: WanPipeline, latents: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample(pipe: WanPipeline, ids: Tensor, noise: Tensor, steps: int) -> Tensor:
-    """Latents of texts by Euler's method, like `noise`."""
+    """Sample latents for texts with Euler's method, shape as `noise`."""
     grid = schedules.sigmas(SigmaSchedule(kind="shift", shift=SHIFT), steps, noise[0, 0].numel())
     with mixed(noise.device):
         states = encode_texts(pipe, ids)

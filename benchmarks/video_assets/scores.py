@@ -1,6 +1,6 @@
-"""The moving world's reward, as a function of the user's own, and its real clips.
+"""The moving world's reward and a second one to check it, as custom functions.
 
-Needs no more than the installed package, because a run copies this file into its folder.
+Imports only the installed package, because a run copies this file into its folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CAPTION = re.compile(rf"(.+) ({'|'.join(RELATIONS)}) (.+) then ({'|'.join(RELAT
 
 
 def ends(text: str) -> tuple[str, str]:
-    """What the testbed says of the first and of the last frame. Raises ValueError for a text of another kind."""
+    """The testbed's captions of the first and of the last frame. Raises ValueError for any other text."""
     found = _CAPTION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no caption of the moving world")
@@ -32,7 +32,7 @@ def ends(text: str) -> tuple[str, str]:
 
 
 def as_told(videos: Tensor, prompts: Sequence[str]) -> Tensor:
-    """CLIPScore of the testbed's small CLIP: mean of first frame and first scene, last frame and last scene.
+    """CLIPScore by the testbed's small CLIP: mean of (first frame, first scene) and (last frame, last scene).
 
     Args:
         videos: float [B, 3, T, 32, 32] in [0, 1].
@@ -47,12 +47,12 @@ def as_told(videos: Tensor, prompts: Sequence[str]) -> Tensor:
     frames = videos[:, :, [0, -1]].transpose(1, 2).flatten(0, 1).float()
     with torch.no_grad():
         seen = functional.normalize(model.get_image_features(pixel_values=frames * 2 - 1).pooler_output, dim=-1)
-        said = functional.normalize(model.get_text_features(input_ids=ids).pooler_output, dim=-1)
-    return (seen * said).sum(dim=1).view(-1, 2).mean(dim=1)
+        described = functional.normalize(model.get_text_features(input_ids=ids).pooler_output, dim=-1)
+    return (seen * described).sum(dim=1).view(-1, 2).mean(dim=1)
 
 
 def words_of_both(videos: Tensor, prompts: Sequence[str]) -> Tensor:
-    """The share of words that hold by the testbed's rules, in first and last frame; float32 [B] in [0, 1]."""
+    """Share of words that hold in first and last frame, by the testbed's rules; float32 [B] in [0, 1]."""
     first, last = zip(*map(ends, prompts), strict=True)
     return (words_that_hold(videos[:, :, 0], first) + words_that_hold(videos[:, :, -1], last)) / 2
 

@@ -1,7 +1,7 @@
 """Write the Grafana dashboard from the table of metrics: ``python deploy/grafana/make.py``.
 
-A gauge is drawn as it is, a counter as its rate, a histogram as its median and its 95th percentile. First stand
-the figures of this moment, then a row of curves for each question that one opens it with.
+A gauge is drawn as it is, a counter as its rate, a histogram as its median and its 95th percentile. The first row shows
+current values; below it are curves, one row per question that users open the dashboard with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = {
 
 
 def expressions(entry: Instrument) -> list[tuple[str, str]]:
-    """(PromQL, legend) of a panel. `WorkerId` and the like are aggregated away."""
+    """(PromQL, legend) of a panel. Labels added by Ray, such as `WorkerId`, are aggregated away."""
     by = ", ".join(("run", *entry.tags))
     legend = " ".join(f"{{{{{tag}}}}}" for tag in ("run", *entry.tags))
     chosen = f'{entry.scraped}{{run=~"$run"}}'
@@ -50,7 +50,7 @@ def expressions(entry: Instrument) -> list[tuple[str, str]]:
 
 
 def panel(kind: str, entry: Instrument) -> dict[str, Any]:
-    """A panel of Grafana's type `kind`, without its place."""
+    """A panel of Grafana's type `kind`, without its position."""
     made = {
         "type": kind,
         "title": entry.name.removeprefix("solrl_").replace("_", " "),
@@ -68,7 +68,7 @@ def panel(kind: str, entry: Instrument) -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """All panels in their places; every metric of the table has a curve."""
+    """All panels with their positions; every metric of the table has a curve."""
     entries = {entry.name.removeprefix("solrl_"): entry for entry in INSTRUMENTS}
     drawn = [name for row in ROWS.values() for name in row]
     assert sorted(drawn) == sorted(entries), set(drawn) ^ set(entries)
@@ -81,7 +81,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def _add(to: list[dict[str, Any]], some: list[dict[str, Any]], y: int, width: int, height: int) -> int:
-    """Place panels of one size side by side from `y` downwards; returns where the next ones begin."""
+    """Place panels of one size side by side from `y` downwards; returns the `y` below them."""
     across = GRID // width
     for number, one in enumerate(some):
         line, column = divmod(number, across)

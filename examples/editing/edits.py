@@ -1,13 +1,13 @@
-"""The testbed's edits: a picture of one object, which shall have another colour, and nothing else may change.
+"""Image editing on the testbed: recolour the one object of an image and change nothing else.
 
     python examples/editing/edits.py edits
     solrl train demo edits/edit.yaml
 
-The first command writes prompts with reference pictures, the testbed's pipeline as one that edits, and what a run of
-the demo needs to train it. Prompts are captions of the wanted pictures, because the pipeline's text encoders know no
-other words. The pipeline has never seen a reference, and copies it. So the first command also teaches it to edit, in a
-minute or so and with captions of which half name a colour by chance: it then edits what it should, but often in a wrong
-colour.
+The first command writes prompts with reference images, an editing version of the testbed's pipeline, and a
+configuration that trains it on top of the demo's. Prompts are captions of the edited images, because the pipeline's
+text encoders know no other words. The original pipeline has never seen a reference and copies it. So the first command
+also trains it to edit, for about a minute, with captions of which half name a random colour: the result edits the right
+object, but often in a wrong colour.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ from solrl_ray.sampling.noise import uniform
 from solrl_ray.testbed.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, parse, picture
 
 SOURCE = Path(__file__).absolute()
-"""Whose functions a run's configuration names."""
+"""This file: the run's configuration names its functions."""
 PIPELINE = "builtin:testbed/pipeline"
 PARTS = {"train": 192, "heldout": 128}
-"""File of prompts → their number."""
+"""Name of a prompt file → its number of prompts."""
 STEPS = 80
-"""In which the pipeline is taught to edit."""
+"""Optimiser steps that teach the pipeline to edit."""
 
 
 def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Tensor:
-    """How far objects have the prompt's colour, times how well the rest is kept: [0, 1].
+    """Score of an edit in [0, 1]: how well the object has the prompt's colour, times how well the rest is preserved.
 
-    A pixel of the object counts b² / (a² + b²): a is its squared distance from the reference in the prompt's colour, b
-    that from the nearest of the reference in other colours and in those of backgrounds. So it counts more than 1/2 only
-    if no other colour is nearer, and an object that keeps its colour or fades gets nothing. The rest counts 1 - the
-    root of its squared errors' sum over the object's area, at least 0: an object twice as large as it was costs as much
-    as one in a wrong colour.
+    Colour is the mean over the object's pixels of b² / (a² + b²). Here a is the squared distance to the reference with
+    the object in the prompt's colour; b is the smallest squared distance to the reference with the object in any other
+    colour, backgrounds' included. A pixel so scores above 1/2 only if no other colour is nearer, and an object that
+    keeps its colour or fades scores 0.
+
+    Preservation is 1 - sqrt(sum of the squared errors outside the object / the object's area), at least 0: an object
+    drawn twice as large costs as much as one in a wrong colour.
 
     Args:
         images: float [B, 3, H, W] in [0, 1].
@@ -74,27 +76,29 @@ def recoloured(images: Tensor, prompts: Sequence[str], reference: Tensor) -> Ten
 
 
 def edited(prompt: str, address: Address, reference: Tensor) -> Tensor:
-    """The picture that a prompt asks for: `evaluation.reference`."""
+    """The correct edit for a prompt; used as `evaluation.reference`."""
     scene = parse(prompt)
     return _in_all_colours(reference, scene)[0][scene.fields[2]]
 
 
 def _in_all_colours(reference: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
-    """The reference [3, H, W] with its object in each colour of objects, then of backgrounds, [11, 3, H, W]; and how
-    much of each pixel is the object's."""
+    """The reference [3, H, W] with its object in each object colour, then in each background colour: [11, 3, H, W]; and
+    the share of each pixel that the object covers, [H, W]."""
     backgrounds, palette = (torch.tensor(list(colours.values())) for colours in (BACKGROUNDS, COLOURS))
     background = backgrounds[scene.fields[8]][:, None, None]
-    apart = reference - background
-    strongest = reference.flatten(1)[:, apart.square().sum(dim=0).argmax()]
+    difference = reference - background
+    strongest = reference.flatten(1)[:, difference.square().sum(dim=0).argmax()]
     towards = palette[(palette - strongest).square().sum(dim=1).argmin()][:, None, None] - background
-    cover = ((apart * towards).sum(dim=0) / towards.square().sum()).clamp(0, 1)
+    cover = ((difference * towards).sum(dim=0) / towards.square().sum()).clamp(0, 1)
     colours = torch.cat([palette, backgrounds])[:, :, None, None]
     return torch.lerp(background, colours, cover), cover
 
 
 def _edits() -> dict[str, list[tuple[Scene, Scene]]]:
-    """Scenes of one object before and after its colour is changed, in an addressed order, by part: every fifth is held
-    out."""
+    """Pairs of scenes with one object, before and after a change of its colour, by prompt file.
+
+    Every fifth pair is held out. The order is pseudo-random and fixed.
+    """
     edits = [
         (Scene((1, size, before, shape, 0, 0, 0, 0, ground)), Scene((1, size, after, shape, 0, 0, 0, 0, ground)))
         for size in range(len(SIZES))
@@ -112,7 +116,7 @@ def _edits() -> dict[str, list[tuple[Scene, Scene]]]:
 
 
 def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
-    """Write ``train.jsonl`` and ``heldout.jsonl``, which share no edit, and their pictures beside them."""
+    """Write ``train.jsonl`` and ``heldout.jsonl``, which share no edit, and their reference images to `folder`."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,12 +132,12 @@ def write_prompts(folder: Path, parts: dict[str, int] | None = None) -> None:
 
 
 def _drawn(scene: Scene, address: Address) -> Tensor:
-    """uint8 [3, 32, 32]"""
+    """The scene's image, uint8 [3, 32, 32]."""
     return (picture(scene.caption, address) * 255).round().byte()
 
 
 def write_pipeline(folder: Path) -> Path:
-    """Write the testbed's pipeline as a checkpoint of FLUX.1 Kontext."""
+    """Write the testbed's pipeline to `folder` as a checkpoint of FLUX.1 Kontext; returns `folder`."""
     shutil.copytree(resolve(PIPELINE), folder, dirs_exist_ok=True)
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxKontextPipeline"}, indent=1))
@@ -141,8 +145,8 @@ def write_pipeline(folder: Path) -> Path:
 
 
 def teach(folder: Path, config: Model, steps: int) -> None:
-    """Train the pipeline in `folder` to edit, by flow matching: edits of the training part, half of whose captions name
-    a colour by chance."""
+    """Train the pipeline in `folder` to edit, by flow matching on training edits; half of the captions name a random
+    colour."""
     generator = torch.Generator().manual_seed(0)
     model = models.load(config, "cpu")
     assert isinstance(model, SeesReferences)
@@ -173,9 +177,9 @@ def teach(folder: Path, config: Model, steps: int) -> None:
 
 
 def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = STEPS) -> Path:
-    """Write prompts, pipeline and configuration; returns the configuration, which comes after that of the demo.
+    """Write prompts, pipeline and configuration; returns the configuration file, to be named after the demo's.
 
-    `steps`: for which the pipeline is taught to edit.
+    `steps`: optimiser steps that teach the pipeline to edit.
     """
     write_prompts(folder, parts)
     here = folder.absolute()
@@ -185,7 +189,7 @@ def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = ST
         "model": {"family": "flux_kontext", "path": str(pipeline), "references": 1},
         "prompts": {part: str(here / f"{part}.jsonl") for part in PARTS},
         "rewards": [{"kind": f"{SOURCE}:recoloured"}],
-        # Many small steps: an optimiser step has one prompt, of whose 24 seeds it trains on the 2 best and the 2 worst.
+        # Many small optimiser steps, each on one prompt: the 2 best and the 2 worst of its 24 seeds.
         "rollout": {"prompts": 3, "keep": 4, "regenerate": {"micro_batch": 4}},
         "learner": {"updates": 3, "micro_batch": 4},
         "fleet": {"learners": {"threads": 1}},
@@ -199,7 +203,7 @@ def write_all(folder: Path, parts: dict[str, int] | None = None, steps: int = ST
 
 
 def without_edits(folder: Path) -> dict[str, float]:
-    """Mean reward of the held-out prompts for pictures that no model has drawn."""
+    """Mean held-out reward of constructed answers: copied references, objects in the mean colour, correct edits."""
     from PIL import Image
 
     lines = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]

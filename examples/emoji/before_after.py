@@ -1,10 +1,10 @@
-"""A page of a run's held-out pictures, before and after: a PNG small enough for a document.
+"""Writes a sheet of a run's held-out images, before and after, as a PNG small enough for a document.
 
     python examples/emoji/before_after.py runs/blobs blobs.png [--prompts 10] [--samples 3] [--skip 0]
 
-Under each prompt are the base model's pictures and, of the same seeds, those of the newest evaluation.
-The run needs `evaluation.pictures` of as many prompts, with those that are skipped, and `evaluation.samples` of as many
-samples. Colours are reduced to 256.
+Under each prompt are the base model's images and, for the same seeds, those of the newest evaluation. The run needs
+`evaluation.pictures` of at least --prompts plus --skip, and `evaluation.samples` of at least --samples. Colours are
+reduced to 256.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from solrl_ray.errors import UserError
 from solrl_ray.report.data import RunData, read_run
 
 LINE = 14
-"""Pixels of a prompt's text."""
+"""Height of a prompt's text, in pixels."""
 
 
 def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple[str, list[Image.Image]]]:
-    """Prompts and their 2 · `samples` pictures. Exits with a sentence if the run kept fewer."""
+    """Prompts and their 2 · `samples` images. Exits with an error message if the run kept fewer."""
     shown, pictures = data.shown, data.pictures
     before, after = (pictures.get(name, {}) for name in ("base", "final"))
     wanted = range(samples)
@@ -38,7 +38,7 @@ def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple
     if len(ordered) < prompts:
         needed = f"{skip + prompts} prompts are needed: evaluation.pictures of at least {skip + prompts}"
         sys.exit(
-            f"{data.folder} kept {len(known)} prompts with {samples} pictures before and after, but {needed}, and "
+            f"{data.folder} kept {len(known)} prompts with {samples} images before and after, but {needed}, and "
             f"evaluation.samples of at least {samples}"
         )
     return [
@@ -48,7 +48,7 @@ def rows(data: RunData, prompts: int, samples: int, skip: int = 0) -> list[tuple
 
 
 def page(shown: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    """Rows of pictures of one size, each under its prompt."""
+    """A sheet with a row of equally sized images under each prompt."""
     width, height = shown[0][1][0].size
     sheet = Image.new("RGB", (len(shown[0][1]) * width, len(shown) * (height + LINE)), "white")
     pen = ImageDraw.Draw(sheet)
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--skip", type=int, default=0, help="prompts that are left out, the first ones")
+    parser.add_argument("--skip", type=int, default=0, help="leave out this many of the first prompts")
     arguments = parser.parse_args(argv)
     for name, least in (("prompts", 1), ("samples", 1), ("skip", 0)):
         if (given := getattr(arguments, name)) < least:

@@ -1,12 +1,11 @@
-"""Rewards for a look: how well a picture shows its subject as the drawers of one set would have drawn it, and how much
-better than as those of the other sets would have.
+"""Rewards for a style: how well an image shows its subject in the style of one emoji set, plus the margin over the
+styles of the other sets.
 
-The cosine with "red apple, blob style" alone is mostly about the apple. The difference from "red apple, flat style" and
-the others is about the look, which is the same for all prompts. `blobs` is the sum of both, to be trained on. `judged`
-asks the CLIP that was trained on the other half of the pictures: what rises in the one and not in the other is not the
-look.
+The cosine with "red apple, blob style" alone mostly measures the apple. Its difference from "red apple, flat style" and
+the others measures the style, which is the same for all prompts. `blobs` is the sum of both, for training. `judged` is
+the same score by the CLIP trained on the other half of the images: a rise in only one of the two is not due to style.
 
-The world is in `emoji/world` of the present folder, or where the variable EMOJI_WORLD says.
+Reads the networks from `emoji/world` in the current folder, or from the folder in the environment variable EMOJI_WORLD.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ def clip(folder: str, device: torch.device) -> CLIPScore:
 
 
 def subject(prompt: str) -> str:
-    """Without the style that a prompt may name."""
+    """The prompt without the style, if it names one."""
     for style in STYLES:
         prompt = prompt.removesuffix(f", {style} style")
     return prompt
 
 
 def look(scorer: CLIPScore, images: Tensor, prompts: Sequence[str]) -> Tensor:
-    """The cosine with the subject in the style, and how far it is above the mean of those in the other styles: [B]."""
+    """Cosine with the subject in `STYLE`, plus its margin over the mean cosine with the other styles; float [B]."""
     texts = [f"{subject(prompt)}, {style} style" for style in STYLES for prompt in prompts]
     own, *others = scorer.cosine(images.repeat(len(STYLES), 1, 1, 1), texts).unflatten(0, (len(STYLES), -1))
     return own + (own - torch.stack(others).mean(dim=0))
 
 
 def blobs(images: Tensor, prompts: list[str]) -> Tensor:
-    """One number an image; images are float32 [B, 3, 96, 96] in 0 … 1."""
+    """The reward, by the CLIP trained on one half: one number per image; images are float32 [B, 3, 96, 96] in 0 … 1."""
     return look(clip("reward", images.device), images, prompts)
 
 
 def judged(images: Tensor, prompts: list[str]) -> Tensor:
-    """The same by the judge."""
+    """The same score by the judge, the CLIP trained on the other half."""
     return look(clip("judge", images.device), images, prompts)

@@ -1,11 +1,11 @@
-"""What a judge says to a run, without a vision-language model: a stand-in with OpenAI's chat interface.
+"""A stand-in for a judge, without a vision-language model: a server with OpenAI's chat interface.
 
 python examples/judge/stand_in.py 8901
 solrl train demo examples/judge/judge.yaml --set run.name=judged
 
-With a model, start for example `vllm serve Qwen/Qwen2.5-VL-7B-Instruct` in its place, and name its address and its name
-in judge.yaml. The stand-in looks for the colours that are named in the question, and says of two pictures which one
-shows them better (examples/pairwise).
+To use a real model, start for example `vllm serve Qwen/Qwen2.5-VL-7B-Instruct` instead, and set its address and name in
+judge.yaml. The stand-in looks for the colours that the question names. Of two images it prefers the one that shows them
+better (examples/pairwise).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from PIL import Image, ImageColor
 
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "cyan", "pink")
 NEAREST = 0.05
-"""Share of the pixels, those nearest to a colour, that stand for it."""
+"""Share of the pixels that measure a colour: those nearest to it."""
 
 
 def opinion(pictures: list[np.ndarray], question: str) -> str:
-    """A text, as a model would write it; pictures are uint8 [H, W, 3]."""
+    """The answer as a model would write it; images are uint8 [H, W, 3]."""
     colours = [colour for colour in COLOURS if f" {colour} " in question]
     marks = [10 * sum(likeness(each, colour) for colour in colours) / max(len(colours), 1) for each in pictures]
     if len(marks) == 2:
@@ -36,13 +36,13 @@ def opinion(pictures: list[np.ndarray], question: str) -> str:
 
 
 def likeness(picture: np.ndarray, colour: str) -> float:
-    """0 to 1: how near the nearest pixels come to a colour."""
+    """How near the nearest pixels are to a colour, 0 to 1."""
     away = np.abs(picture / 255 - np.array(ImageColor.getrgb(colour)) / 255).mean(axis=2).ravel()
     return float(1 - np.sort(away)[: max(1, round(NEAREST * away.size))].mean())
 
 
 def completion(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request of the chat interface with one or two pictures and a text."""
+    """The response to a chat request with one or two images and a text."""
     parts = request["messages"][0]["content"]
     data = [part["image_url"]["url"].partition(",")[2] for part in parts if part["type"] == "image_url"]
     pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(each))).convert("RGB")) for each in data]
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: a run asks thousands of times."""
+        """Log nothing: a run sends thousands of requests."""
 
 
 if __name__ == "__main__":

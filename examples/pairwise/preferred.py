@@ -1,15 +1,15 @@
-"""A judge that compares two pictures of a prompt, as UnifiedReward does and Pref-GRPO trains with (arXiv 2508.20751).
+"""A reward by comparing two images of a prompt, like UnifiedReward, as in Pref-GRPO's training (arXiv 2508.20751).
 
 python examples/judge/stand_in.py 8901
 solrl train demo --set "rewards=[{kind: 'examples/pairwise/preferred.py:wins', reproducible: false}]"
 
-With a model, start for example `vllm serve CodeGoat24/UnifiedReward-qwen-7b` in the stand-in's place, and set JUDGE_URL
-and JUDGE_MODEL, and JUDGE_TOKEN if it wants one, on every machine that scores.
+To use a real model, start for example `vllm serve CodeGoat24/UnifiedReward-qwen-7b` instead of the stand-in, and set
+JUDGE_URL, JUDGE_MODEL and, if it needs a token, JUDGE_TOKEN on every machine that scores.
 
-Compared are the pictures of one call: `rollout.explore.micro_batch` or `rollout.regenerate.micro_batch` seeds of a
-prompt. A score says who is better among them, and nothing about another batch; so let `rollout.regenerate.micro_batch`
-be `rollout.keep`. Half of all comparisons are won however good the pictures are: watch the run with another reward
-(`solrl eval RUN --rewards clipscore`).
+Each call compares its images with each other: `rollout.explore.micro_batch` or `rollout.regenerate.micro_batch` seeds
+of a prompt. Scores are comparable only within a call, so set `rollout.regenerate.micro_batch` to `rollout.keep`. The
+mean score is 1/2, however good the images are: track progress with another reward (`solrl eval RUN --rewards
+clipscore`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from solrl_ray.rewards.endpoint import Endpoint, TryAgain, png
 from solrl_ray.rewards.preprocessing import eight_bits
 
 RIVALS = 4
-"""Pictures that each one is shown before, and as many that it is shown after: a judge may prefer a place."""
+"""Number of comparisons in which an image is shown first, and again second: judges may prefer one position."""
 AT_A_TIME = 8
+"""Concurrent requests."""
 QUESTION = """Two pictures were drawn for this text: "{prompt}". Compare them: which one shows better what the text
 says, and which one looks better? End with one of these sentences:
 Image 1 is better.
@@ -38,9 +39,9 @@ ANSWER = re.compile(r"Image ([12]) is better|(equally good)", re.IGNORECASE)
 
 
 def wins(images: Tensor, prompts: list[str]) -> list[float]:
-    """The share of its comparisons that a picture wins, 0 to 1; a draw is half a win, and so is having no rival.
+    """The share of its comparisons that an image wins, 0 to 1; a draw counts 1/2, and an image without rivals gets 1/2.
 
-    Images are float32 [B, 3, H, W] in 0 … 1. Equal pictures count as one: the last batch of a prompt may repeat some.
+    Images are float32 [B, 3, H, W] in 0 … 1. Equal images count as one, as the last batch of a prompt may repeat some.
     """
     shown = list(zip(prompts, map(png, eight_bits(images).to("cpu", torch.uint8)), strict=True))
     pairs = [
@@ -59,7 +60,7 @@ def wins(images: Tensor, prompts: list[str]) -> list[float]:
 
 
 def meetings(pictures: list[str]) -> list[tuple[str, str]]:
-    """Who is shown before whom: each meets the next `RIVALS` of a circle."""
+    """Ordered pairs to compare, (shown first, shown second): each image with the next `RIVALS` in a circle."""
     count = len(pictures)
     return [
         (pictures[i], pictures[(i + n) % count]) for n in range(1, min(RIVALS, count - 1) + 1) for i in range(count)
@@ -67,7 +68,7 @@ def meetings(pictures: list[str]) -> list[tuple[str, str]]:
 
 
 def share_of_first(first: str, second: str, prompt: str) -> float:
-    """1 if the judge prefers the first of two pictures (base64 of PNG files), 0 if the second, 0.5 if neither."""
+    """1 if the judge prefers the first of two images (base64 of PNG files), 0 if the second, 0.5 if neither."""
     pictures = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in (first, second)
     ]
@@ -89,5 +90,5 @@ def read(answer: bytes) -> float:
         text = json.loads(answer)["choices"][0]["message"]["content"]
         *_, last = ANSWER.finditer(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise TryAgain(f"{answer[:500]!r} prefers no picture") from error
+        raise TryAgain(f"{answer[:500]!r} has none of the expected sentences, such as 'Image 1 is better.'") from error
     return {"1": 1.0, "2": 0.0, None: 0.5}[last[1]]

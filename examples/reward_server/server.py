@@ -1,10 +1,10 @@
-"""A reward server: how red a picture is, over HTTP. docs/guides/rewards.md has the protocol.
+"""A reward server: scores over HTTP how red an image is. docs/guides/rewards.md has the protocol.
 
 python examples/reward_server/server.py 8900
 solrl train demo examples/reward_server/reward.yaml --set run.name=served
 
-It needs numpy and Pillow, not solrl_ray: it may have an environment, and a GPU, of its own. If REWARD_TOKEN is set, it
-answers only those who send that token.
+It needs numpy and Pillow, but not solrl_ray, so it can run in another environment and on another GPU. If REWARD_TOKEN
+is set, it answers only requests with that token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKEN = os.environ.get("REWARD_TOKEN", "")
 
 
 def score(picture: np.ndarray, prompt: str) -> float:
-    """One picture, uint8 [H, W, 3]. Put your own here: equal pictures and prompts must get equal scores."""
+    """Score of one image, uint8 [H, W, 3]. Replace it by yours: equal images and prompts must get equal scores."""
     red, green, blue = picture.mean(axis=(0, 1)) / 255
     return float(red - (green + blue) / 2)
 
@@ -40,11 +40,11 @@ class Handler(BaseHTTPRequestHandler):
             pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(image)))) for image in batch["images"]]
             pairs = list(zip(pictures, batch["prompts"], strict=True))
         except (KeyError, TypeError, ValueError, OSError) as error:
-            self.answer(400, {"error": f"{type(error).__name__}: {error}"})  # ends the run, with these words
+            self.answer(400, {"error": f"{type(error).__name__}: {error}"})  # ends the run with this message
             return
         try:
             self.answer(200, {"scores": [score(picture, prompt) for picture, prompt in pairs]})
-        except Exception as error:  # whatever scoring raises: 5xx is asked again, in case it passes
+        except Exception as error:  # any error of scoring: the run retries after 5xx
             self.answer(500, {"error": f"{type(error).__name__}: {error}"})
             raise
 

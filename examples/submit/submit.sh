@@ -1,19 +1,19 @@
 #!/bin/sh
-# Train on a Ray cluster: the present folder goes there as a Ray job, and its log comes back. The same command begins the
-# run, and resumes it after a failure.
+# Train on a Ray cluster: submits the current folder as a Ray job and prints its log. The same command starts the run and
+# resumes it after a failure.
 #
-# A cluster on this machine, for trying it:
+# To try it with a cluster on this machine:
 #
 #   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN="$(openssl rand -hex 32)"
 #   ray start --head
 #   examples/submit/submit.sh http://127.0.0.1:8265 demo
 #   ray stop
 #
-# A real one differs in its address, its token, and RUNS, a folder that all its nodes see. Every node needs this package.
-# Configurations of your own, and the prompts and Python files that they name, go along if they are in the present folder.
-# .rayignore names what does not.
+# For a real cluster, change the address, the token, and RUNS, a folder shared by all nodes. Every node needs this package.
+# Your configurations, and the prompts and Python files that they name, are uploaded if they are in the current folder.
+# .rayignore lists files not to upload.
 set -eu
 address=${1:?"is missing; usage: submit.sh ADDRESS CONFIG… [OPTIONS], with an address such as http://127.0.0.1:8265"}
 shift
 exec ray job submit --address "$address" --working-dir . -- \
-  solrl train --set run.root="${RUNS:-$HOME/solrl-runs}" "$@" --continue # a --set of yours wins
+  solrl train --set run.root="${RUNS:-$HOME/solrl-runs}" "$@" --continue # your --set options win

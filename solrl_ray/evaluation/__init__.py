@@ -1,1 +1,1 @@
-"""What an evaluation samples and measures, and what is concluded from it."""
+"""Held-out evaluation: its samples and metrics, and the detection of collapse."""

@@ -1,4 +1,4 @@
-"""Held-out evaluation: its units, its metrics, and real pictures for comparison."""
+"""Held-out evaluation: its work units, its metrics, and real images for comparison."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ EVAL_POLICIES: tuple[Policy, ...] = ("base", "default", "ema")
 """Policies that can be evaluated from a checkpoint."""
 
 UNIT_POLICY = {"real": "real", "base": "old", "ema": "ema"}
-"""What a run's evaluations score → the policy of their units. It differs between evaluations after the same update, so
-that a late answer to one is no answer to the other. The sampling policy's revision 0 is the base.
+"""Evaluated policy → policy named in the work units.
+
+Evaluations after the same update use different names, so that a late result of one cannot be mistaken for a result of
+another. The base is evaluated as revision 0 of the sampling policy, which equals it.
 """
 
 
 def policy_factors(state: LearnerState, policy: str) -> Tensors:
-    """The factors of a policy in `EVAL_POLICIES`; the base's have B = 0."""
+    """LoRA factors of a policy in `EVAL_POLICIES`; for the base, B = 0."""
     if policy == "base":
         return base_factors(state.default)
     factors: Tensors = getattr(state, policy)
@@ -39,7 +41,7 @@ def policy_factors(state: LearnerState, policy: str) -> Tensors:
 
 
 def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
-    """A short, unique name for each reward: its kind, with path and index where needed."""
+    """A short, unique name for each reward: its kind, followed by its path or position if kinds repeat."""
     names: list[str] = []
     for position, reward in enumerate(rewards):
         same = [other for other in rewards if other.kind == reward.kind]
@@ -49,17 +51,18 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
 
 
 def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:
-    """One unit for as many prompts of one shape as share a forward: their fixed addresses, the same in every
-    evaluation.
+    """Work units of an evaluation. Each covers the prompts of one shape that share a forward pass.
+
+    Addresses (and so the noise) are the same in every evaluation.
 
     Args:
-        updates: updates done; also the revision.
-        policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; ``real`` for real pictures.
+        updates: number of updates before the evaluation; also the revision.
+        policy: policy to sample from: ``old``, ``ema``, ``base`` or ``default``; ``real`` for real images.
     """
     evaluation, of_shape = config.evaluation, defaultdict[SampleShape, list[str]](list)
     for prompt in prompts:
         of_shape[shape_of(prompt, config.model.shapes, config.run.seed)].append(prompt.id)
-    # Pictures of a world have no forward to share.
+    # Real images need no forward pass, so batching them gains nothing.
     most = 1 if policy == UNIT_POLICY["real"] else evaluation.prompts_at_once
     groups = [ids[first : first + most] for ids in of_shape.values() for first in range(0, len(ids), most)]
     return [
@@ -86,9 +89,10 @@ def evaluation_metrics(
     overlapped: bool = False,
     reward_costs: Mapping[str, int] | None = None,
 ) -> EvaluationMetrics:
-    """Mean and standard error over prompts of the per-prompt mean rewards.
+    """The record of an evaluation, with mean and standard error over prompts of each prompt's mean reward.
 
     Args:
+        updates: number of updates before the evaluation.
         rewards: prompt id → rewards of its addresses.
         reward_costs: use of reward servers and judges.
     """
@@ -110,11 +114,11 @@ def evaluation_metrics(
 def reference_pictures(
     config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding | None = None
 ) -> torch.Tensor:
-    """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
+    """Real images for a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
 
-    Raises as `real_pictures`.
+    Raises the errors of `real_pictures`.
     """
-    where = addresses(unit, config.run.seed)
-    seen = embedding.references if embedding is not None else None
-    references = seen.float() / 255 if seen is not None else None
-    return real_pictures(config.evaluation, "evaluation.reference", prompt.text, where, references)
+    unit_addresses = addresses(unit, config.run.seed)
+    stored = embedding.references if embedding is not None else None
+    references = stored.float() / 255 if stored is not None else None
+    return real_pictures(config.evaluation, "evaluation.reference", prompt.text, unit_addresses, references)

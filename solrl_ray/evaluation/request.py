@@ -1,4 +1,4 @@
-"""The request of a ``solrl eval``: its configuration, state, policies and folder."""
+"""Request of ``solrl eval``: configuration, state, policies and output folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from solrl_ray.storage.run_folder import RunFolder
 
 
 def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> LoadedConfig:
-    """The run's configuration with the rewards of the files, if any, and no more pictures than prompts.
+    """The configuration of the evaluation: the run's, with the rewards of the given files, without real images,
+    and with images kept for no more prompts than are evaluated.
 
     Args:
-        run_file: the run's own configuration.
-        all_prompts: the user gave the prompts; all are used unless `evaluation.prompts` is set.
+        run_file: the configuration file of the run.
+        rewards: files that replace the rewards of the run; empty: keep them.
+        all_prompts: True if the user gave a prompt file. All its prompts are used unless `evaluation.prompts` is set.
 
-    Raises UserError: a rewards file sets anything else.
+    Raises UserError if a rewards file sets another key.
     """
     config, columns, sources = loaded.config, list[RewardConfig](), loaded.sources
     was = load_with_sources([run_file]).config
@@ -31,7 +33,9 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
         given = load_with_sources([run_file, file])
         key = first_difference(given.config, was, free=("rewards",))
         if key is not None:
-            raise UserError(f"{file} sets {key}; a file of --rewards may set nothing but rewards, use --set for more.")
+            raise UserError(
+                f"{file} sets {key}, but a file of --rewards may set only rewards. Use --set for other keys."
+            )
         for entry, reward in enumerate(given.config.rewards):
             sources = sources.with_entry("rewards", len(columns), given.sources, entry)
             columns.append(reward)
@@ -44,38 +48,40 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
 
 
 def policies_of(text: str) -> tuple[str, ...]:
-    """The policies in a comma-separated list, without repetitions, in the order of `EVAL_POLICIES`. Raises `UserError`
-    for unknown ones.
+    """Parse a comma-separated list of policies: without repetitions, in the order of `EVAL_POLICIES`.
+
+    Raises `UserError` for unknown policies.
     """
-    asked = {name.strip() for name in text.split(",")}
-    if unknown := sorted(asked - set(EVAL_POLICIES)):
-        raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(EVAL_POLICIES)}.")
-    return tuple(name for name in EVAL_POLICIES if name in asked)
+    requested = {name.strip() for name in text.split(",")}
+    if unknown := sorted(requested - set(EVAL_POLICIES)):
+        raise UserError(f"--policies has {unknown[0]!r}, which is no policy. Choose from {', '.join(EVAL_POLICIES)}.")
+    return tuple(name for name in EVAL_POLICIES if name in requested)
 
 
 def state_of(run: Path, updates: int | None) -> LearnerState:
-    """The state of a run after `updates` updates, or its newest one that verifies.
+    """Load the state of a run after `updates` updates; None: its newest checkpoint that verifies.
 
-    Raises `UserError` if there is none.
+    Raises `UserError` if the run has no such checkpoint.
     """
-    there = RunFolder(run).checkpoints()
+    checkpoints = RunFolder(run).checkpoints()
     if updates is not None:
-        found = [path for number, path in there if number == updates]
-        if not found:
-            numbers = ", ".join(str(number) for number, _ in there) or "no checkpoint"
-            raise UserError(f"--updates is {updates}, but {run} has {numbers}.")
-        return LearnerState.load(found[0])
-    state = newest_told(there, run)
+        matching = [path for number, path in checkpoints if number == updates]
+        if not matching:
+            numbers = ", ".join(str(number) for number, _ in checkpoints)
+            available = f"checkpoints only after {numbers} updates" if numbers else "no checkpoint yet"
+            raise UserError(f"--updates is {updates}, but {run} has {available}.")
+        return LearnerState.load(matching[0])
+    state = newest_told(checkpoints, run)
     if state is None:
         raise UserError(
-            f"{run} has no checkpoint yet, so it has no policy: the first is written after the first update; wait for "
-            "it, or resume the run if it has stopped."
+            f"{run} has no checkpoint to evaluate yet; the first one is written after the first update. "
+            "Wait for it, or resume the run if it has stopped."
         )
     return state
 
 
 def free_folder(run: Path, updates: int) -> Path:
-    """``eval/updates-000020`` in the run folder, or with the next free number."""
+    """The output folder ``eval/updates-000020`` in the run folder; if it exists, ``…-2``, ``…-3`` and so on."""
     name = f"updates-{updates:06d}"
-    folders = (run / "eval" / each for each in chain([name], (f"{name}-{number}" for number in count(2))))
+    folders = (run / "eval" / candidate for candidate in chain([name], (f"{name}-{number}" for number in count(2))))
     return next(folder for folder in folders if not folder.exists())

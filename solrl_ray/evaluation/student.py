@@ -1,4 +1,4 @@
-"""Student's t distribution: how many standard errors a mean may be off."""
+"""Student's t distribution: quantiles for confidence intervals of a mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ CONFIDENCE = 0.95
 
 
 def student_quantile(freedom: int, mass: float = CONFIDENCE) -> float:
-    """Two-sided point of Student's t for `freedom` >= 1 degrees of freedom: its absolute value is below with `mass`.
+    """Two-sided quantile of Student's t with `freedom` >= 1 degrees of freedom: abs(t) is below it with probability
+    `mass`.
 
     Source: Abramowitz and Stegun 26.7.3 and 26.7.4, closed forms for whole degrees of freedom, inverted by bisection.
     """

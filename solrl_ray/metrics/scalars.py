@@ -1,12 +1,12 @@
-"""A run's scalars for TensorBoard and other trackers.
+"""Scalars of a run for TensorBoard and other trackers.
 
-Their names never change. The step of an iteration is its policy's number of updates, so training and held-out rewards
-share one axis:
+Names never change. The step is the number of updates of the policy that was measured, so that training and held-out
+rewards share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
 * ``rank_fidelity/`` spearman, kendall, side_agreement; only with previews
-* ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
-  clip_fraction
+* ``learning/`` loss, policy_loss, kl, gradient_norm; for objectives with a probability ratio also ratio_mean,
+  ratio_deviation, clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
 * ``counts/`` candidates, dropped, samples, requeued_units, duplicate_results
 """
@@ -36,23 +36,23 @@ SCALARS = {
     "counts/duplicate_results": "duplicate_results",
     "wait_share/weights": "weights_wait",
 }
-"""Name of a curve → field of `IterationMetrics`; a field that is None is not written."""
+"""Name of a curve → field of `IterationMetrics`. Fields that are None are not written."""
 
 
 def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
-    """The scalars of one iteration, by name."""
+    """Name → value of the scalars of one iteration."""
     scalars = {name: getattr(record, field) for name, field in SCALARS.items()}
-    several = {"wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
-    scalars |= {f"{name}/{part}": value for name, parts in several.items() for part, value in parts.items()}
+    per_stage = {"wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
+    scalars |= {f"{name}/{stage}": value for name, values in per_stage.items() for stage, value in values.items()}
     return {name: float(value) for name, value in scalars.items() if value is not None}
 
 
 def evaluation_scalars(record: EvaluationMetrics) -> dict[str, float]:
-    """The scalars of one evaluation, by name."""
+    """Name → value of the scalars of one evaluation."""
     name = f"reward/heldout_{record.policy}"
     return {name: record.reward_mean, f"{name}_stderr": record.reward_stderr}
 
 
 def pictures_name(record: EvaluationMetrics) -> str:
-    """The tag of an evaluation's pictures: one image with a row a prompt."""
+    """Tag of the images of an evaluation: one contact sheet with one row per prompt."""
     return f"heldout/{record.policy}"

@@ -7,6 +7,7 @@ measured. Models that are not listed have no prices.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,17 @@ def shipped_lists() -> list[str]:
 
 
 def price_list(name: str) -> PriceList:
-    """The shipped list called `name`, in any capitalisation, or the one in the file `name`, complete. Raises UserError
-    if there is none.
+    """The price list of a GPU, complete: a shipped one (``h100-80``, ``H100 80``, ``NVIDIA RTX 4090``), or a file.
+
+    ``48GB`` is any GPU with FP8 and so much memory: it answers whether a run fits, and has no prices.
+
+    Raises UserError if there is none.
     """
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GB", name.strip(), re.IGNORECASE):
+        return PriceList(gpu=f"GPU of {size[1]} GB", fastest="fp8", memory_gb=float(size[1]))
     shipped = shipped_lists()
-    path = SHIPPED / f"{name.lower()}.yaml" if name.lower() in shipped else Path(name)
+    known = {_letters(each): each for each in shipped}.get(_letters(name))
+    path = SHIPPED / f"{known}.yaml" if known else Path(name)
     if not path.is_file():
         raise UserError(_no_list(name, shipped))
     found = read_part(path, PriceList)
@@ -96,12 +103,18 @@ def price_list(name: str) -> PriceList:
     return scaled_from(found, price_list(found.like))
 
 
+def _letters(gpu: str) -> str:
+    """A GPU's name without what people write in different ways."""
+    return re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", gpu.lower()).removesuffix("gb")
+
+
 def _no_list(name: str, shipped: Sequence[str]) -> str:
     said, names = f"gpu is {name!r} (--gpu or the cluster's file)", ", ".join(shipped)
     if Path(name).suffix or "/" in name:
         return f"{said}, but there is no such file; name one that is there, or {names}."
     near = problems.nearest(name.lower(), shipped)
-    return f"{said}; it must be one of {names}, or a price list in a file{f'; did you mean {near}?' if near else '.'}"
+    meant = f"; did you mean {near}?" if near else "."
+    return f"{said}; it must be one of {names}, a size such as 48GB, or a price list in a file{meant}"
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:

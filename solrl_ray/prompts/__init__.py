@@ -1,1 +1,1 @@
-"""Prompts: read, imported, chosen, encoded, with their reference pictures."""
+"""Prompts and their reference images: import, reading, choice per iteration, encoding and caching."""

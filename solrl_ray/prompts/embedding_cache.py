@@ -1,4 +1,4 @@
-"""The cache of prompt embeddings on disk: which prompts lack one, reading and writing, damaged files."""
+"""Cache of prompt embeddings on disk. Damaged files are found and removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def embedding_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hex, over name, dtype, shape and bytes of each tensor, in name order."""
+    """SHA-256 (hex) over name, dtype, shape and bytes of each tensor, in the order of names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -33,32 +33,36 @@ def embedding_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 class EmbeddingCache:
-    """Embeddings on disk, one safetensors file a prompt.
+    """Embeddings on disk, one safetensors file per prompt.
 
-    A file's name is a digest of the prompt and of all that fixes the bits of its embedding (weights of the text
-    encoders, tokenizers, sequence length, dtype, device, libraries), so that runs may share a folder. Files appear by
-    rename. They are not synced to the disk: each is verified when it is read, and can be made again.
+    A file name is a digest of the prompt and of everything that determines the bits of its embedding: weights of the
+    text encoders, tokenizers, sequence length, dtype, device and library versions. So runs may share a folder. Files
+    are written under a temporary name and renamed. They are not synced to the disk, because each is verified when it is
+    read and can be computed again.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
-        """`identity`: what `DiffusionModel.text_identity` returns."""
+        """`identity`: the result of `DiffusionModel.text_identity`."""
         self._folder = folder
         self._identity = json.dumps(identity, sort_keys=True)
         self._largest = 0
-        """Bytes of the largest embedding so far."""
+        """Size of the largest embedding so far, in bytes."""
 
     def lacking(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those without a file."""
+        """The prompts that have no file in the cache."""
         return [prompt for prompt in prompts if not self._file(prompt).exists()]
 
     def affordable(self, prompts: Sequence[Prompt], free_gb: float) -> list[Prompt]:
-        """As many of the first as leave this much of the disk free, if embeddings are as large as those so far."""
+        """The first prompts whose embeddings fit on the disk while `free_gb` GB stay free.
+
+        Assumes that each embedding is as large as the largest one so far.
+        """
         make_folder(self._folder)
-        room = free_bytes(self._folder) - free_gb * 1e9
-        return list(prompts[: max(0, int(room // max(1, self._largest)))])
+        available = free_bytes(self._folder) - free_gb * 1e9
+        return list(prompts[: max(0, int(available // max(1, self._largest)))])
 
     def read(self, prompt: Prompt) -> PromptEmbedding | None:
-        """The prompt's embedding; None if there is none. A damaged file is removed, with a warning."""
+        """The embedding of a prompt; None if it is not cached. A damaged file is removed, with a warning."""
         file = self._file(prompt)
         if not file.exists():
             return None
@@ -67,9 +71,9 @@ class EmbeddingCache:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             tensors, expected = load(content), header["__metadata__"]["digest"]
             if embedding_digest(tensors) != expected:
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
         except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
-            logger.warning("embedding of %.60r is encoded again: %s is damaged: %s", prompt.text, file, error)
+            logger.warning("the prompt %.60r is encoded again, because %s is damaged: %s", prompt.text, file, error)
             with suppress(OSError):
                 file.unlink(missing_ok=True)
             return None
@@ -77,7 +81,7 @@ class EmbeddingCache:
         return PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=expected)
 
     def write(self, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> None:
-        """Raises RunError if the disk is full or takes no files."""
+        """Store embeddings. Raises RunError if the disk is full or the folder cannot be written."""
         for prompt, embedding in zip(prompts, embeddings, strict=True):
             tensors = {name: tensor.contiguous() for name, tensor in embedding.tensors.items()}
             content = save(tensors, metadata={"digest": embedding.digest})
@@ -85,10 +89,10 @@ class EmbeddingCache:
             try:
                 replace_file(self._file(prompt), content, synced=False)
             except OSError as error:
-                mend = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+                fix = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix that"
                 raise RunError(
-                    f"embeddings of prompts cannot be written to {self._folder}: {error.strerror}; {mend} and go on "
-                    "with --resume, which encodes only what is missing"
+                    f"embeddings of prompts cannot be written to {self._folder}: {error.strerror}; {fix} and continue "
+                    "with --resume, which encodes only the missing prompts"
                 ) from error
 
     def _file(self, prompt: Prompt) -> Path:

@@ -1,4 +1,4 @@
-"""A prompt with its reference pictures, as a model encodes it."""
+"""Encodes prompts, together with their reference images if the model takes any."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def encode_prompts(
     micro_batch: int = 1,
     files: Sequence[Sequence[bytes]] | None = None,
 ) -> list[dict[str, Tensor]]:
-    """`encode` of prompts, with their reference pictures at the size of the samples if the model has them.
+    """Encode prompts with the model. If the model takes reference images, they are scaled to the size of the samples.
 
-    `files`: the contents of each prompt's pictures; None: they are read.
+    `files`: contents of the image files of each prompt; None: read them.
 
-    Raises `UserError` for a picture that is gone or has changed.
+    Raises `UserError` if an image is missing or has changed.
     """
     texts = [prompt.text for prompt in prompts]
     if not model.config.references:
@@ -31,5 +31,7 @@ def encode_prompts(
     assert isinstance(model, SeesReferences)
     height, width = model.shape.height, model.shape.width
     given = [None] * len(prompts) if files is None else files
-    seen = [torch.from_numpy(pictures(each, height, width, own)) for each, own in zip(prompts, given, strict=True)]
-    return model.encode_seeing(texts, seen, micro_batch)
+    images = [
+        torch.from_numpy(pictures(prompt, height, width, own)) for prompt, own in zip(prompts, given, strict=True)
+    ]
+    return model.encode_seeing(texts, images, micro_batch)

@@ -1,4 +1,4 @@
-"""Reads a run's prompt files, gives prompts their ids, and chooses an iteration's prompts and the shapes of samples."""
+"""Prompt files of a run: reading, prompt ids, choice of the prompts of each iteration, and shapes of samples."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from solrl_ray.records import Address, Prompt, Reference, SampleShape
 from solrl_ray.sampling.noise import permutation, uniform
 
 CHOICE = "prompts"
-"""Purpose of the addresses that choose an iteration's prompts."""
+"""Purpose in the addresses of the random numbers that choose the prompts of an iteration."""
 
 
 def prompt_id(text: str, references: Sequence[Reference] = ()) -> str:
-    """16 hex digits of BLAKE2b-64 over the UTF-8 text and, each after a zero byte, the digests of its pictures."""
+    """Prompt id: 16 hex digits of BLAKE2b-64 over the UTF-8 text and the digests of its reference images.
+
+    A zero byte precedes each digest.
+    """
     whole = "\0".join([text, *(reference.digest for reference in references)])
     return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
 
 
 def negative_prompt(model: Model, seen: Sequence[Reference] = ()) -> Prompt | None:
-    """The prompt of `model.cfg` against which one with the references `seen` is guided; None without guidance."""
+    """The negative prompt of `model.cfg`, with the reference images `seen`; None without classifier-free guidance."""
     text = model.cfg.negative_prompt
     return Prompt(id=prompt_id(text, seen), text=text, references=tuple(seen)) if model.cfg.is_on else None
 
 
 class _Line(NamedTuple):
-    """A prompt, whose reference pictures are not read yet."""
+    """A line of a prompt file, before its reference images are read."""
 
     number: int
     text: str
@@ -53,109 +56,113 @@ def read_prompts(
     seen: int | None = None,
     deadlines: Deadlines | None = None,
 ) -> list[Prompt]:
-    """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
+    """Read a file with one prompt per line or, if its name ends in ``.jsonl``, one object with the key ``text`` per
+    line.
 
-    White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
-    An object may have the key ``resolution``, the shape of the prompt's samples, and the key ``reference``, the paths
-    of pictures, which count from the file's folder. Other keys are ignored. `path` may be ``builtin:…``.
+    White space around a prompt is removed, empty lines are skipped, and a repeated prompt counts once, at its first
+    line. An object may have the key ``resolution`` (the shape of the prompt's samples) and the key ``reference`` (paths
+    of images, relative to the folder of the file). Other keys are ignored. `path` may be ``builtin:…``.
 
     Args:
-        shapes: those that a prompt may name; empty: any.
-        seen: reference pictures that each prompt must have; all their pixels are looked at. None: any number.
-        deadlines: those of the run; `encode` is also that of looking at a picture.
+        key: configuration key to name in errors.
+        shapes: shapes that a prompt may request; empty: any.
+        seen: number of reference images that each prompt must have; the images are decoded to check them. None: any
+            number, without decoding.
+        deadlines: deadlines of the run; ``encode`` also limits the check of one image.
 
-    Raises RunError if a disk hangs; `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or
-    without a prompt, or if a prompt names another shape, or comes with two, or has a picture that cannot be taken
-    (`references.opened`).
+    Raises RunError if a disk hangs. Raises `UserError` naming `key` and the file if the file is missing, not UTF-8,
+    malformed or without prompts, or if a prompt requests an unknown shape or two different ones, or has an image that
+    cannot be used (`references.opened`).
     """
     lines = in_time(lambda: _lines(path, key, shapes), what=f"reading {path}", seconds=READ_SECONDS)
-    place = f"{key}: {resolve(path)}, line "
+    location = f"{key}: {resolve(path)}, line "
     for line in lines:
         if seen is not None and len(line.paths) != seen:
-            raise UserError(_other_number(line, place, seen))
-    named = [(file, f"{place}{line.number}") for line in lines for file in line.paths]
-    found = iter(references.known(named, decode=seen is not None, deadlines=deadlines) if named else ())
+            raise UserError(_wrong_count(line, location, seen))
+    named = [(file, f"{location}{line.number}") for line in lines for file in line.paths]
+    known = iter(references.known(named, decode=seen is not None, deadlines=deadlines) if named else ())
     prompts: dict[str, Prompt] = {}
     for line in lines:
-        own = tuple(next(found) for _ in line.paths)
-        identity = prompt_id(line.text, own)
+        images = tuple(next(known) for _ in line.paths)
+        identity = prompt_id(line.text, images)
         if identity not in prompts:
-            prompts[identity] = Prompt(id=identity, text=line.text, shape=line.shape, references=own)
+            prompts[identity] = Prompt(id=identity, text=line.text, shape=line.shape, references=images)
     return list(prompts.values())
 
 
-def _other_number(line: _Line, place: str, right: int) -> str:
-    """Says that a prompt has another number of reference pictures than the model takes."""
-    mend = f"give each prompt {right} under 'reference'" if right else "leave them out, or take a model that edits"
-    count = len(line.paths)
-    had = counted(count, "reference picture") if count else "no reference picture"
-    return f"{place}{line.number} has {had}, but model.references is {right}; {mend}."
+def _wrong_count(line: _Line, location: str, expected: int) -> str:
+    """The error for a prompt that does not have the number of reference images that the model takes."""
+    fix = f"give each prompt {expected} under 'reference'" if expected else "leave them out, or use an editing model"
+    actual = counted(len(line.paths), "reference image") if line.paths else "no reference image"
+    return f"{location}{line.number} has {actual}, but model.references is {expected}; {fix}."
 
 
 def _lines(path: str, key: str, shapes: Collection[SampleShape]) -> list[_Line]:
-    """The distinct prompts of a file, each at its first place."""
+    """The distinct prompts of a file, each from its first line."""
     file = Path(resolve(path))
     if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
-        raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
-    found: dict[Any, _Line] = {}
+        raise UserError(f"{key} is {path!r}; convert it to prompt files with `solrl prompts import {path}`.")
+    distinct: dict[Any, _Line] = {}
     try:
         check_regular(file)
-        # Line by line: a file of a million prompts is held once. splitlines() would also break at separators that
-        # a prompt may contain.
+        # Read line by line, so that a file of a million prompts is in memory only once. splitlines() would also split
+        # at separators that a prompt may contain.
         with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if number == 1 and (wrong := stand_in(line.encode())):
                     raise UserError(f"{key} is {path!r}, but {file} {wrong}.")
                 if not line.strip():
                     continue
-                place = f"{key}: {file}, line {number}"
-                read = _of_json(line, number, place, file.parent, shapes) if suffix == ".jsonl" else None
+                location = f"{key}: {file}, line {number}"
+                read = _of_json(line, number, location, file.parent, shapes) if suffix == ".jsonl" else None
                 read = read or _Line(number, line.strip())
-                if found.setdefault((read.text, read.paths) if read.paths else read.text, read).shape != read.shape:
-                    raise UserError(f"{place} repeats a prompt with another 'resolution'; a prompt has one shape.")
+                identity = (read.text, read.paths) if read.paths else read.text
+                if distinct.setdefault(identity, read).shape != read.shape:
+                    raise UserError(f"{location} repeats a prompt with another 'resolution'; use the same one.")
     except UnicodeDecodeError:
         utf8_text(file, f"{key} is {path!r}, but {file}")  # names the line
         raise
     except OSError as error:
         raise UserError(
             f"{key} is {path!r}, but {file} cannot be read ({error.strerror})"
-            + ("" if file.is_absolute() else f"; the path counts from this command's folder, {Path.cwd()}")
-            + "; give a text file with one prompt a line, "
-            "or a .jsonl file with one object a line, its prompt under 'text'"
+            + ("" if file.is_absolute() else f"; the path is relative to the current folder, {Path.cwd()}")
+            + "; use a text file with one prompt per line, "
+            "or a .jsonl file with one object per line and its prompt under 'text'"
             + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
-    if not found:
-        raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
-    return list(found.values())
+    if not distinct:
+        raise UserError(f"{key} is {path!r}, but {file} has no prompts.")
+    return list(distinct.values())
 
 
 def two_prompts(
     config: Config, sources: Sources | None = None
 ) -> tuple[tuple[str, str], tuple[tuple[bytes, ...], ...]]:
-    """The first two held-out prompts, or the only one and the first training prompt, for trying a reward: their texts,
-    and the contents of their reference pictures if the model takes some.
+    """Two prompts for trying a reward: the first two held-out prompts, or the only one and the first training prompt.
 
-    Raises `UserError` if a file of prompts or pictures cannot be read.
+    Returns their texts, and the contents of their reference images if the model takes any.
+
+    Raises `UserError` if a prompt file or an image cannot be read.
     """
-    sources, found = sources or Sources(), list[Prompt]()
+    sources, prompts = sources or Sources(), list[Prompt]()
     for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
-        if len(found) < 2:
-            found += read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")
-    first, second = found[:2]
+        if len(prompts) < 2:
+            prompts += read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")
+    first, second = prompts[:2]
     files = (references.contents(first), references.contents(second)) if config.model.references else ()
     return (first.text, second.text), files
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hex) over the prompts' ids, one a line, in their order, with the shapes that their file names."""
+    """SHA-256 (hex) over the prompt ids in their order, one per line, with the shapes that the file requests."""
     lines = (f"{prompt.id} {prompt.shape}" if prompt.shape else prompt.id for prompt in prompts)
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int) -> list[Prompt]:
-    """The prompts of an iteration: the first `count` of an addressed permutation, drawn again each iteration.
+    """The prompts of an iteration: the first `count` of a permutation that depends on run seed and iteration.
 
-    Raises `ValueError` if there are fewer than `count`.
+    Raises `ValueError` if there are fewer than `count` prompts.
     """
     if count > len(prompts):
         raise ValueError(f"an iteration takes {count} prompts, but there are {len(prompts)}")
@@ -164,17 +171,17 @@ def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int)
 
 
 def shape_of(prompt: Prompt, shapes: Sequence[SampleShape], run_seed: int) -> SampleShape:
-    """The shape that the prompt's file names, else one of `shapes`, each with the same probability.
+    """The shape of a prompt's samples: the one that its file requests, else one of `shapes` with equal probability.
 
-    The draw depends on run seed and prompt alone: previews, samples and evaluations of a prompt have one shape, in
-    every iteration.
+    The draw depends only on run seed and prompt, so that previews, samples and evaluations of a prompt have the same
+    shape in every iteration.
 
-    Raises ValueError if the file names a shape that is none of `shapes`.
+    Raises ValueError if the requested shape is not in `shapes`.
     """
     if (named := prompt.shape) is not None:
-        if found := next((shape for shape in shapes if named.is_size_of(shape)), None):
-            return found
-        raise ValueError(f"prompt {prompt.id} names the shape {named}, which is none of model.resolution")
+        if matching := next((shape for shape in shapes if named.is_size_of(shape)), None):
+            return matching
+        raise ValueError(f"prompt {prompt.id} requests the shape {named}, which is not in model.resolution")
     if len(shapes) == 1:
         return shapes[0]
     address = Address(run_seed=run_seed, purpose="sample-shape", prompt_id=prompt.id)
@@ -182,7 +189,7 @@ def shape_of(prompt: Prompt, shapes: Sequence[SampleShape], run_seed: int) -> Sa
 
 
 def json_object(line: str, place: str) -> dict[str, Any]:
-    """The object in one line. Raises UserError, which begins with `place`, if it is none."""
+    """Parse a line with a JSON object. Raises a UserError that begins with `place` if it has none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -193,11 +200,11 @@ def json_object(line: str, place: str) -> dict[str, Any]:
 
 
 def checked_text(value: Any, place: str) -> str:
-    """`value`, if it is text. Raises a UserError that begins with `place` if not."""
+    """Return `value` if it is valid text. Raises a UserError that begins with `place` if not."""
     if not isinstance(value, str):
-        raise UserError(f"{place} holds {value!r:.80}; it must hold a prompt as text.")
+        raise UserError(f"{place} has {value!r:.80}; it must be a prompt as text.")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{place} has half of a surrogate pair, which is no character; write the whole pair.")
+        raise UserError(f"{place} has half of a surrogate pair, which is not a character; write the whole pair.")
     return value
 
 
@@ -218,7 +225,7 @@ def _named_shape(value: Any, place: str, shapes: Collection[SampleShape]) -> Sam
         shape = as_shape(value)
     except ValueError as error:
         raise UserError(f"{place} has the 'resolution' {value!r:.80}; {error}.") from None
-    if shapes and not any(shape.is_size_of(each) for each in shapes):
-        known = ", ".join(f"[{each.height}, {each.width}]" for each in shapes)
+    if shapes and not any(shape.is_size_of(allowed) for allowed in shapes):
+        known = ", ".join(f"[{allowed.height}, {allowed.width}]" for allowed in shapes)
         raise UserError(f"{place} has the 'resolution' {value!r}; it must be one of model.resolution: {known}.")
     return shape

@@ -1,1 +1,1 @@
-"""What a user sees of a run: live terminal view, TensorBoard events, pictures, summary and HTML report."""
+"""Outputs of a run for its user: live terminal view, trackers, images, summary, HTML report and model card."""

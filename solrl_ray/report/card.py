@@ -1,6 +1,6 @@
-"""``solrl push``: the model card of a finished run, and the folder to publish: LoRA, card and pictures.
+"""``solrl push``: the model card of a finished run, and the files to publish: LoRA, model card and images.
 
-It tells nothing about the machine: local paths are reduced to their last name.
+The card reveals nothing about the machine: local paths are reduced to their last part.
 """
 
 from __future__ import annotations
@@ -30,36 +30,39 @@ CARD = "README.md"
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """`FILE` of `solrl_ray.policy.saving`, whose import takes seconds."""
 LONGEST = 512
-"""Limit of a picture's sides, pixels."""
+"""Maximum side of a published image, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
+    """Where to publish on the Hugging Face hub."""
+
     repository: str
-    """``owner/name`` on the hub."""
+    """Repository, ``owner/name``."""
     revision: str | None
-    """A branch; None: the main one."""
+    """Branch; None: the default branch."""
 
 
 def hub_id(model: str) -> str | None:
-    """The hub's id of a checkpoint; None if it is a folder or comes with the package."""
-    place = paths.resolve(model)
-    return place if isinstance(place, str) else None
+    """Hugging Face id of a checkpoint; None for a local folder or a model shipped with the package."""
+    resolved = paths.resolve(model)
+    return resolved if isinstance(resolved, str) else None
 
 
 def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, bytes]:
-    """File → content of what is published.
+    """File name → content of the files to publish.
 
-    `lora`: folder of the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
+    `lora`: folder with the weights, ``lora`` or (with `RunData.at_best`) ``lora_best``.
 
-    Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
+    Raises UserError if the run has not ended or was not evaluated, or if its LoRA file has changed since the summary
+    was written.
     """
     shown, gain = data.shown, data.gain
     if data.summary is None or gain is None:
         done, planned = len(data.iterations), data.config.run.iterations
         raise UserError(
-            f"{data.folder} has not ended: it has made {done} of {planned} iterations; solrl train --resume "
-            f"{data.folder} goes on with it."
+            f"{data.folder} has not ended: it has finished {done} of {planned} iterations. "
+            f"Continue it with solrl train --resume {data.folder}."
         )
     gallery, images = _pictures(data)
     config, named = data.config, hub_id(data.config.model.path)
@@ -70,7 +73,9 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         "card.md",
         metadata=_metadata(named, task),
         title=target.repository.rpartition("/")[2],
-        base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
+        base_name=f"[{named}](https://huggingface.co/{named})"
+        if named
+        else base_name,  # names on the hub need no escaping
         dtype=config.model.dtype,
         base_loaded=named or f"path/to/{model}",
         repository=target.repository,
@@ -85,7 +90,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
         gain=gain,
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
-        pictures=gallery.cards,
+        gallery=gallery.cards,
         drawing=StockCall.of(config),
         lora_digest=data.summary.lora_digest,
         versions=data.summary.versions,
@@ -95,7 +100,7 @@ def contents(data: RunData, target: Target, *, lora: str = "lora") -> dict[str, 
 
 
 def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
-    """The first seed's pictures of each prompt with pictures of both policies; and the files."""
+    """Images of the first seed of each prompt that has images of both policies, and the files to publish with them."""
     files: dict[str, bytes] = {}
 
     def publish(path: Path) -> str:
@@ -118,16 +123,16 @@ def _pictures(data: RunData) -> tuple[Gallery, dict[str, bytes]]:
 def _lora(run: Path, summary: Summary, folder: str) -> bytes:
     name = f"{folder}/{LORA_FILE}"
     file = run / name
-    mend = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
+    fix = "" if folder == "lora_best" else f"; solrl train --resume {run} writes it again"
     if not file.is_file():
-        raise UserError(f"{run} has no {name}{mend}.")
+        raise UserError(f"{run} has no {name}{fix}.")
     if not unchanged(run, name, summary):
-        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written{mend}.")
+        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written{fix}.")
     return read_regular(file)
 
 
 def _metadata(base: str | None, task: str) -> str:
-    """The card's header, YAML, which the hub shows and searches."""
+    """YAML header of the model card, which the hub displays and indexes."""
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",
@@ -138,11 +143,12 @@ def _metadata(base: str | None, task: str) -> str:
 
 
 def _reward(reward: RewardConfig) -> str:
+    """Name of a reward, with its weight if that is not 1."""
     module, colon, function = reward.kind.rpartition(":")
     kind = f"{Path(module).name}:{function}" if colon else reward.kind
     return f"{reward.weight:g} × {kind}" if reward.weight != 1 else kind
 
 
 def _name(path: str) -> str:
-    """The last part of a path or a ``builtin:`` one."""
+    """The last part of a path, also after ``builtin:``."""
     return Path(path.removeprefix(paths.BUILTIN)).name

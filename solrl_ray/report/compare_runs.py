@@ -1,4 +1,4 @@
-"""``solrl report`` of several runs: which reached a held-out reward when, and in how many times fewer GPU-hours."""
+"""``solrl report`` for several runs: when each reached a held-out reward, and how much faster in GPU-hours."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from solrl_ray.report.rendering import digits
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A run compared with the first one."""
+    """A run, compared with the first run."""
 
     run: RunData
     name: str
-    """Made unique by its folder, if needed."""
+    """Name of the run; its folder if several runs have the same name."""
     curve: Curve
     reference: Curve
-    """The first run's."""
+    """Curve of the first run."""
     comparable: bool = True
-    """Its held-out rewards measure what the first run's do."""
+    """True if its held-out rewards were measured like those of the first run."""
 
     @property
     def line(self) -> list[str]:
-        """Cells of its row, as `header`."""
+        """Cells of its row, in the columns of `header`."""
         points, rollout = self.curve.points, self.run.config.rollout
         chosen = f"{rollout.strategy}, {rollout.keep} of {rollout.pool}"
         reward = f"{digits(points[0].reward)} → {digits(points[-1].reward)} after {points[-1].updates:g}"
         return [self.name, self.run.config.objective.kind, chosen, reward, *map(self._reached, SHARES)]
 
     def _reached(self, share: float) -> str:
-        """When it had this share of the reference's gain, and how many times less time that took, or GPU-hours if both
-        have GPUs.
+        """When the run reached this share of the first run's gain.
+
+        Updates and time or GPU-hours, followed by the speed-up over the first run (in GPU-hours if both have GPUs). –
+        if it was not reached.
         """
         if not self.comparable:
             return "–"
@@ -56,26 +58,35 @@ class Compared:
 
 
 def header() -> list[str]:
-    return ["run", "objective", "rollout", "held-out reward", *(f"{share:.0%} of the first's gain" for share in SHARES)]
+    """Names of the columns of `table`."""
+    return [
+        "run",
+        "objective",
+        "rollout",
+        "held-out reward",
+        *(f"{share:.0%} of the first run's gain" for share in SHARES),
+    ]
 
 
 def compare(folders: Sequence[Path]) -> list[Compared]:
-    """Raises UserError: one is not the folder of a run that has begun, or has not been evaluated."""
+    """Compare runs with the first one. Raises UserError if a folder has no run that has begun and been evaluated."""
     runs = [read_run(folder) for folder in folders]
     curves = [Curve.of(run) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
         if not curve.points:
-            raise UserError(f"{run.folder} cannot be compared: its policy has not been evaluated yet.")
+            raise UserError(
+                f"{run.folder} cannot be compared: it has no evaluation of its policy yet. Wait for the first one."
+            )
     names = [run.config.run.name for run in runs]
-    told = [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
+    unique = [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
     return [
         Compared(run, name, curve, curves[0], comparable=not _measured_differently(run, runs[0]))
-        for run, name, curve in zip(runs, told, curves, strict=True)
+        for run, name, curve in zip(runs, unique, curves, strict=True)
     ]
 
 
 def notes(compared: Sequence[Compared]) -> list[str]:
-    """A sentence for each run whose held-out rewards do not measure what the first run's do."""
+    """A sentence for each run whose held-out rewards cannot be compared with those of the first run."""
     first, *others = compared
     differing = {other.name: _measured_differently(other.run, first.run) for other in others}
     return [
@@ -86,27 +97,28 @@ def notes(compared: Sequence[Compared]) -> list[str]:
 
 
 def _measured_differently(run: RunData, other: RunData) -> list[str]:
-    """What two runs were evaluated with and differs."""
+    """Names of the evaluation settings in which two runs differ."""
     mine, others = (
         {
-            "model.path": each.config.model.path,
-            "the shapes of pictures": _shapes(each.config),
-            "rewards": each.config.rewards,
-            "the held-out prompts": {p for e in each.evaluations if e.policy == "base" for p in e.rewards},
-            "evaluation.samples": each.config.evaluation.samples,
-            "evaluation.steps": each.config.evaluation.steps,
-            "the guidance of evaluations": (each.config.evaluated_model.guidance, each.config.evaluated_model.cfg),
+            "model.path": data.config.model.path,
+            "the image sizes": _shapes(data.config),
+            "rewards": data.config.rewards,
+            "the held-out prompts": {p for e in data.evaluations if e.policy == "base" for p in e.rewards},
+            "evaluation.samples": data.config.evaluation.samples,
+            "evaluation.steps": data.config.evaluation.steps,
+            "the guidance of evaluations": (data.config.evaluated_model.guidance, data.config.evaluated_model.cfg),
         }
-        for each in (run, other)
+        for data in (run, other)
     )
     return [key for key in mine if mine[key] != others[key]]
 
 
 def _shapes(config: Config) -> tuple[object, ...]:
-    """What decides the shape of each held-out prompt's pictures: of several shapes one is drawn, by the run's seed."""
+    """The settings that decide the image size of each held-out prompt. Of several sizes, the run seed draws one."""
     shapes = config.model.shapes
     return shapes if len(shapes) == 1 else (*shapes, config.run.seed)
 
 
 def table(compared: Sequence[Compared]) -> str:
-    return plain_table([header(), *(each.line for each in compared)])
+    """The comparison as plain text, one row per run."""
+    return plain_table([header(), *(run.line for run in compared)])

@@ -1,4 +1,4 @@
-"""The results of ``solrl eval``: policies against rewards, as numbers, as a table and as a page with pictures."""
+"""Results of ``solrl eval``: policies × rewards, as JSON, as a text table and as an HTML page with images."""
 
 from __future__ import annotations
 
@@ -25,31 +25,36 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One policy under one reward, over held-out prompts."""
+    """Result of one policy under one reward, over held-out prompts."""
 
     policy: str
     reward: str
     mean: float
+    """Mean over prompts of each prompt's mean reward."""
     stderr: float
-    """Standard error over prompts of the per-prompt means."""
+    """Standard error of `mean` over prompts."""
     gain: float | None
-    """Mean over prompts of the difference to the base, at the same addresses; None without base, or for the base."""
+    """Mean difference to the base at the same addresses; None for the base, or if the base was not evaluated."""
     gain_stderr: float | None
-    """Its standard error over prompts; None with a single prompt."""
+    """Standard error of `gain` over prompts; None with a single prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
+    """All results of one ``solrl eval``."""
+
     run: str
+    """Name of the run."""
     updates: int
+    """Number of updates of the evaluated state."""
     settings: dict[str, Any]
-    """What fixes the samples: prompts, samples, steps, solver, run seed."""
+    """Settings that determine the samples: prompts, number of samples, steps, solver, run seed and guidance."""
     policies: tuple[str, ...]
     rewards: tuple[str, ...]
     cells: tuple[Cell, ...]
-    """Policy by policy, rewards in order."""
+    """One per policy and reward: ordered by policy, then reward."""
     scores: dict[str, dict[str, dict[str, tuple[float, ...]]]]
-    """Policy → reward → prompt id → one score an address."""
+    """Policy → reward → prompt id → one score per address."""
     captions: dict[str, str]
     """Prompt id → text."""
 
@@ -62,17 +67,18 @@ class Comparison:
         *,
         updates: int,
     ) -> Comparison:
+        """Compare results, given as policy → reward → evaluation."""
         base = results.get(BASE)
         cells = []
         for policy, columns in results.items():
-            for reward, found in columns.items():
-                gain = paired_gain(base[reward], found) if base is not None and policy != BASE else None
+            for reward, evaluation in columns.items():
+                gain = paired_gain(base[reward], evaluation) if base is not None and policy != BASE else None
                 cells.append(
                     Cell(
                         policy=policy,
                         reward=reward,
-                        mean=found.reward_mean,
-                        stderr=found.reward_stderr,
+                        mean=evaluation.reward_mean,
+                        stderr=evaluation.reward_stderr,
                         gain=gain.mean if gain else None,
                         gain_stderr=gain.stderr if gain else None,
                     )
@@ -98,7 +104,7 @@ class Comparison:
         )
 
     def line(self) -> str:
-        """What was sampled, in one line."""
+        """One line about the samples: run, updates, prompts, samples per prompt, steps and guidance."""
         s = self.settings
         updates, prompts, samples = (
             counted(count, noun)
@@ -112,7 +118,7 @@ class Comparison:
         )
 
     def rows(self) -> list[list[str]]:
-        """A row a policy, a column a reward."""
+        """Cells as text, with one row per policy and one column per reward."""
         return [[policy, *(_text(c) for c in self.cells if c.policy == policy)] for policy in self.policies]
 
     def table(self) -> str:
@@ -129,11 +135,11 @@ def _text(cell: Cell) -> str:
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:
-    """Write ``evaluation.json``, ``.txt`` and ``.html`` beside the pictures, ``<policy>/<prompt id>-<n>.png``."""
+    """Write ``evaluation.json``, ``.txt`` and ``.html`` next to the images, ``<policy>/<prompt id>-<n>.png``."""
     replace_file(folder / TEXT_FILE, f"{comparison.table()}\n".encode())
     replace_file(folder / JSON_FILE, json.dumps(asdict(comparison), indent=1, ensure_ascii=False).encode())
     rows = (REFERENCE, *comparison.policies)
-    pictures = {row: found for row in rows if (found := picture_paths(folder / row))}
+    pictures = {row: files for row in rows if (files := picture_paths(folder / row))}
     first = comparison.rewards[0]
     scores = {policy: columns[first] for policy, columns in comparison.scores.items()}
     write_page(

@@ -1,4 +1,4 @@
-"""A run's progress by updates and by time: for time to target, and for comparing runs."""
+"""Held-out reward of a run over updates and time, for time-to-target and for comparing runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.rendering import clock
 
 SHARES = (0.5, 0.75, 0.9, 1.0)
-"""Shares of a gain, as targets."""
+"""Targets, as shares of the first run's gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,25 @@ class Point:
 
     updates: float
     seconds: float
-    """Time of the iterations so far, without evaluations and start."""
+    """Wall-clock seconds of the iterations so far, without start-up and evaluations."""
     reward: float
+    """Mean held-out reward."""
     stderr: float
-    """Over prompts."""
+    """Standard error of `reward` over prompts; NaN for an interpolated point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
+    """The held-out evaluations of a run, with the GPUs that it used."""
+
     points: tuple[Point, ...]
-    """By updates; the first is the base."""
+    """Evaluations, ordered by updates; the first is the base model."""
     gpus: float
-    """Of the whole fleet; 0 on CPUs."""
+    """GPUs of the whole fleet; 0 for a run on CPUs."""
 
     @classmethod
     def of(cls, run: RunData) -> Curve:
+        """The curve of a run; without points if it was not evaluated."""
         seconds = list(accumulate((record.seconds["total"] for record in run.iterations), initial=0.0))
         evaluated = {e.iteration: e for e in run.evaluations if e.policy in ("base", "ema")}
         points = [
@@ -46,15 +50,17 @@ class Curve:
 
     @property
     def gain(self) -> float:
-        """The last evaluation minus the base; 0 before there is one."""
+        """Held-out reward of the last evaluation minus that of the base model; 0 without evaluations."""
         return self.points[-1].reward - self.points[0].reward if self.points else 0.0
 
     def time(self, seconds: float) -> str:
-        """The fleet's cost of iterations of `seconds`: GPU-hours, or on CPUs time."""
+        """Format the cost of `seconds` of iterations: GPU-hours of the fleet, or the time for a run on CPUs."""
         return f"{self.gpus * seconds / 3600:.3g} GPU-hours" if self.gpus else clock(seconds)
 
     def reaches(self, reward: float) -> Point | None:
-        """When the policy first had this held-out reward, by linear interpolation between evaluations."""
+        """The point at which the policy first reached this held-out reward, by linear interpolation; None if it never
+        did.
+        """
         if self.points and self.points[0].reward >= reward:
             return self.points[0]
         for one, other in pairwise(self.points):

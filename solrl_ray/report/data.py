@@ -1,4 +1,4 @@
-"""A run folder read back into records: for reports, `solrl status` of a run that is not live, and `solrl push`."""
+"""Reads a run folder into records, for reports, for `solrl push`, and for `solrl status` of a run that is not live."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ ATTESTATIONS_FILE = "attestations.json"
 NOT_RUNNING = "not running"
 STARTING = "starting: waiting for its cluster or its controller"
 _SHOWN = {"base": "base", "final": "ema", "real": "real"}
-"""Name in reports → policy."""
+"""Name in reports → policy of the evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """A run folder in memory; pictures stay on the disk. Each output is a function of it."""
+    """Contents of a run folder, except for the images, which stay on disk. All outputs are functions of this record."""
 
     folder: Path
     config: Config
     config_text: str
     starts: tuple[Start, ...]
-    """When it was begun and resumed."""
+    """Commands that started or resumed the run, oldest first."""
     iterations: tuple[IterationMetrics, ...]
-    """In iteration order; of an iteration repeated after a resume, the last record."""
+    """Metrics in iteration order. For an iteration that was repeated after a resume, the last record."""
     evaluations: tuple[EvaluationMetrics, ...]
-    """By updates, then policy."""
+    """Evaluations, ordered by updates, then policy."""
     attestations: tuple[Attestation, ...]
+    """Attestations of the workers, ordered by worker."""
     events: tuple[Event, ...]
-    """Oldest first."""
+    """All events, oldest first."""
     summary: Summary | None
-    """None while the run has not ended, also if it was extended since."""
+    """Summary of the finished run; None if the run has not ended, or was extended since."""
 
     @property
     def finished(self) -> bool:
@@ -59,13 +60,13 @@ class RunData:
 
     @property
     def shown(self) -> dict[str, EvaluationMetrics]:
-        """The newest evaluation of each policy that a reader sees: ``base``, ``final`` and ``real``, as there are."""
-        found = {name: find_evaluation(self.evaluations, policy) for name, policy in _SHOWN.items()}
-        return {name: record for name, record in found.items() if record}
+        """The newest evaluation of each policy that reports show: ``base``, ``final`` and ``real``, if evaluated."""
+        newest = {name: find_evaluation(self.evaluations, policy) for name, policy in _SHOWN.items()}
+        return {name: record for name, record in newest.items() if record}
 
     @property
     def pictures(self) -> dict[str, dict[PictureKey, Path]]:
-        """Name in `shown` → its pictures; none of an evaluation that kept none."""
+        """Name in `shown` → files of its images (empty if the evaluation kept none); also ``reference``, if any."""
         folder = RunFolder(self.folder).evaluations
         references = picture_paths(RunFolder(self.folder).references)
         return ({REFERENCE: references} if references else {}) | {
@@ -75,18 +76,20 @@ class RunData:
 
     @property
     def gain(self) -> PairedGain | None:
-        """By training; None before the policy was evaluated."""
+        """Gain by training, paired over prompts; None before the trained policy was evaluated."""
         shown = self.shown
         return paired_gain(shown["base"], shown["final"]) if {"base", "final"} <= shown.keys() else None
 
     def at_best(self) -> RunData:
         """The finished run as if it had ended with its best evaluated policy, whose weights are in ``lora_best``.
 
-        Raises UserError: it has not ended, or its summary, of an older version, names none.
+        Raises UserError if the run has not ended, or if an older version wrote its summary without naming a best
+        policy.
         """
         if self.summary is None or self.summary.best_updates is None:
             raise UserError(
-                f"{self.folder} names no best evaluated policy: it has not ended, or is of an older version."
+                f"{self.folder} names no best evaluated policy: the run has not ended, or an older version "
+                "wrote its summary. Leave out --best to take the last policy."
             )
         best = self.summary.best_updates
         digest = self.iterations[best - 1].lora_digest if best else self.config.run.init_digest
@@ -98,18 +101,18 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Reads a run folder, finished or not.
+    """Read the folder of a run, finished or not.
 
-    Raises UserError: `folder` is no run folder, has another format, or a file, which it names, is damaged.
+    Raises UserError if `folder` is not a run folder, has another format, or has a damaged file, which the error names.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
-    places = RunFolder(folder)
-    missing = [path.name for path in (folder / FILE, places.metrics) if not path.is_file()]
+    files = RunFolder(folder)
+    missing = [path.name for path in (folder / FILE, files.metrics) if not path.is_file()]
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     check_format(folder)
-    records = places.read_metrics()
+    records = files.read_metrics()
     iterations = {record.iteration: record for record in records if isinstance(record, IterationMetrics)}
     evaluations = {(r.iteration, r.policy): r for r in records if isinstance(r, EvaluationMetrics)}
     config = load([folder / FILE])
@@ -118,28 +121,29 @@ def read_run(folder: Path) -> RunData:
         folder=folder,
         config=config,
         config_text=(folder / FILE).read_text(encoding="utf-8"),
-        starts=places.starts(),
+        starts=files.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
-        events=places.read_events(),
+        events=files.read_events(),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
     )
 
 
 def stored_progress(folder: Path) -> Progress:
-    """A run's progress from its folder alone, when no process is at work in it.
+    """Progress of a run from its folder alone, when no process is working on it.
 
-    Raises UserError as `read_run`, except for a run that is starting or ended while it was; RunError if its disk hangs.
+    Raises the errors of `read_run`, except for a run that is starting or that ended while starting. Raises RunError if
+    the disk hangs.
     """
-    places = RunFolder(folder)
-    if (folder / FILE).is_file() and not places.metrics.is_file():
-        return in_time(lambda: _start_progress(places), what=f"reading {folder}", seconds=READ_SECONDS)
+    files = RunFolder(folder)
+    if (folder / FILE).is_file() and not files.metrics.is_file():
+        return in_time(lambda: _start_progress(files), what=f"reading {folder}", seconds=READ_SECONDS)
     run = in_time(lambda: read_run(folder), what=f"reading {folder}", seconds=READ_SECONDS)
     done, planned = len(run.iterations), run.config.run.iterations
     return Progress(
         run=run.config.run.name,
-        state="done" if run.finished else STARTING if places.lock.held else NOT_RUNNING,
+        state="done" if run.finished else STARTING if files.lock.held else NOT_RUNNING,
         iteration=done,
         iterations=planned,
         stages={"iterations": (done, planned)},
@@ -152,37 +156,39 @@ def stored_progress(folder: Path) -> Progress:
     )
 
 
-def _start_progress(places: RunFolder) -> Progress:
-    """Progress of a run without measurements."""
-    check_format(places.path)
-    config, starts = load([places.path / FILE]), places.starts()
+def _start_progress(files: RunFolder) -> Progress:
+    """Progress of a run that has no metrics yet."""
+    check_format(files.path)
+    config, starts = load([files.path / FILE]), files.starts()
     commands = [
-        Event(time=start.when, iteration=0, kind="note", what=f"begun on {start.host} by: {start.command}")
+        Event(time=start.when, iteration=0, kind="note", what=f"started on {start.host} with: {start.command}")
         for start in starts[-1:]
     ]
-    ended = NOT_RUNNING if places.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
+    ended = NOT_RUNNING if files.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
     return Progress(
         run=config.run.name,
-        state=STARTING if places.lock.held else ended,
+        state=STARTING if files.lock.held else ended,
         iteration=0,
         iterations=config.run.iterations,
-        events=(*commands, *places.read_events()[1 - EVENTS_SHOWN :]),
+        events=(*commands, *files.read_events()[1 - EVENTS_SHOWN :]),
     )
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a run folder. Raises UserError: it is missing, not JSON or lacks a field."""
-    path, mend = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
+    """Read the summary of a run. Raises UserError if it is missing, is not JSON or lacks a field."""
+    path, fix = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
     try:
-        return as_record(Summary, parse(read_regular(path)), f"{path} ({mend})")
+        return as_record(Summary, parse(read_regular(path)), f"{path} ({fix})")
     except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}; {mend}.") from error
+        raise UserError(f"{path} is damaged: {error}; {fix}.") from error
 
 
 def read_attestations(path: Path) -> tuple[Attestation, ...]:
-    """A run's attestations, by worker; none if the file is missing. Raises UserError if it is damaged."""
+    """Read the attestations of a run, ordered by worker; empty if the file is missing. Raises UserError if it is
+    damaged.
+    """
     if not path.is_file():
         return ()
     return tuple(sorted(read_record(path, list[Attestation], "remove it"), key=lambda record: record.worker))

@@ -1,4 +1,4 @@
-"""Pictures on the disk: image tensors to PNG files and back, contact sheets, and of videos a strip and a small clip."""
+"""Image files: PNG files of samples, contact sheets, and for videos a strip of frames and a small clip."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from solrl_ray.errors import UserError
 from solrl_ray.prompts.references import pictures as seen_pictures
 from solrl_ray.records import Prompt, SampleShape
 
-if TYPE_CHECKING:  # takes seconds; finding pictures does not need it
+if TYPE_CHECKING:  # importing torch takes seconds; listing files does not need it
     import torch
 
 PictureKey = tuple[str, int]
-"""(prompt id, sample number): the fixed address of a picture."""
+"""(prompt id, sample number): fixed address of an image."""
 REFERENCE = "reference"
-"""Name of the row, and in an evaluation's folder of the folder, of prompts' reference pictures."""
+"""Name of the row with the reference images of prompts, and of their folder in an evaluation."""
 LARGEST = 256
-"""Longest side of a picture in a contact sheet, and of a clip, pixels; larger ones are reduced."""
+"""Longest side of an image in a contact sheet, and of a clip, in pixels; larger ones are scaled down."""
 ENLARGED = 96
-"""Pictures are enlarged by a whole number to at least this width, pixels."""
+"""Images narrower than this many pixels are enlarged by the largest whole factor that keeps them within it."""
 VIDEO = 4
-"""Dimensions of a video [3, T, H, W]."""
+"""Number of dimensions of a video tensor [3, T, H, W]."""
 STRIP_FRAMES = 5
+"""Frames in the strip of a video."""
 MOST_FRAMES = 33
-"""Frames of a clip at most; of longer videos every second, third, … for as many times as long."""
+"""Maximum number of frames in a clip. Longer videos keep every n-th frame, each shown n times as long."""
 CLIP_SUFFIX = ".webp"
 GAP = 2
-"""Space between the pictures of a contact sheet and around it, pixels."""
+"""Space between and around the images of a contact sheet, in pixels."""
 
 
 def eight_bits(image: torch.Tensor) -> torch.Tensor:
-    """What files keep: uint8, on the CPU. Floats are clipped to [0, 1], uint8 stays as it is."""
+    """Convert to uint8 on the CPU, as stored in files. Floats are clipped to [0, 1]; uint8 is unchanged."""
     if not image.is_floating_point():
         return image.cpu()
     return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()
 
 
 def strip(video: torch.Tensor) -> torch.Tensor:
-    """Evenly spaced frames of a video [3, T, H, W] side by side: [3, H, n · W]."""
+    """Evenly spaced frames of a video [3, T, H, W], side by side: [3, H, n · W]."""
     return video[:, evenly_spaced(video.shape[1], STRIP_FRAMES)].permute(0, 2, 1, 3).flatten(2)
 
 
 def encode_clip(video: torch.Tensor, fps: int) -> bytes:
-    """A video [3, T, H, W], in [0, 1] or uint8, as animated WebP, which repeats for ever."""
+    """Encode a video [3, T, H, W], float in [0, 1] or uint8, as an animated WebP that loops forever."""
     every = -(-video.shape[1] // MOST_FRAMES)
     levels = eight_bits(video[:, ::every])
     frames = [Image.fromarray(frame.contiguous().numpy()) for frame in levels.permute(1, 2, 3, 0)]
@@ -64,8 +65,10 @@ def encode_clip(video: torch.Tensor, fps: int) -> bytes:
 
 
 def to_picture(image: torch.Tensor) -> Image.Image:
-    """float32 [3, H, W] in [0, 1] → eight bits a channel; values outside the range are clipped. Of a video [3, T, H, W]
-    (or uint8) a strip of frames.
+    """Convert a tensor to an image with eight bits per channel.
+
+    `image`: float32 [3, H, W] in [0, 1] (values outside are clipped), or a video [3, T, H, W], float32 or uint8, which
+    becomes a strip of frames.
     """
     if image.ndim == VIDEO:
         image = strip(image)
@@ -73,14 +76,16 @@ def to_picture(image: torch.Tensor) -> Image.Image:
 
 
 def encode_png(picture: Image.Image) -> bytes:
+    """Encode an image as PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
 
 
 def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor], fps: int = 16) -> None:
-    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each atomically. Of a video
-    [3, T, H, W] (or uint8) it is a strip of frames, and ``.webp`` is the clip.
+    """Write each image, float32 [3, H, W] in [0, 1], to ``<prompt id>-<sample>.png``, each file atomically.
+
+    For a video [3, T, H, W], float32 or uint8, the PNG file is a strip of frames, and ``.webp`` is a clip at `fps`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for (prompt_id, sample), image in sorted(pictures.items()):
@@ -91,44 +96,44 @@ def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor], fps
 
 
 def save_references(folder: Path, prompts: Sequence[Prompt], shape: SampleShape) -> None:
-    """Writes the reference pictures of prompts as models see them, named as by `save_pictures`, once.
+    """Write the reference images of prompts as the model sees them, with the names of `save_pictures`.
 
-    Raises UserError for a picture that is gone or has changed.
+    Prompts whose files exist are skipped. Raises UserError if a reference image is missing or has changed.
     """
     for prompt in (prompt for prompt in prompts if prompt.references):
-        places = [folder / f"{prompt.id}-{n}.png" for n in range(len(prompt.references))]
-        if all(place.exists() for place in places):
+        files = [folder / f"{prompt.id}-{n}.png" for n in range(len(prompt.references))]
+        if all(file.exists() for file in files):
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        for place, pixels in zip(places, seen_pictures(prompt, shape.height, shape.width), strict=True):
-            replace_file(place, encode_png(Image.fromarray(pixels.transpose(1, 2, 0))))
+        for file, pixels in zip(files, seen_pictures(prompt, shape.height, shape.width), strict=True):
+            replace_file(file, encode_png(Image.fromarray(pixels.transpose(1, 2, 0))))
 
 
 def picture_paths(folder: Path) -> dict[PictureKey, Path]:
-    """The pictures of `save_pictures` in `folder`, by key, in key order; none if there is no folder.
+    """Address → file of the images that `save_pictures` wrote to `folder`, in order; empty if the folder is missing.
 
     Raises UserError for a PNG file whose name is not ``<prompt id>-<sample>.png``.
     """
-    found: dict[PictureKey, Path] = {}
+    files: dict[PictureKey, Path] = {}
     for path in folder.glob("*.png"):
         prompt_id, dash, sample = path.stem.rpartition("-")
         if not dash or not prompt_id or not sample.isdecimal():
-            raise UserError(f"{path} is not named <prompt id>-<sample>.png; it must be elsewhere.")
-        found[prompt_id, int(sample)] = path
-    return dict(sorted(found.items()))
+            raise UserError(f"{path} is not named <prompt id>-<sample>.png; move it to another folder.")
+        files[prompt_id, int(sample)] = path
+    return dict(sorted(files.items()))
 
 
 def clip_of(picture: Path) -> Path | None:
-    """The clip beside a strip's file; None beside a picture's."""
+    """The clip that belongs to the strip of a video; None for an image."""
     clip = picture.with_suffix(CLIP_SUFFIX)
     return clip if clip.is_file() else None
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Lays out pictures, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
+    """Lay out images, float32 [3, h, w] in [0, 1], or strips of videos, in rows, which may differ in length.
 
-    Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing; all by the same
-    factor, which the frames of a strip decide. Those of different shapes have white beside them.
+    All images are scaled by the same factor: large ones down by area averaging, small ones up by a whole number without
+    smoothing. For videos, the size of a frame decides the factor. Images of different sizes are padded with white.
     """
     pictures = [[to_picture(image) for image in row] for row in rows]
     images = [image for row in rows for image in row]

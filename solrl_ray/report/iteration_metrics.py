@@ -1,4 +1,4 @@
-"""The metrics record of a finished iteration, from the stages' reports."""
+"""Assembles the metrics record of a finished iteration from the reports of its stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solrl_ray.scheduling.iteration_state import IterationSummary, staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
-"""Fields copied from the update's metrics, under the same names."""
+"""Fields that are copied from `UpdateMetrics` under the same names."""
 
 
 def iteration_metrics(
@@ -35,20 +35,23 @@ def iteration_metrics(
     reward_costs: Mapping[str, int] | None = None,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
-    """The record of an iteration, except for the digest of its LoRA, which follows from the state after it.
+    """The record of an iteration, without `lora_digest`, which is computed later from the state after the update.
 
     Args:
-        summary: the selector's end of the iteration.
-        rewards: rewards of each prompt's samples, as learned from, in prompt and selection order.
-        publication: of the revision that explored.
-        requeued: units that went to another worker because an answer was lost or refused.
+        summary: the selector's summary of the iteration.
+        rewards: rewards of the samples trained on, per prompt, in prompt and selection order.
+        update: metrics of the update.
+        seconds: wall-clock seconds per stage.
+        busy_seconds: compute seconds per stage, summed over workers.
+        publication: metrics of publishing the exploring revision.
+        requeued: units given to another worker because a result was lost or refused.
         reward_costs: use of reward servers and judges.
         weights_wait: share of the explorers' time spent waiting for weights.
     """
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)
     compared = np.array(summary.rewards, dtype=np.float64)
-    # Of the chosen seeds, [prompts, K], in prompt and selection order.
+    # Proxy rewards of the selected seeds, [prompts, K], in prompt and selection order.
     proxies = np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)
     fidelity = None if is_one_stage(config) else rank_fidelity(proxies, compared)
     rollout, counts = config.rollout, summary.counts
@@ -86,5 +89,5 @@ def iteration_metrics(
 
 
 def _constant_rows(rewards: np.ndarray) -> int:
-    """Rows of [prompts, K] that have one value."""
+    """Number of rows of `rewards`, [prompts, K], in which all values are equal."""
     return int((rewards.min(axis=1) == rewards.max(axis=1)).sum())

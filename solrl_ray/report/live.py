@@ -1,4 +1,4 @@
-"""The live view of a run: a panel that refreshes on a terminal, plain lines elsewhere (logs, pipes)."""
+"""Live view of a run: a panel that refreshes on a terminal, plain lines elsewhere (logs, pipes)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 from solrl_ray.common import output
+from solrl_ray.config.problems import counted
 from solrl_ray.metrics.records import EVENTS_SHOWN, Event, Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 30
-"""Number of iterations in a sparkline, the newest ones: this fits a terminal of 80 columns."""
+"""Number of newest iterations in a sparkline; fits a terminal with 80 columns."""
 WORKERS_SHOWN = 8
 NOTES_SHOWN = 4
 QUIET_SECONDS = 30.0
-"""Seconds without a log line after which the next one says how far the stages are, and what starting actors do."""
+"""Seconds without a log line, after which a line reports the progress of the stages and of starting actors."""
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """The newest `width` values as one character each, scaled from their least to their greatest.
+    """Draw the newest `width` values as one character each, scaled from their minimum to their maximum.
 
-    Values that are not finite are a space; equal values have half height.
+    Values that are not finite become a space; if all values are equal, the bars have half height.
     """
     shown = values[-width:]
     finite = [value for value in shown if math.isfinite(value)]
@@ -47,29 +48,29 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``; ``-:--`` for a value that is negative or not finite."""
+    """Format seconds as ``m:ss`` or ``h:mm:ss``; ``-:--`` if negative or not finite."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{whole_seconds:02d}" if hours else f"{minutes}:{whole_seconds:02d}"
 
 
 def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
-    """The panel of a snapshot taken `since_update` seconds ago; its clocks run on by that."""
+    """The panel for a snapshot taken `since_update` seconds ago; its clocks are advanced by that time."""
     elapsed = duration(progress.elapsed + since_update)
-    parts: list[RenderableType] = [_headline(progress, since_update), Text(), _stages(progress)]
+    blocks: list[RenderableType] = [_headline(progress, since_update), Text(), _stages(progress)]
     numbers = _numbers(progress)
     if numbers.row_count:
-        parts += [Text(), numbers]
+        blocks += [Text(), numbers]
     if progress.alarm:
-        parts += [Text(), Text(f"warning: {progress.alarm}", style="bold red")]
+        blocks += [Text(), Text(f"warning: {progress.alarm}", style="bold red")]
     if progress.workers or progress.notes:
-        parts += [Text(), _workers(progress)]
+        blocks += [Text(), _workers(progress)]
     if progress.events:
-        parts += [Text(), *(Text(_dated(event), style="yellow") for event in progress.events[-EVENTS_SHOWN:])]
+        blocks += [Text(), *(Text(_dated(event), style="yellow") for event in progress.events[-EVENTS_SHOWN:])]
     return Panel(
-        Group(*parts),
+        Group(*blocks),
         title=f"[bold]{escape(progress.run)}[/]",
         subtitle=f"elapsed {elapsed}",
         title_align="left",
@@ -87,7 +88,7 @@ def _dated(event: Event) -> str:
 def _headline(progress: Progress, since_update: float) -> Text:
     shown = min(progress.iteration + 1, progress.iterations)
     line = Text.assemble((f"iteration {shown} of {progress.iterations}", "bold"), "   ", (progress.state, "cyan"))
-    if progress.remaining is not None and progress.state != "done":  # an estimate, seldom 0 at the end
+    if progress.remaining is not None and progress.state != "done":  # the estimate is rarely exactly 0 at the end
         line.append(f"   about {duration(max(0.0, progress.remaining - since_update))} left")
     return line
 
@@ -132,7 +133,10 @@ def _workers(progress: Progress) -> Table:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True, overflow="ellipsis")
     others = {name: state for name, state in progress.workers.items() if name not in progress.notes}
-    workers = [*sorted(progress.notes.items()), *sorted(others.items())]  # first those that the run may wait for
+    workers = [
+        *sorted(progress.notes.items()),
+        *sorted(others.items()),
+    ]  # first the workers that the run may be waiting for
     for name, state in workers[:WORKERS_SHOWN]:
         table.add_row(Text(name), Text(state))
     if len(workers) > WORKERS_SHOWN:
@@ -141,10 +145,10 @@ def _workers(progress: Progress) -> Table:
 
 
 class PlainLines:
-    """Turns snapshots, each with the events since the one before, into log lines: each event, new state, evaluation and
-    finished iteration once.
+    """Turns snapshots of a run into log lines.
 
-    In between, an occasional line says how far the run is, if that has changed.
+    Each event, new state, evaluation and finished iteration becomes one line. In quiet periods, a line reports the
+    progress every `QUIET_SECONDS` if it has changed. Each snapshot must have the events since the previous one.
     """
 
     def __init__(self) -> None:
@@ -152,34 +156,35 @@ class PlainLines:
         self._iterations = 0
         self._evaluations = 0
         self._between = ""
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
     def lines(self, progress: Progress) -> list[str]:
-        """News since the last snapshot; a repeated state is told only once.
+        """Log lines for the news since the previous snapshot. Each state is logged only the first time.
 
-        Of the iterations and evaluations before a resume, only the newest is told.
+        After a resume, only the latest earlier iteration and evaluation are logged.
         """
-        made = len(progress.train_rewards)
-        if progress.remaining is None and made > self._iterations:  # there was no pace yet when they were made
-            self._iterations = made - 1
+        finished = len(progress.train_rewards)
+        if progress.remaining is None and finished > self._iterations:  # no pace yet: they are from before a resume
+            self._iterations = finished - 1
             self._evaluations = max(self._evaluations, len(progress.heldout) - 1)
         news = list(progress.messages)
         for number in range(self._iterations, len(progress.train_rewards)):
             news.append(self._iteration(progress, number))
         self._iterations = max(self._iterations, len(progress.train_rewards))
         for updates, policy, mean, stderr in progress.heldout[self._evaluations :]:
-            name = policy if policy in ("base", "real") else f"after {updates}"
-            news.append(f"held-out reward: {name} {mean:.3f} ± {stderr:.3f}")
+            names = {"base": "of the base model", "real": "of real images"}
+            name = names.get(policy, f"after {counted(updates, 'update')}")
+            news.append(f"held-out reward {name}: {mean:.3f} ± {stderr:.3f}")
         self._evaluations = max(self._evaluations, len(progress.heldout))
         if progress.state not in self._states:
             self._states.add(progress.state)
             news.append(progress.state)
         between = _between(progress)
-        if not news and between != self._between and progress.elapsed - self._told_at >= QUIET_SECONDS:
+        if not news and between != self._between and progress.elapsed - self._logged_at >= QUIET_SECONDS:
             self._between = between
             news += [between] if between else []
         if news:
-            self._told_at = progress.elapsed
+            self._logged_at = progress.elapsed
         return [f"[{duration(progress.elapsed):>7}] {line}" for line in news]
 
     def _iteration(self, progress: Progress, number: int) -> str:
@@ -193,46 +198,53 @@ class PlainLines:
 
 
 def _between(progress: Progress) -> str:
-    """``exploring · explore 3/12 · regenerate 1/12``; empty if no stage is under way and nobody is starting."""
+    """Progress line, ``exploring · explore 3/12 · regenerate 1/12``; empty if no stage is running and no actor
+    starting.
+    """
     under_way = [f"{stage} {done}/{total}" for stage, (done, total) in progress.stages.items() if done < total]
     under_way += [_notes(progress.notes)] if progress.notes else []
     return " · ".join([progress.state, *under_way]) if under_way else ""
 
 
 def _notes(notes: Mapping[str, str]) -> str:
-    """``learner-0: loading transformer; explorer-0 and 7 more: loading the reward clipscore``."""
-    alike: dict[str, list[str]] = {}
+    """Notes with actors grouped: ``learner-0: loading transformer; explorer-0 and 7 more: loading the reward
+    clipscore``.
+    """
+    by_note: dict[str, list[str]] = {}
     for name, words in sorted(notes.items()):
-        alike.setdefault(words, []).append(name)
-    told = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {words}" for words, names in alike.items()]
-    return "; ".join([*told[:NOTES_SHOWN], *([f"and {len(told) - NOTES_SHOWN} others"] * (len(told) > NOTES_SHOWN))])
+        by_note.setdefault(words, []).append(name)
+    lines = [
+        f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {words}" for words, names in by_note.items()
+    ]
+    hidden = len(lines) - NOTES_SHOWN
+    return "; ".join([*lines[:NOTES_SHOWN], *([f"and {hidden} others"] * (hidden > 0))])
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """A run goes on when nobody reads its output any more."""
+        """Drop further output, so that the run continues when the reader of its output has gone."""
         output.drop()
 
 
 class LiveView:
     """Shows snapshots of a live run.
 
-    On a terminal, one panel is redrawn in place, and its last state stays; elsewhere each piece of news is one plain
-    line. Text printed by others while the view is open appears above the panel.
+    On a terminal, one panel is redrawn in place, and its last state stays. Elsewhere, each event is one plain line.
+    Other text that is printed while the view is open appears above the panel.
 
     >>> with LiveView() as view:  # doctest: +SKIP
     ...     view.update(progress)
     """
 
     def __init__(self, console: Console | None = None, *, plain: bool = False) -> None:
-        """`plain`: lines on a terminal too."""
+        """`plain`: print lines on a terminal too."""
         self._console = console or _Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None
         self._events: tuple[Event, ...] = ()
-        """The newest, for the panel."""
+        """The newest events, for the panel."""
         self.seen = 0
-        """Events so far: the number from which on the next snapshot should have them."""
+        """Number of events shown so far; the next snapshot should have the events from this number on."""
         self._updated = time.monotonic()
         live = Live(console=self._console, get_renderable=self._current, vertical_overflow="ellipsis")
         self._live = live if self._console.is_terminal and not plain else None
@@ -244,11 +256,11 @@ class LiveView:
 
     def __exit__(self, *ended: object) -> None:
         if self._live is not None:
-            with output.lost_if_refused():  # such as a terminal that is gone
+            with output.lost_if_refused():  # for example, the terminal was closed
                 self._live.stop()
 
     def update(self, progress: Progress) -> None:
-        """Shows a new snapshot, whose events begin with number `seen`; cheap, may be called many times a second."""
+        """Show a new snapshot, whose events begin with number `seen`. Cheap: may be called many times per second."""
         self.seen += len(progress.events)
         self._events = (*self._events, *progress.events)[-EVENTS_SHOWN:]
         self._progress, self._updated = replace(progress, events=self._events), time.monotonic()

@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained HTML page, made only from the files of a run folder."""
+"""``report.html``: a self-contained HTML page about a run, made only from the files of its run folder."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from solrl_ray.report.summary import all_warnings, finite_mean, gap_closed, run_
 
 REPORT_FILE = "report.html"
 EVENTS = 100
-"""The newest events, which the page lists."""
+"""Number of newest events that the page lists."""
 
 
 def build(run_folder: Path) -> Path:
-    """Writes ``report.html`` into a run folder, finished or not; returns its path.
+    """Write ``report.html`` into the folder of a run, finished or not; returns its path.
 
-    The page needs no network and no JavaScript: styles and plots are inline, pictures are data URIs.
+    The page needs no network and no JavaScript: styles and plots are inline, images are data URIs.
 
-    Raises UserError: `run_folder` is not the folder of a run that has begun, or one of its files is damaged.
+    Raises UserError if `run_folder` is not the folder of a run that has begun, or if one of its files is damaged.
     """
     data = read_run(Path(run_folder))
     path = data.folder / REPORT_FILE
@@ -96,40 +96,40 @@ def _values(data: RunData) -> dict[str, Any]:
 
 
 def _line(config: Config) -> str:
-    """Model and training, in one line."""
+    """Model, reward, rollout, sampling and seed in one line."""
     rollout, pool = config.rollout, pool_sampling(config)
     rewards = " + ".join(reward.kind for reward in config.rewards)
     chosen = selection_rules.describe(rollout.selection, rollout.keep, rollout.pool)
-    sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"
+    sampled = f"samples: {rollout.regenerate.steps} steps in {pool.tier}"
     if not is_one_stage(config):
-        samples = f"samples {rollout.regenerate.steps} steps in {config.model.dtype}"
-        pruned = f", {pool.kept} of {pool.pool} beyond step {pool.pruning.after}" if pool.pruning else ""
-        sampled = f"previews {pool.steps} steps in {pool.tier}{pruned}, {samples}"
+        samples = f"samples: {rollout.regenerate.steps} steps in {config.model.dtype}"
+        pruned = f", {pool.kept} of {pool.pool} continued after step {pool.pruning.after}" if pool.pruning else ""
+        sampled = f"previews: {pool.steps} steps in {pool.tier}{pruned} · {samples}"
     return (
-        f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
-        f"{chosen} · {sampled} · {_guidance(config)}run seed {config.run.seed}"
+        f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts per iteration"
+        f", {chosen} · {sampled} · {_guidance(config)}run seed {config.run.seed}"
     )
 
 
 def _guidance(config: Config) -> str:
     samples, evaluations = config.model.describe_guidance(), config.evaluated_model.describe_guidance()
-    other = f", of evaluations {evaluations or 'none'}" if evaluations != samples else ""
+    other = f" (evaluations: {evaluations or 'none'})" if evaluations != samples else ""
     return f"guidance {samples or 'none'}{other} · " if samples or evaluations else ""
 
 
 def _best(data: RunData) -> str:
-    """A sentence on ``lora_best``, if the best evaluated policy is not the last one."""
+    """A sentence about ``lora_best``, if the best evaluated policy is not the last one; else empty."""
     top, final = stability.best(data.evaluations, trained=True), data.shown.get("final")
     if top is None or top is final or not (data.folder / "lora_best").is_dir():
         return ""
     return (
-        f"lora_best, beside lora, is the policy after {top.iteration} updates, the best evaluated one: "
-        f"{digits(top.reward_mean)} ± {digits(top.reward_stderr)}."
+        f"The folder lora_best has the best evaluated policy, after {counted(top.iteration, 'update')}: "
+        f"held-out reward {digits(top.reward_mean)} ± {digits(top.reward_stderr)}."
     )
 
 
 def _drawn(data: RunData, curve: Curve) -> dict[str, str]:
-    """Name → SVG of all plots."""
+    """Name → SVG of each plot for which the run has data."""
     drawn, gain = {}, data.gain
     if curve.points:
         real = data.shown.get("real")

@@ -1,4 +1,4 @@
-"""Pictures on fixed prompts and seeds, for comparison: one card per prompt, one row per policy, one column per seed."""
+"""Image comparison on fixed prompts and seeds: one box per prompt, one row per policy, one column per seed."""
 
 from __future__ import annotations
 
@@ -18,33 +18,43 @@ from solrl_ray.report.grids import CLIP_SUFFIX, PictureKey, clip_of
 from solrl_ray.report.rendering import digits
 
 LARGEST = 320
-"""Longest side of an embedded picture, pixels; larger ones are reduced."""
+"""Longest side of an embedded image, in pixels; larger images are scaled down."""
 LOSSLESS = 128
-"""Pictures up to this side are embedded as PNG, larger ones as JPEG."""
+"""Images with sides up to this many pixels are embedded as PNG, larger ones as JPEG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
+    """An image or video in the gallery."""
+
     uri: str
-    """Where it is."""
+    """Address of the image, or of the clip of a video."""
     alt: str
+    """Alternative text."""
     score: str
+    """Reward, formatted; – if unknown."""
     strip: str = ""
-    """Where frames of a video are; `uri` is its clip then."""
+    """Address of the strip with frames of a video; empty for an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPictures:
+    """Images of all policies for one prompt."""
+
     caption: str
+    """Text of the prompt."""
     means: list[str]
-    """Mean score of each policy."""
+    """Mean score of each policy, formatted with its name."""
     rows: dict[str, list[Picture | None]]
-    """Policy → its pictures by seed; None where it has none."""
+    """Policy → its images, one per seed; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
+    """Images of several policies for several prompts."""
+
     cards: list[PromptPictures]
+    """One per prompt that has images."""
 
     @classmethod
     def of(
@@ -55,51 +65,52 @@ class Gallery:
         score: str = "reward",
         embed: Callable[[Path], str] | None = None,
     ) -> Gallery:
-        """Arrange pictures in one row per policy.
+        """Arrange images with one row per policy.
 
         Args:
-            captions: prompt id → text, in order; prompts without pictures are left out.
-            pictures: policy → picture of an address.
-            scores: policy → prompt id → one score an address.
-            score: what the scores are.
-            embed: address of a picture; None: `data_uri`.
+            captions: prompt id → text, in the order to show; prompts without images are left out.
+            pictures: policy → address (prompt id, sample) → file of the image.
+            scores: policy → prompt id → one score per address.
+            score: name of the score, for the alternative text.
+            embed: function from the file of an image to its URI; None: `data_uri`.
         """
         cards = []
         for prompt, caption in captions.items():
-            known = {policy: found[prompt] for policy, found in scores.items() if found.get(prompt)}
-            samples = sorted({n for found in pictures.values() for owner, n in found if owner == prompt})
+            known = {policy: rewards[prompt] for policy, rewards in scores.items() if rewards.get(prompt)}
+            samples = sorted({n for files in pictures.values() for owner, n in files if owner == prompt})
             rows: dict[str, list[Picture | None]] = {}
-            for policy, found in pictures.items():
+            for policy, files in pictures.items():
                 row: list[Picture | None] = []
                 for n in samples:
                     value = digits(known[policy][n]) if n < len(known.get(policy, ())) else "–"
                     alt = f"{policy}, sample {n}, {score} {value}"
-                    path = found.get((prompt, n))
+                    path = files.get((prompt, n))
                     row.append(None if path is None else _picture(path, alt, value, embed or data_uri))
                 if any(row):
                     rows[policy] = row
             if rows:
-                means = [f"{policy} {digits(math.fsum(each) / len(each))}" for policy, each in known.items()]
+                means = [f"{policy} {digits(math.fsum(values) / len(values))}" for policy, values in known.items()]
                 cards.append(PromptPictures(caption, means, rows))
         return cls(cards)
 
     @classmethod
     def of_run(cls, data: RunData) -> Gallery:
-        """Before and after training; no cards if the run kept no pictures."""
+        """Images before and after training; no boxes if the run kept no images."""
         evaluated = {prompt: prompt for record in data.evaluations for prompt in record.rewards}
         pictures = data.pictures
-        kept = {prompt: prompt for found in pictures.values() for prompt, _ in found}
+        kept = {prompt: prompt for files in pictures.values() for prompt, _ in files}
         texts = {prompt: text for record in data.evaluations for prompt, text in record.captions.items()}
         captions = {prompt: texts.get(prompt, prompt) for prompt in evaluated | kept}
         return cls.of(captions, pictures, {name: record.rewards for name, record in data.shown.items()})
 
     @property
     def columns(self) -> int:
+        """Number of columns: the largest number of seeds of a row, at least 1."""
         return max((len(row) for card in self.cards for row in card.rows.values()), default=1)
 
     @property
     def small(self) -> bool:
-        """Whether pictures are so small that pixels should show."""
+        """True if all images are so small that they should be enlarged without smoothing."""
         shown = [picture for card in self.cards for row in card.rows.values() for picture in row if picture]
         return all(picture.uri.startswith("data:image/png") for picture in shown)
 
@@ -110,16 +121,17 @@ def _picture(path: Path, alt: str, score: str, embed: Callable[[Path], str]) -> 
 
 
 def data_uri(path: Path) -> str:
-    """A picture as ``data:`` URI, see `reduced`."""
+    """An image as ``data:`` URI, scaled down by `reduced`."""
     content, kind = reduced(path)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
-    """A picture's file and its kind: clips and small PNG files unchanged, larger pictures as JPEG of at most `longest`
-    pixels.
+    """Content and format (``png``, ``jpeg`` or ``webp``) of an image for embedding.
 
-    Raises UserError if it cannot be read.
+    Clips and small PNG files are unchanged; larger images become JPEG with sides of at most `longest` pixels.
+
+    Raises UserError if the file cannot be read.
     """
     try:
         content = read_regular(path)
@@ -130,7 +142,7 @@ def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
                 return content, "png"
             picture = file.convert("RGB")
     except Exception as error:  # Pillow's decoders raise many kinds
-        raise UserError(f"The picture {path} cannot be read: {error}.") from error
+        raise UserError(f"The image {path} cannot be read: {error}.") from error
     picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=88)

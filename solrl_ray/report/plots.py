@@ -1,6 +1,5 @@
-"""The report's plots: matplotlib figures as SVG.
-
-Colours are those of matplotlib's style for colour-blind readers; markers differ too.
+"""Plots of the report: matplotlib figures as SVG, in matplotlib's colours for colour-blind readers, with distinct
+markers.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 SIZE = (5.4, 3.2)
-"""Of a plot, inches; the page scales it."""
+"""Size of a plot in inches; the page scales it."""
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "solrl",
-    "text.parse_math": False,  # a run's name may have dollars
+    "text.parse_math": False,  # the name of a run may contain dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -38,17 +37,17 @@ STYLE = {
 
 
 def _plot(x: str, y: str, *, columns: int) -> Callable[[Callable[Concatenate[Axes, P], None]], Callable[P, str]]:
-    """Turns a function that draws into axes into one that returns the plot as SVG, in the report's style.
+    """Turn a function that draws into axes into a function that returns the plot as SVG, in the report's style.
 
     Args:
-        x, y: names of the axes; an axis that counts has whole-number ticks.
-        columns: of the legend above.
+        x, y: labels of the axes; iterations and updates have whole-number ticks.
+        columns: columns of the legend, which is above the plot.
     """
 
     def decorated(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
         @functools.wraps(draw)
         def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
-            # Importing matplotlib would read it; a notebook's names a backend that this process may not have.
+            # Importing matplotlib reads this variable; a notebook may set a backend that is not installed here.
             os.environ["MPLBACKEND"] = "svg"
             import matplotlib.style
             from matplotlib.figure import Figure
@@ -73,51 +72,52 @@ def _plot(x: str, y: str, *, columns: int) -> Callable[[Callable[Concatenate[Axe
 
 
 def _line(axes: Axes, records: Iterable[IterationMetrics], field: str, marker: str = "o", **style: Any) -> None:
-    """A metric over the iterations, with gaps where it is None; `style` as for `Axes.plot`."""
+    """Plot a metric over the iterations, with gaps where it is None; `style` is passed to `Axes.plot`."""
     points = [(record.iteration, getattr(record, field)) for record in records]
     values = [math.nan if value is None else value for _, value in points]
     axes.plot([number for number, _ in points], values, marker=marker, **style)
 
 
-@_plot("policy updates", "reward, held-out prompts", columns=2)
+@_plot("policy updates", "held-out reward", columns=2)
 def heldout_reward(axes: Axes, curve: Curve, real: float | None) -> None:
-    """Held-out reward over updates, with one standard error over prompts; the legend has the level of real pictures."""
+    """Held-out reward over policy updates, ± one standard error over prompts; the legend has the real images' mean."""
     rewards, updates = [point.reward for point in curve.points], [point.updates for point in curve.points]
-    errors, label = [point.stderr for point in curve.points], "policy (± standard error over prompts)"
+    errors, label = [point.stderr for point in curve.points], "trained policy"
     axes.errorbar(updates, rewards, yerr=errors, marker="o", capsize=3, label=label)
     if real is not None:
-        axes.plot([], [], linestyle="none", label=f"real pictures: {real:.3f}")
+        axes.plot([], [], linestyle="none", label=f"real images: {real:.3f}")
 
 
-@_plot("iteration", "reward, training prompts", columns=2)
+@_plot("iteration", "training reward", columns=2)
 def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previews: bool) -> None:
-    """Rewards measured in training: of the samples learned from, and of the whole pool as ranked."""
-    trained, pool = ("regenerated seeds", "pool, by previews") if previews else ("trained on", "whole pool")
+    """Mean reward of the samples trained on (with standard error), and mean reward of the whole pool, as ranked."""
+    trained = "samples trained on"
+    pool = "previews of the whole pool" if previews else "all samples of the pool"
     numbers, means = [record.iteration for record in iterations], [record.reward_mean for record in iterations]
     errors = [record.reward_std / math.sqrt(max(1, record.samples)) for record in iterations]
     axes.errorbar(numbers, means, yerr=errors, marker="o", capsize=2, label=trained)
     _line(axes, iterations, "proxy_reward_mean", "s", label=pool)
 
 
-@_plot("held-out prompts, by gain", "final − base reward", columns=1)
+@_plot("held-out prompts, sorted by gain", "reward after − before training", columns=1)
 def prompt_gains(axes: Axes, gain: PairedGain) -> None:
-    """The change by training for each held-out prompt, sorted; the mean with its standard error."""
+    """Gain of each held-out prompt, sorted, as bars; the mean gain as a dashed line."""
     values = sorted(gain.differences.values())
     axes.bar(range(len(values)), values, color=["C0" if value > 0 else "C1" for value in values])
-    axes.axhline(gain.mean, color="black", linestyle="--", label=f"mean {gain.mean:+.3f}")
+    axes.axhline(gain.mean, color="black", linestyle="--", label=f"mean gain: {gain.mean:+.3f}")
     axes.set_xticks([])
 
 
-@_plot("iteration", "correlation, share", columns=3)
+@_plot("iteration", "agreement (correlation or share)", columns=3)
 def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Agreement of preview and full-precision rewards on regenerated seeds."""
-    _line(axes, iterations, "spearman", label="Spearman")
-    _line(axes, iterations, "kendall", "s", label="Kendall")
-    _line(axes, iterations, "side_agreement", "^", label="same half")
+    """Agreement of preview and full-precision rewards on the regenerated seeds: two correlations and a share."""
+    _line(axes, iterations, "spearman", label="Spearman correlation")
+    _line(axes, iterations, "kendall", "s", label="Kendall's tau")
+    _line(axes, iterations, "side_agreement", "^", label="same half (share)")
 
 
 @_plot("iteration", "loss", columns=2)
 def loss(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """The learner's loss, and the policy's part of it."""
-    _line(axes, iterations, "loss", label="all")
-    _line(axes, iterations, "policy_loss", "s", label="policy")
+    """Total loss of the update, and the part from the policy objective."""
+    _line(axes, iterations, "loss", label="total")
+    _line(axes, iterations, "policy_loss", "s", label="policy objective")

@@ -1,4 +1,4 @@
-"""Pages from the templates in `templates`, and how numbers and times are written in them."""
+"""Renders the templates in `templates`; formats numbers and times for them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from solrl_ray.config.problems import counted
 
 
 def digits(value: float) -> str:
-    """A reward or its error for display: three decimals, or two digits if three decimals are all zero."""
+    """Format a reward or its error: three decimals, or two significant digits if it is below 0.001."""
     if not math.isfinite(value):
         return "undefined"
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
 
 
 def signed(value: float) -> str:
-    """Like `digits`, with the sign always shown (a true minus)."""
+    """Format like `digits`, always with a sign (a true minus)."""
     return ("−" if value < 0 else "+") + digits(abs(value))
 
 
 def clock(seconds: float) -> str:
-    """Seconds for reading: ``48.2 s``, ``2 min 50 s``, ``3 h 05 min``."""
+    """Format a duration in seconds: ``48.2 s``, ``2 min 50 s``, ``3 h 05 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole_seconds:02d} s"
 
 
 def markdown(text: object) -> Markup:
-    """Text for a line of Markdown or of HTML in it: one line, and characters with a meaning there as references."""
+    """Escape text for Markdown and for HTML inside it: on one line, with special characters as character references."""
     line = " ".join(str(text).split())
-    return Markup("".join(f"&#{ord(each)};" if each in "\\`*_{}[]<>|#~$&!" else each for each in line))
+    return Markup("".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>|#~$&!" else letter for letter in line))
 
 
 def link(address: str) -> Markup:
-    """An address for Markdown's ``<…>``, which ends at a space or ``>`` and knows no references."""
+    """Escape an address for Markdown's ``<…>``, which ends at a space or ``>`` and allows no character references."""
     return Markup(quote(address, safe=":/?#[]@!$&'()*+,;=%~"))
 
 
@@ -64,7 +64,7 @@ _FILTERS = {
 
 @cache
 def _templates() -> Environment:
-    """Cached, so that each template is compiled once."""
+    """The template environment; cached, so that each template is compiled once."""
     templates = Environment(
         loader=PackageLoader("solrl_ray.report"),
         autoescape=True,
@@ -77,10 +77,10 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """`template` with `values` filled in, escaped for HTML."""
+    """Render `template` with `values`, escaped for HTML."""
     return _templates().get_template(template).render(values)
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
-    """Fill `values` in `template` and write the page atomically."""
+    """Render `template` with `values` and write the page atomically."""
     replace_file(path, rendered(template, **values).encode())

@@ -1,4 +1,4 @@
-"""The numbers of a finished run, and digests of its files: `summary.json`."""
+"""Summary of a finished run, ``summary.json``: its results and the digests of its files."""
 
 from __future__ import annotations
 
@@ -31,24 +31,27 @@ COVERED = (
     "lora/pytorch_lora_weights.safetensors",
     "lora_best/pytorch_lora_weights.safetensors",
 )
-"""Files whose digests a summary has."""
+"""Files whose digests are in the summary."""
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
+"""Packages whose versions are in the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One finished run in numbers. Rewards are means over held-out prompts of their fixed addresses."""
+    """Results of a finished run. Rewards are means over held-out prompts, each with the same fixed seeds."""
 
     run: str
+    """Name of the run."""
     iterations: int
+    """Number of iterations, which equals the number of updates."""
     seconds: float
-    """Wall time of the run, from when its workers had started to the end; over all its processes if it was resumed."""
+    """Wall-clock seconds from when the workers had started to the end of the run; summed if the run was resumed."""
     reward_base: float
-    """Adapters off."""
+    """Held-out reward of the base model (adapters off)."""
     reward_final: float
-    """The trained policy, as last evaluated."""
+    """Held-out reward of the trained policy in its last evaluation."""
     reward_real: float | None
-    """Reference pictures; None if the run has none."""
+    """Reward of real images; None if the run has none."""
     reward_gain: float
     """reward_final - reward_base."""
     reward_gain_stderr: float | None
@@ -56,59 +59,71 @@ class Summary:
     gap_closed: float | None
     """reward_gain / (reward_real - reward_base); None without a gap to close."""
     prompts_improved: int
+    """Number of held-out prompts with a higher reward than before training."""
     heldout_prompts: int
+    """Number of held-out prompts."""
     heldout_samples: int
-    """Fixed addresses per held-out prompt."""
+    """Number of samples (fixed seeds) per held-out prompt."""
     selection_digest: str
     """`run_selection_digest` of the iterations."""
     lora_digest: str
-    """LoRA digest after the last iteration."""
+    """SHA-256 (hex) of the LoRA weights after the last iteration."""
     spearman_mean: float | None
-    """Mean over the iterations where it is defined; None if nowhere (no previews, or all rewards tied)."""
+    """Mean rank fidelity (Spearman) over the iterations that have one; None without previews, or if all rewards tie."""
     candidates: int
+    """Candidates that were scored or dropped, over all iterations."""
     samples: int
+    """Samples trained on, over all iterations."""
     requeued_units: int
+    """Units given to another worker, over all iterations."""
     duplicate_results: int
+    """Results for units that already had one, over all iterations."""
     preview_precision: str | None
-    """The configured tier; attestations.json has each worker's actual tier. None without previews."""
+    """Configured precision tier of previews; None without previews. `attestations.json` has the tier of each worker."""
     reward_costs: dict[str, int] = field(default_factory=dict)
-    """Of all iterations and evaluations: see `IterationMetrics.reward_costs`."""
+    """Use of reward servers and judges over all iterations and evaluations; see `IterationMetrics.reward_costs`."""
     best_updates: int | None = None
-    """Updates of the best evaluated policy, whose weights are in ``lora_best``; None in summaries of older versions."""
+    """Number of updates of the best evaluated policy, whose weights are in ``lora_best``. None in summaries of older
+    versions.
+    """
     reward_best: float | None = None
-    """Its reward."""
+    """Held-out reward of the best evaluated policy."""
     strategy: str = "two_stage"
-    """The rollout strategy."""
+    """Rollout strategy."""
     warnings: list[str] = field(default_factory=list)
-    """What a reader of these numbers must know first."""
+    """Warnings that readers should see before the results, such as a collapse."""
     versions: dict[str, str] = field(default_factory=dict)
+    """Package → version."""
     files: dict[str, dict[str, int | str]] = field(default_factory=dict)
-    """State of other files when the summary was written: file → its first ``bytes`` and their ``sha256``. Metrics and
-    spans may have grown since.
+    """File → its size in ``bytes`` and the ``sha256`` of that content, when the summary was written. Files that are
+    only appended to, such as ``metrics.jsonl``, may have grown since.
     """
 
 
 def gap_closed(base: float, final: float, real: float | None) -> float | None:
-    """(`final` - `base`) / (`real` - `base`); None unless `real` is above `base`."""
+    """Share of the gap between base and real images that training closed: (`final` - `base`) / (`real` - `base`).
+
+    None unless `real` is above `base`.
+    """
     if real is None or not real > base:
         return None
     return (final - base) / (real - base)
 
 
 def finite_mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the finite values; None if there is none."""
+    """Mean of the finite values; None if there are none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else None
 
 
 def find_evaluation(evaluations: Sequence[EvaluationMetrics], policy: str) -> EvaluationMetrics | None:
-    """The newest evaluation of `policy` (``base``, ``ema``, ``real``), or None."""
+    """The newest evaluation of `policy` (``base``, ``ema`` or ``real``); None if it was not evaluated."""
     matching = [evaluation for evaluation in evaluations if evaluation.policy == policy]
     return max(matching, key=lambda evaluation: evaluation.iteration, default=None)
 
 
 def run_selection_digest(iterations: Sequence[IterationMetrics]) -> str:
-    """SHA-256 (hex) over the iterations' selection digests, one a line, in iteration order."""
+    """SHA-256 (hex) over the selection digests of the iterations, one per line, in iteration order."""
     ordered = sorted(iterations, key=lambda record: record.iteration)
     text = "".join(f"{record.selection_digest}\n" for record in ordered)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -116,20 +131,20 @@ def run_selection_digest(iterations: Sequence[IterationMetrics]) -> str:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that affect results; missing packages are left out."""
-    found = {}
+    """Package → version, for the packages that affect results; packages that are not installed are left out."""
+    versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def summarize(
     config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics], *, seconds: float
 ) -> Summary:
-    """Summary of a finished run that took `seconds` of wall time; `iterations` has one record per iteration.
+    """Summarise a finished run that took `seconds` of wall time; `iterations` has one record per iteration.
 
-    Raises ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
+    Raises ValueError without iterations, without evaluations of ``base`` and ``ema``, or if these cannot be paired.
     """
     base, final = find_evaluation(evaluations, "base"), find_evaluation(evaluations, "ema")
     real = find_evaluation(evaluations, "real")
@@ -176,13 +191,13 @@ def summarize(
 def all_warnings(
     config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics]
 ) -> list[str]:
-    """Warnings by the configuration, and by what was measured."""
+    """Warnings from the configuration and from the measurements, as sentences."""
     measured = [constant_rewards(config, iterations), low_fidelity(config, iterations)]
     return [*warnings(config), *filter(None, measured), *stability.warnings(iterations, evaluations)]
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:
-    """Writes ``summary.json`` into a run folder, with its checksum and the digests of other files; returns its path."""
+    """Write ``summary.json`` into a run folder, with a checksum and the digests of other files; returns its path."""
     path = folder / SUMMARY_FILE
     summary = replace(summary, files={name: stamp(folder / name) for name in COVERED if (folder / name).is_file()})
     replace_file(path, (json.dumps(with_checksum(asdict(summary)), indent=2) + "\n").encode())
@@ -190,12 +205,12 @@ def write_summary(folder: Path, summary: Summary) -> Path:
 
 
 def unchanged(run: Path, name: str, summary: Summary) -> bool:
-    """True if the file has the bytes that the summary states, or the summary, of an older version, states none."""
-    found = stamp(run / name)
-    return summary.files.get(name, found) == found
+    """True if the file still has the digest in the summary. Also True if an older version wrote no digest for it."""
+    current = stamp(run / name)
+    return summary.files.get(name, current) == current
 
 
 def stamp(path: Path) -> dict[str, int | str]:
-    """Number of bytes and SHA-256 of a file."""
+    """Size (``bytes``) and SHA-256 (``sha256``, hex) of a file."""
     content = read_regular(path)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

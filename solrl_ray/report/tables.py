@@ -1,6 +1,4 @@
-"""The numbers of the report's tables: use of time (wall seconds without overlap, and the workers' share
-of working time) and precision of a run.
-"""
+"""Numbers for the tables of the report: wall time per stage, utilisation and precision of the workers."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 
 OVERLAP = "explore + regenerate"
-REST = "rest"
+REST = "other"
 SEGMENTS = ("explore", OVERLAP, "regenerate", "learn", "publish", REST)
-"""Parts of an iteration's wall time, roughly in time order; they add up to the total."""
+"""Segments of an iteration's wall time, roughly in time order; they add up to the total."""
 TIERS = {
     "nvfp4": "NVFP4 in hardware",
     "nvfp4-emulated": "emulation: NVFP4 numerics, not its speed",
@@ -26,32 +24,34 @@ TIERS = {
     "bfloat16": "bfloat16, unquantised",
     "float32": "float32, unquantised",
 }
-"""What each tier is, so that no reader confuses them."""
+"""Precision tier → explanation for readers."""
 
 
 def wall_segments(record: IterationMetrics) -> dict[str, float]:
-    """Splits one iteration's wall seconds into `SEGMENTS`, which sum to its total.
+    """Split the wall seconds of one iteration into `SEGMENTS`, which add up to its total.
 
-    Exploration and regeneration overlap; each is measured from its first start to its last end. Their union is the
-    total without the later stages: at most the sum, at least the longer of the two. The checkpoint is written beside
-    other work and has no part of its own.
+    Exploration and regeneration overlap; each is measured from its first start to its last end. Their union is taken to
+    be the total minus the later stages, limited to at most their sum and at least the longer of the two. The checkpoint
+    is written in the background and has no segment.
     """
     explore, regenerate = record.seconds.get("explore", 0.0), record.seconds.get("regenerate", 0.0)
     after = {stage: record.seconds.get(stage, 0.0) for stage in ("learn", "publish")}
-    room = record.seconds["total"] - math.fsum(after.values())
-    union = min(explore + regenerate, max(room, explore, regenerate))
+    available = record.seconds["total"] - math.fsum(after.values())
+    union = min(explore + regenerate, max(available, explore, regenerate))
     return {
         "explore": union - regenerate,
         OVERLAP: explore + regenerate - union,
         "regenerate": union - explore,
         **after,
-        REST: max(0.0, room - union),
+        REST: max(0.0, available - union),
     }
 
 
 def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list[list[str]]:
-    """Rows of explorers, regenerators and learner ranks: role, number, seconds of computing, workers × wall seconds of
-    the iterations, and shares of those: busy, idle, and for explorers waiting for weights.
+    """Rows of the table of workers, one each for explorers, regenerators and learner ranks.
+
+    Columns: role, number of workers, seconds spent computing, seconds available (workers × wall time of all
+    iterations), and as shares of the latter: busy, idle and, for explorers, waiting for weights.
     """
     wall = math.fsum(record.seconds["total"] for record in iterations)
     waited = math.fsum(record.weights_wait * record.seconds["total"] for record in iterations)
@@ -69,16 +69,16 @@ def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list
 
 
 def stages(data: RunData) -> dict[str, float]:
-    """Seconds of the run by part of the iteration; a one-stage strategy lacks some parts."""
+    """Segment → its wall seconds, summed over the run. One-stage strategies lack the segments of regeneration."""
     split = [wall_segments(record) for record in data.iterations]
     left_out = (OVERLAP, "regenerate") if is_one_stage(data.config) else ()
-    return {part: math.fsum(parts[part] for parts in split) for part in SEGMENTS if part not in left_out}
+    return {name: math.fsum(segments[name] for segments in split) for name in SEGMENTS if name not in left_out}
 
 
 def attested(data: RunData) -> list[list[Attestation]]:
-    """What each worker really computes with, as attested at its start; workers with equal attestations are grouped."""
-    alike: dict[tuple[object, ...], list[Attestation]] = defaultdict(list)
+    """Attestations by workers of their precision and device at start, grouped where they are equal."""
+    groups: dict[tuple[object, ...], list[Attestation]] = defaultdict(list)
     for one in data.attestations:
         key = (one.tier, one.device, one.score_class, one.quantized_layers, *one.checks.items())
-        alike[key].append(one)
-    return list(alike.values())
+        groups[key].append(one)
+    return list(groups.values())

@@ -1,10 +1,10 @@
-"""The timeline of a run: ``trace.json`` in its folder, for https://ui.perfetto.dev and chrome://tracing.
+"""Timeline of a run: ``trace.json`` in its folder, for https://ui.perfetto.dev and chrome://tracing.
 
-A worker measures a unit's span, the controller a stage's; clocks of different machines may differ. The file is no part
-of the run's state, and a resumed run appends to it.
+Workers measure the spans of units, the controller those of stages; clocks of different machines may differ. The file is
+not part of the run's state. A resumed run appends to it.
 
-Trace Event Format of Chrome, a JSON array whose end may be missing: complete events (``ph: X``), one a line, on a track
-for each stage and each worker. Times are microseconds since 1970.
+The format is Chrome's Trace Event Format: a JSON array whose end may be missing. It has complete events (``ph: X``),
+one per line, on one track per stage and per worker. Times are in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from typing import IO, Any, Literal
 
 FILE = "trace.json"
 UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "evaluate")} | {"sample": "explore"}
-"""Stage of a unit → stage of an iteration."""
+"""Stage of a work unit → stage of the iteration."""
 STAGES, WORKERS = 1, 2
-"""Numbers of the two groups of tracks."""
+"""Process ids (``pid``) of the two groups of tracks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
+    """A stretch of time on one track of the timeline."""
+
     kind: Literal["unit", "work", "stage"]
+    """``unit``: a work unit; ``work``: other work of a worker; ``stage``: a stage of the controller."""
     name: str
-    """Unit id, or the words of the worker (``work``) or the controller (``stage``) for what it does."""
+    """Unit id, or a description of the work or stage."""
     stage: str
     """``explore``, ``regenerate``, ``evaluate`` for a unit; ``start`` for other work; ``learn``, ``publish``, … for the
     controller.
     """
     iteration: int
     started: float
-    """Seconds since 1970."""
+    """Start, in seconds since 1970."""
     seconds: float
+    """Duration."""
     worker: str = ""
-    """For a unit and for work."""
+    """Name of the worker; empty for a stage."""
 
 
 class TraceWriter:
-    """Appends spans; each is given to the operating system on return, which is enough for a timeline."""
+    """Appends spans to ``trace.json``. They are flushed to the operating system but not synced to the disk."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        there = path.read_bytes() if path.is_file() else b""
+        content = path.read_bytes() if path.is_file() else b""
         self._file: IO[str] = path.open("a")
-        self._file.truncate(there.rfind(b"\n") + 1)  # a power failure may have cut the last line
+        self._file.truncate(content.rfind(b"\n") + 1)  # a power failure may have cut the last line
         self._named: set[int] = set()
-        if not there:
+        if not content:
             self._file.write("[\n")
             for group, name in ((STAGES, "stages"), (WORKERS, "workers")):
                 self._write(ph="M", name="process_name", pid=group, args={"name": name})
 
     def write(self, span: Span) -> None:
+        """Append one span, and the name of its track if it is new."""
         group, name = (WORKERS, span.worker) if span.worker else (STAGES, span.stage)
         track = zlib.crc32(name.encode())  # the same after a resume
         if track not in self._named:

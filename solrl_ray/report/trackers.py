@@ -1,8 +1,10 @@
-"""TensorBoard, W&B and trackio get the same data and names (`solrl_ray.metrics.scalars`), pictures as one sheet; of a
-configuration only what others may read (`redacted`).
+"""Writers for TensorBoard, W&B and trackio.
 
-For W&B and trackio a run has one id, kept in its folder. A resumed run continues the same tracked run; a new run in a
-folder of the same name does not. Data that an interrupted process sent there stays, beside the repeated iterations.
+All get the same scalars under the same names (`solrl_ray.metrics.scalars`), and the images of an evaluation as one
+contact sheet. W&B and trackio also get the configuration without private values (`redacted`).
+
+For W&B and trackio, a run has one id, stored in its folder. A resumed run continues the same tracked run; a new run in
+a folder of the same name does not. Data that an interrupted process has sent stays, next to the repeated iterations.
 """
 
 from __future__ import annotations
@@ -27,36 +29,40 @@ from solrl_ray.models import paths
 from solrl_ray.report.grids import contact_sheet
 
 FILE = "trackers.json"
-"""File of a run folder with the run's id for trackers."""
+"""File in a run folder with the id of the run at trackers."""
 UPDATES = "updates"
-"""The x axis of W&B's curves. Its own step only rises, and an evaluation may come after the next iteration."""
+"""Metric for the x axis in W&B. W&B's step cannot decrease, but an evaluation may be logged after a later iteration."""
 LEFT_OUT = frozenset({"url", "request", "upload", "network", "labels", "fallback_labels"})
-"""Keys of addresses, of requests to a judge, which may hold a secret, and of names of machines."""
+"""Keys that are removed: addresses, requests to a judge (which may contain a secret) and names of machines."""
 WORDS = frozenset({"text", "pattern"})
-"""Keys of a judge's question, whose values are never paths."""
+"""Keys of a judge's question. Their values are never paths, so they are kept as they are."""
 IDS = frozenset({"path", "base", "preview_decoder", "model", "space"})
-"""Keys whose values may be Hugging Face ids."""
+"""Keys whose values may be Hugging Face ids, which are kept whole."""
 _NAMING = threading.Lock()
 
 
 class TrackerWriter:
-    """`actors.world.MetricsWriter` for a service, or for TensorBoard."""
+    """`actors.world.MetricsWriter` for TensorBoard, W&B or trackio."""
 
     def __init__(
         self, log: Callable[[dict[str, Any], int], Any], image: Callable[[Image.Image], Any], finish: Callable[[], Any]
     ) -> None:
         """
         Args:
-            log: takes values by name, and how many updates were done.
-            image: the service's own form of a picture.
+            log: writes values by name at a step, the number of updates.
+            image: converts an image to the form that the tracker takes.
+            finish: ends the tracked run.
         """
         self._log, self._image, self._finish = log, image, finish
 
     def iteration(self, record: IterationMetrics) -> None:
+        """Write the scalars of an iteration."""
         self._log(iteration_scalars(record), record.iteration)
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
-        """Its scalars and, as one image, its pictures: float32 [3, H, W], a row a prompt."""
+        """Write the scalars of an evaluation and, as one contact sheet, its images: float32 [3, H, W], one row per
+        prompt.
+        """
         values: dict[str, Any] = evaluation_scalars(record)
         if pictures:
             values[pictures_name(record)] = self._image(contact_sheet(pictures))
@@ -67,9 +73,9 @@ class TrackerWriter:
 
 
 def tensorboard(folder: Path, *, first_iteration: int = 0) -> TrackerWriter:
-    """Appends to one event file in `folder`; everything written is in the file on return.
+    """A writer that appends to an event file in `folder`. Each call flushes the file.
 
-    A resumed run passes `first_iteration`: TensorBoard then drops the interrupted process's events from there on.
+    A resumed run passes `first_iteration`; TensorBoard then hides the earlier events from this step on.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -87,12 +93,12 @@ def tensorboard(folder: Path, *, first_iteration: int = 0) -> TrackerWriter:
 
 
 def opened(name: str, config: Config, folder: Path) -> TrackerWriter:
-    """One of `tracking.trackers` for the run in `folder`. Blocks; raises what the tracker's package raises."""
+    """Open one of `tracking.trackers` for the run in `folder`. Blocks; raises the errors of the tracker's package."""
     return _SERVICES[name](config, folder, run_id(folder))
 
 
 def run_id(folder: Path) -> str:
-    """Eight hexadecimal digits that identify the run in `folder` to trackers; the first caller makes them.
+    """The id of the run in `folder` at trackers: eight hexadecimal digits, created by the first call.
 
     Raises UserError if their file is damaged.
     """
@@ -100,30 +106,31 @@ def run_id(folder: Path) -> str:
     with _NAMING:  # trackers are opened in parallel
         if not path.exists():
             replace_file(path, json.dumps({"id": secrets.token_hex(4)}).encode())
-        found = read_json(path, "remove it")
-    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-        raise UserError(f"{path} does not say under which id the run is tracked; remove it.")
-    return str(found["id"])
+        stored = read_json(path, "remove it")
+    if not isinstance(stored, dict) or not isinstance(stored.get("id"), str):
+        raise UserError(f"{path} does not contain the id of the run; remove it to get a new id.")
+    return str(stored["id"])
 
 
 def redacted(config: Config) -> dict[str, Any]:
-    """A configuration for services that others may read, as JSON: it says how a run was trained, not where. Without
-    `LEFT_OUT`; local paths are reduced to their last part.
+    """A configuration as JSON, for services that other people may read: how a run was trained, not where.
+
+    The keys in `LEFT_OUT` are removed, and local paths are reduced to their last part.
     """
-    shown: dict[str, Any] = _shown("", config.model_dump(mode="json"))
-    return shown
+    public: dict[str, Any] = _public("", config.model_dump(mode="json"))
+    return public
 
 
-def _shown(key: str, value: Any) -> Any:
+def _public(key: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _shown(name, inner) for name, inner in value.items() if name not in LEFT_OUT}
+        return {name: _public(name, inner) for name, inner in value.items() if name not in LEFT_OUT}
     if isinstance(value, list):
-        return [_shown(key, inner) for inner in value]
+        return [_public(key, inner) for inner in value]
     return _last_part(key, value) if isinstance(value, str) and key not in WORDS else value
 
 
 def _last_part(key: str, text: str) -> str:
-    """The last part of a path, or of a function in a file; empty for an address; any other text unchanged."""
+    """The last part of a path, also of ``path:function``; empty for a URL; any other text unchanged."""
     if "://" in text:
         return ""
     if "/" not in text or text.startswith(paths.BUILTIN):
@@ -135,7 +142,7 @@ def _wandb(config: Config, folder: Path, number: str) -> TrackerWriter:
     import wandb
 
     tracking = config.tracking
-    # Send only what the run sends itself: no console, no code, no machine.
+    # Send only the run's metrics and configuration: no console output, no code, no data about the machine.
     settings = wandb.Settings(
         console="off",
         silent=True,
@@ -166,7 +173,7 @@ def _trackio(config: Config, folder: Path, number: str) -> TrackerWriter:
     import trackio
 
     tracking = config.tracking
-    # It identifies a run by its name.
+    # trackio identifies a run by its name.
     run = trackio.init(
         project=tracking.project,
         name=f"{config.run.name}-{number}",

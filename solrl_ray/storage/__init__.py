@@ -1,1 +1,1 @@
-"""The run folder: journal, checkpoints, resume, warm start."""
+"""Files of a run: run folder, journal, checkpoints, resume and warm start."""

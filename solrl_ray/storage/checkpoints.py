@@ -1,10 +1,10 @@
-"""Which checkpoints are kept, which is the newest that verifies, and their copies elsewhere (`checkpoints.upload`).
+"""Retention of checkpoints, search for the newest valid one, and copies to remote storage (`checkpoints.upload`).
 
-    checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune there
+    checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune copies
 
-The local folder is authoritative and never waits for a copy. A copy is complete when it has its ``state.json``, with
-the checksums of the rest. The copies form a run folder: fetched back, ``--resume`` takes it. When the run has ended,
-`END` is copied as well.
+The local folder is authoritative and never waits for a copy. A copy is complete when it has its ``state.json``, which
+holds the checksums of the other files. The copies form a run folder: download it, and ``--resume`` accepts it. When the
+run has ended, the files in `END` are copied too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from solrl_ray.common.files import tell_once
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
 
-if TYPE_CHECKING:  # takes seconds; choosing which to keep does not need it
+if TYPE_CHECKING:  # importing it takes seconds, and retention does not need it
     from solrl_ray.learning.state import LearnerState
 
 MANIFEST = "state.json"
+"""File of a checkpoint with the checksums of its other files; written last."""
 BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
-"""Files of the run folder that a checkpoint's copy needs to be resumed."""
+"""Files of the run folder that are needed to resume from a copy."""
 TRACKED = "trackers.json"
-"""The run's identity at trackers, if it has any."""
+"""File with the run's id at trackers, if it uses any."""
 END = (
     *BESIDE,
     TRACKED,
@@ -44,30 +45,33 @@ END = (
     "summary.json",
     "report.html",
 )
-"""Files of the run folder that are useful after the run; folders with all their content."""
+"""Files and whole folders of the run folder that are copied at the end of the run."""
 WAITING = 4
-"""Checkpoints that may wait to be copied; a further one replaces the oldest."""
+"""Maximum number of checkpoints waiting to be copied. Another one replaces the oldest."""
 
 
 def retained(updates: Iterable[int], checkpoints: Checkpoints, best: Collection[int] = ()) -> set[int]:
-    """The checkpoints after so many `updates` that are kept: the newest `keep`, every `every`-th for good, and those of
-    the `best` evaluations.
+    """The checkpoints to keep, out of those after `updates` updates.
+
+    These are the newest `checkpoints.keep`, every `checkpoints.every`-th permanently, and those in `best`.
     """
-    there = sorted(updates)
-    for_good = {n for n in there if checkpoints.every and n % checkpoints.every == 0}
-    return set(there[-checkpoints.keep :]) | for_good | {n for n in there if n in best}
+    available = sorted(updates)
+    permanent = {n for n in available if checkpoints.every and n % checkpoints.every == 0}
+    return set(available[-checkpoints.keep :]) | permanent | {n for n in available if n in best}
 
 
 def newest_state(
     checkpoints: Sequence[tuple[int, Path]], run: Path
 ) -> tuple[int, LearnerState | None, tuple[str, ...]]:
-    """The newest checkpoint that verifies, and a note on each damaged one before it; 0 and None if there is none.
+    """The newest checkpoint that verifies: its updates, its state, and a note on each newer one that is damaged.
+
+    0 and None if there are no checkpoints.
 
     Args:
         checkpoints: (updates, folder), oldest first.
-        run: the folder to name in an error.
+        run: the run folder, for the error message.
 
-    Raises UserError if all are damaged.
+    Raises UserError if all checkpoints are damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
@@ -79,7 +83,7 @@ def newest_state(
             damaged.append((updates, str(error)))
             continue
         notes = (
-            f"the checkpoint after {number} updates is passed over: {reason}; going on from the one after {updates}"
+            f"the checkpoint after {number} updates is skipped: {reason}; using the one after {updates}"
             for number, reason in damaged
         )
         return updates, state, tuple(notes)
@@ -89,7 +93,7 @@ def newest_state(
 
 
 def newest_told(checkpoints: Sequence[tuple[int, Path]], run: Path) -> LearnerState | None:
-    """`newest_state`, for who only reads the run: its notes are printed."""
+    """The state of `newest_state`, for commands that only read the run; its notes are printed."""
     _, state, notes = newest_state(checkpoints, run)
     for note in notes:
         tell_once(note)
@@ -97,20 +101,20 @@ def newest_told(checkpoints: Sequence[tuple[int, Path]], run: Path) -> LearnerSt
 
 
 def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> LearnerState | None:
-    """The state one update before the checkpoint after `updates`; None for the very start.
+    """The state one update before the checkpoint after `updates`; None if that is the start of the run.
 
-    Raises UserError if it is missing or damaged.
+    Raises UserError if the checkpoint is missing or damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
-    there = dict(checkpoints)
-    if updates - 1 in there:
-        return LearnerState.load(there[updates - 1])
+    stored = dict(checkpoints)
+    if updates - 1 in stored:
+        return LearnerState.load(stored[updates - 1])
     if updates == 1:
         return None
     raise UserError(
-        f"the checkpoint after {updates - 1} updates is gone, but iteration {updates} is explored with its policy "
-        f"(rollout.max_staleness 1); checkpoints.keep must be at least 2"
+        f"the checkpoint after {updates - 1} updates is missing, but iteration {updates} is explored with its policy "
+        f"(rollout.max_staleness is 1); set checkpoints.keep to at least 2"
     )
 
 
@@ -120,62 +124,65 @@ def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:
     Raises `UserError` naming `key` if the filesystem is unknown or its package is not installed.
     """
     try:
-        found, place = fsspec.core.url_to_fs(url)
+        files, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise UserError(f"{key} is {url!r}, which needs a package that is not installed: {error}") from error
     except ValueError as error:
-        raise UserError(f"{key} is {url!r}; it must be a path or a URL that fsspec knows: {error}") from error
-    return found, str(place)
+        raise UserError(f"{key} is {url!r}; it must be a path, or a URL that fsspec supports: {error}") from error
+    return files, str(path)
 
 
 class Uploader:
-    """Copies one run's finished checkpoints in its own thread. A failed copy is a message, not an error."""
+    """Copies finished checkpoints of a run in a background thread. A failed copy is reported, but raises no error."""
 
     def __init__(self, run: Path, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
         """
         Args:
-            run: the run folder; its name is also the folder's below `checkpoints.upload`.
-            say: gets a sentence about a failure, from the thread.
+            run: the run folder. Copies go to a folder of the same name below `checkpoints.upload`.
+            checkpoints: the retention policy, also applied to the copies.
+            say: called from the thread with a sentence about each failure.
         """
         self._run = run
         self._checkpoints = checkpoints
         self._say = say
         self._url = checkpoints.upload
         self._files, root = filesystem(self._url)
-        self._place = posixpath.join(root, run.name)
+        self._root = posixpath.join(root, run.name)
         self._best: Collection[int] = ()
         self._waiting: Queue[Path | None] = Queue()
-        """None: the end of the run."""
+        """Checkpoint folders to copy; None marks the end of the run."""
         self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
         self._thread.start()
 
     def submit(self, checkpoint: Path, best: Collection[int] = ()) -> None:
-        """Copy a finished checkpoint folder, without waiting; `best` as in `retained`."""
+        """Queue a finished checkpoint folder for copying, without waiting; `best` as in `retained`."""
         self._best = best
         if self._waiting.qsize() == WAITING:
-            with suppress(Empty):  # the thread has taken it now
+            with suppress(Empty):  # the thread has just taken it
                 oldest = self._waiting.get_nowait()
                 assert oldest is not None  # nothing is submitted after the end
-                self._say(f"{oldest.name} is not copied to {self._url}: copying is slower than training")
+                self._say(f"{oldest.name} is not copied to {self._url}, because copying is slower than training")
         self._waiting.put(checkpoint)
 
     def close(self, *, seconds: float) -> None:
-        """Copy waiting checkpoints and the run's results, for at most `seconds`, and end the thread."""
+        """Copy the waiting checkpoints and the results of the run, for at most `seconds`, and end the thread."""
         self._waiting.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._say(f"the end of the run was not all copied to {self._url} within {seconds:g} s; it is here")
+            self._say(
+                f"not all results of the run were copied to {self._url} within {seconds:g} s; they are in {self._run}"
+            )
 
     def _work(self) -> None:
         while True:
             checkpoint = self._waiting.get()
-            name = checkpoint.name if checkpoint else "the end of the run"
+            name = checkpoint.name if checkpoint else "the results of the run"
             try:
                 if checkpoint:
                     self._copy(checkpoint)
                 else:
                     self._copy_end()
-            except Exception as error:  # each filesystem has its own errors, and training must go on
+            except Exception as error:  # each filesystem raises different errors, and training must continue
                 reason = " ".join(str(error).split()) or type(error).__name__
                 self._say(f"{name} was not copied to {self._url}: {reason}")
             if checkpoint is None:
@@ -186,41 +193,41 @@ class Uploader:
             path = self._run / name
             for file in sorted(path.rglob("*") if path.is_dir() else [path]):
                 if file.is_file():
-                    there = posixpath.join(self._place, file.relative_to(self._run).as_posix())
-                    self._files.makedirs(posixpath.dirname(there), exist_ok=True)
-                    self._files.put_file(str(file), there)
+                    copy = posixpath.join(self._root, file.relative_to(self._run).as_posix())
+                    self._files.makedirs(posixpath.dirname(copy), exist_ok=True)
+                    self._files.put_file(str(file), copy)
 
     def _copy(self, checkpoint: Path) -> None:
         number = number_of(checkpoint.name)
-        there = self._there()
-        # A run resumed from an earlier checkpoint makes the later ones again.
-        for later in (n for n in there if n >= number):
-            self._remove(there[later])
-        folder = posixpath.join(self._place, "checkpoints", checkpoint.name)
+        copies = self._copies()
+        # A run that was resumed from an earlier checkpoint writes the later ones again.
+        for later in (n for n in copies if n >= number):
+            self._remove(copies[later])
+        folder = posixpath.join(self._root, "checkpoints", checkpoint.name)
         self._files.makedirs(folder, exist_ok=True)
         for file in sorted(checkpoint.iterdir()):
             if file.name != MANIFEST:
                 self._files.put_file(str(file), posixpath.join(folder, file.name))
-        # A checkpoint of 0 updates may be there before anything was measured.
+        # A checkpoint of 0 updates may exist before the first metrics.
         for name in (name for name in (*BESIDE, TRACKED) if (self._run / name).is_file()):
-            self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
+            self._files.put_file(str(self._run / name), posixpath.join(self._root, name))
         self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
-        there = self._there()
-        for old in there.keys() - retained(there, self._checkpoints, self._best):
-            self._remove(there[old])
+        copies = self._copies()
+        for old in copies.keys() - retained(copies, self._checkpoints, self._best):
+            self._remove(copies[old])
 
-    def _there(self) -> dict[int, str]:
-        """Updates → path of the checkpoints copied before."""
-        place = posixpath.join(self._place, "checkpoints")
-        self._files.invalidate_cache(place)
-        if not self._files.isdir(place):
+    def _copies(self) -> dict[int, str]:
+        """Updates → path of the copied checkpoints."""
+        folder = posixpath.join(self._root, "checkpoints")
+        self._files.invalidate_cache(folder)
+        if not self._files.isdir(folder):
             return {}
-        paths = self._files.ls(place, detail=False)
+        paths = self._files.ls(folder, detail=False)
         named = ((number_of(posixpath.basename(path.rstrip("/"))), path) for path in paths)
         return {number: path for number, path in named if number >= 0}
 
     def _remove(self, folder: str) -> None:
-        """The manifest first: a half-removed folder must not look like a checkpoint."""
+        """Remove a copy, its manifest first, so that a half-removed folder does not look like a checkpoint."""
         manifest = posixpath.join(folder, MANIFEST)
         if self._files.exists(manifest):
             self._files.rm_file(manifest)
@@ -228,6 +235,6 @@ class Uploader:
 
 
 def number_of(name: str) -> int:
-    """20 of ``iteration-000020``; -1 for another name."""
+    """The number in a name: 20 for ``iteration-000020``; -1 for a name of another form."""
     match = re.fullmatch(r"iteration-([0-9]{6,})", name)
     return int(match[1]) if match else -1

@@ -1,4 +1,4 @@
-"""What the configuration of a resumed run may change, and the number of a run folder's format."""
+"""Checks on resume: allowed changes of the configuration, and the format number of the run folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
-"""Name of the resolved configuration in a run folder."""
+"""File in a run folder with the resolved configuration."""
 FORMAT_FILE, FORMAT = "format", 7
-"""Name and content of the file with a run folder's format. The number rises when a name or a meaning changes; a folder
-without the file has format 1.
+"""Name and content of the file with the format number of a run folder. The number increases when a name or a meaning
+changes. A folder without this file has format 1.
 """
 
 
 def stored(run_folder: Path) -> Config:
-    """A run folder's configuration. Raises UserError if missing or of another format, RunError if the disk hangs."""
+    """Load the configuration of a run folder.
+
+    Raises UserError if it is missing or has another format, RunError if the disk hangs.
+    """
 
     def read() -> Config:
         if not (run_folder / FILE).is_file():
@@ -36,20 +39,20 @@ def stored(run_folder: Path) -> Config:
 
 
 def check_format(run_folder: Path) -> None:
-    """Raises UserError if a run folder was written by a version with another format."""
+    """Raise UserError if a version with another format wrote the run folder."""
     file = run_folder / FORMAT_FILE
-    found = read_regular(file, 100).decode(errors="replace").strip() if file.is_file() else "1"
-    if not found.isdecimal():
-        raise UserError(f"{file} is damaged: it holds {found[:20]!r}, and must hold the number of a format.")
-    if found != str(FORMAT):
+    written = read_regular(file, 100).decode(errors="replace").strip() if file.is_file() else "1"
+    if not written.isdecimal():
+        raise UserError(f"{file} is damaged: it contains {written[:20]!r} instead of a format number.")
+    if written != str(FORMAT):
         raise UserError(
-            f"{run_folder} is a run folder of format {found}, and this version reads format {FORMAT}; "
-            "use the version that wrote it."
+            f"{run_folder} is a run folder of format {written}, but this version reads format {FORMAT}. "
+            "Use the version that wrote it."
         )
 
 
 def origin(path: Path) -> Path | None:
-    """The run folder that `path` is, or whose checkpoint it is; None if it is neither."""
+    """The run folder of `path`, which may be a run folder or one of its checkpoints; None if it is neither."""
     if (path / FILE).is_file():
         return path
     run = path.absolute().parent.parent
@@ -57,7 +60,7 @@ def origin(path: Path) -> Path | None:
 
 
 def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> str | None:
-    """The first dotted key, in the schema's order, whose values differ; keys under `free` may differ."""
+    """The first dotted key, in the order of the schema, with different values. Keys under `free` are ignored."""
     left, right = _leaves(one), _leaves(other)
     under_free = tuple(f"{name}." for name in free)
     for key in dict.fromkeys((*left, *right)):
@@ -67,7 +70,7 @@ def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> st
 
 
 SHOWN_APART = ("evaluation.reference", "evaluation.pictures")
-"""Keys of what an evaluation shows, and not of what it measures."""
+"""Keys that affect what an evaluation shows, but not what it measures."""
 FREE = (
     "fleet",
     "learner.world_size",
@@ -81,8 +84,8 @@ FREE = (
     "run.root",
     "run.name",
 )
-"""What a resumed run may change. Root and name are only the folder's place. A learner's state does not depend on world
-size (`learning.state`), so a run that has lost a card can go on.
+"""Keys that a resumed run may change. Root and name only say where the folder is. The learner state does not depend on
+the world size (`learning.state`), so a run that has lost a GPU can continue.
 """
 
 
@@ -90,57 +93,57 @@ _SPLITS_SUMS = ("fleet.explorers.threads", "fleet.regenerators.threads", "fleet.
 
 
 def inherit_from(given: Config, was: Config) -> Config:
-    """`given` with the values that the run wrote when it began."""
+    """`given`, completed with the values that the run determined when it began."""
     given = compiled_learner.inherit_from(given, was)
     return given.changed({"run.init_digest": given.run.init_digest or was.run.init_digest})
 
 
 def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> None:
-    """Refuse to resume the run in `run_folder`, configured as `was`, with another configuration.
+    """Check that the run in `run_folder`, configured as `was`, may be resumed with the configuration `given`.
 
-    Raises UserError that names the first key that differs.
+    Raises UserError naming the first key that differs and may not.
     """
     key = first_difference(given, was, free=FREE)
     if key is not None:
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
             f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}."
-            + _otherwise(key, _leaves(given), run_folder)
+            + _eval_hint(key, _leaves(given), run_folder)
         )
 
 
-def _otherwise(key: str, leaves: Mapping[str, Any], run_folder: Path) -> str:
-    """How to evaluate with another value of a key that a run's evaluations share; empty for other keys."""
+def _eval_hint(key: str, leaves: Mapping[str, Any], run_folder: Path) -> str:
+    """How to evaluate with another value of a key that all evaluations of a run share; empty for other keys."""
     if not key.startswith("evaluation.") or key.startswith(SHOWN_APART) or key not in leaves:
         return ""
     value = "null" if leaves[key] is None else show(leaves[key])
     return (
-        " Its evaluations are compared with each other, so all are made alike; leave the key out, and evaluate "
-        f"otherwise with `solrl eval {run_folder} --set {key}={value}`."
+        " All evaluations of a run must be comparable, so they use the same settings. Leave the key out, and evaluate "
+        f"with another value by `solrl eval {run_folder} --set {key}={value}`."
     )
 
 
 def notes(given: Config, was: Config) -> list[str]:
-    """Notes on allowed changes: some sum in another order."""
-    said = []
+    """Notes on allowed changes that may alter the last bits of results."""
+    sentences = []
     encoded = [
         (bool(encoder_of(c.fleet).num_gpus), encoder_of(c.fleet).threads, encoding_batch(c.fleet)) for c in (given, was)
     ]
     if encoded[0] != encoded[1]:
-        said.append(
-            "fleet.encoders or fleet.placement encode prompts on another kind of device, with other threads or another "
-            "micro-batch than before: embeddings may differ in their last bits, and so may the bytes."
+        sentences.append(
+            "fleet.encoders or fleet.placement now encodes prompts on another kind of device, with another number of "
+            "threads or in another micro-batch. Embeddings may differ in their last bits, and so may all results."
         )
-    return said + [
-        f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes "
-        "may differ from an undisturbed run."
+    return sentences + [
+        f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes may "
+        "differ from an undisturbed run."
         for key in _SPLITS_SUMS
         if (now := given.value_of(key)) != (before := was.value_of(key))
     ]
 
 
 def _leaves(config: Config) -> dict[str, object]:
-    """Dotted key → value of all keys that are not sections; a list of plain values is one value."""
+    """Dotted key → value, for all keys that are not sections. A list of plain values counts as one value."""
     leaves: dict[str, object] = {}
 
     def walk(value: object, key: str) -> None:
@@ -159,4 +162,4 @@ def _leaves(config: Config) -> dict[str, object]:
 
 def _shown(config: Config, key: str) -> str:
     leaves = _leaves(config)
-    return show(leaves[key]) if key in leaves else "not there"
+    return show(leaves[key]) if key in leaves else "not set"

@@ -1,4 +1,4 @@
-"""The lock of a run folder: which process writes there."""
+"""Lock of a run folder, so that only one process writes to it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from solrl_ray.errors import UserError
 
 
 class FolderLock:
-    """One process at a time holds it, until it releases it or ends.
+    """A lock that one process holds until it releases it or ends.
 
-    Between the driver and the controller of a run nobody does.
+    Between the driver's release and the controller's claim, no process of a run holds it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,13 +24,13 @@ class FolderLock:
         self._file: FileIO | None = None
 
     def acquire(self, *, seconds: float) -> None:
-        """Claim the folder for this process, until the process ends.
+        """Claim the folder for this process.
 
-        Waits up to `seconds`: a killed driver's cluster needs a moment to end. Raises UserError if the folder is in
-        use, or cannot be written.
+        Waits up to `seconds`, because the cluster of a killed driver takes a moment to end. Raises UserError if the
+        folder is still in use then, or if it cannot be written.
         """
         try:
-            # Unbuffered, so that closing it writes nothing and cannot fail again.
+            # Unbuffered, so that close() writes nothing and cannot fail after a failed write.
             file = self._path.open("a+b", buffering=0)
             try:
                 self._claim(file, deadline=time.monotonic() + seconds)
@@ -44,14 +44,15 @@ class FolderLock:
         self._file = file
 
     def release(self) -> None:
+        """Release the lock, if this process holds it."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     @property
     def held(self) -> bool:
-        """Whether a process works here now. Raises RunError if the disk hangs."""
-        return in_time(self._is_held, what=f"looking at {self._path}", seconds=READ_SECONDS)
+        """True if a process holds the lock now. Raises RunError if the disk hangs."""
+        return in_time(self._is_held, what=f"checking the lock {self._path}", seconds=READ_SECONDS)
 
     def _is_held(self) -> bool:
         try:
@@ -72,10 +73,13 @@ class FolderLock:
                 if time.monotonic() >= deadline:
                     file.seek(0)
                     holder = file.read().decode().strip() or "another process"
-                    raise UserError(f"the run folder {self._folder} is in use by {holder}") from None
+                    raise UserError(
+                        f"the run folder {self._folder} is in use by {holder}; wait for its end, or stop it"
+                    ) from None
                 time.sleep(0.2)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
+    """The error for a run folder that cannot be written."""
     where = f" ({error.filename})" if error.filename else ""
     return UserError(f"the run folder {folder} cannot be written: {error.strerror or error}{where}")

@@ -1,12 +1,12 @@
-"""The decisions of an iteration, as an append-only file that survives being cut off anywhere.
+"""Journal of an iteration's decisions: an append-only file that stays readable if it is cut off anywhere.
 
-One JSON object a line, preceded by the CRC-32 of its text::
+Each line is a JSON object, preceded by the CRC-32 of its text::
 
     5f3c0a11 {"kind":"explore","unit":"explore/3/9f…/0-23",…}
 
-A line is valid if it is complete and its checksum matches. Reading stops at the first invalid line; its work and that
-of the lines after it is repeated. A tail that was cut off was never acknowledged. If a disk has damaged a complete
-line, `Journal.damaged` says so. Appending first truncates an invalid tail.
+A line is valid if it is complete and its checksum matches. Reading stops at the first invalid line; the work of this
+and all later lines is repeated. A tail that was cut off was never acknowledged. `Journal.damaged` reports complete
+lines that the disk has damaged. Before appending, an invalid tail is truncated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Journal:
-    """The journal of one iteration, for one process at a time."""
+    """Journal of one iteration. Only one process may use it at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,29 +33,32 @@ class Journal:
         self._synced = True
 
     def entries(self) -> list[dict[str, Any]]:
-        """All valid entries, oldest first; empty if there is no file yet."""
+        """All valid entries, oldest first; empty if the file does not exist yet."""
         return [entry for entry, _ in self._scan()]
 
     def recover(self) -> list[dict[str, Any]]:
-        """All valid entries, oldest first, after a sync to the disk, because a killed process may not have waited for
-        its last one. They may be acknowledged once the folder is synced too.
+        """Sync the file to the disk and return all valid entries, oldest first.
+
+        The sync is needed because a killed process may not have synced its last entry. The entries may be acknowledged
+        once the folder is synced too.
         """
         if self.path.exists():
-            check_regular(self.path)  # else to open it may take for ever
+            check_regular(self.path)  # opening a pipe, for example, could block forever
             sync(self.path, self._file or self._open())
         return self.entries()
 
     def damaged(self) -> tuple[int, int] | None:
-        """The number of the first invalid line, and how many lines after it are left out as well; None if all are
-        valid, or only the last was cut off, which was never acknowledged.
+        """Number of the first damaged line, and number of complete lines after it, which are not read either.
+
+        None if all lines are valid, or if only the last one was cut off. (Such a line was never acknowledged.)
         """
-        held = len(self.entries())
+        valid = len(self.entries())
         lines = read_regular(self.path).split(b"\n") if self.path.exists() else [b""]
         complete = len(lines) - 1
-        return (held + 1, complete - held - 1) if complete > held else None
+        return (valid + 1, complete - valid - 1) if complete > valid else None
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Write entries and wait until they are on the disk; inside `together`, its end waits."""
+        """Append entries, and wait until they are on the disk. Inside `together`, its end waits."""
         with naming(self.path):
             file = self._file or self._open()
             file.write(b"".join(_line(entry) for entry in entries))
@@ -66,7 +69,7 @@ class Journal:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Wait once, at the end, until all that is appended in the block is on the disk."""
+        """Sync once at the end of the block, instead of after each `append` in it."""
         self._together = True
         try:
             yield
@@ -76,7 +79,7 @@ class Journal:
                 self._sync()
 
     def set_aside(self) -> Path:
-        """Rename the file to ``….stale``, so that the journal is empty again; returns its new path."""
+        """Rename the file to ``….stale``, which leaves the journal empty; returns the new path."""
         self.close()
         stale = self.path.with_name(f"{self.path.name}.stale")
         self.path.replace(stale)
@@ -84,6 +87,7 @@ class Journal:
         return stale
 
     def close(self) -> None:
+        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -107,7 +111,7 @@ class Journal:
         return self._file
 
     def _scan(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Valid entries, each with the file position after it."""
+        """Yield each valid entry with the file position after it."""
         if not self.path.exists():
             return
         check_regular(self.path)
@@ -127,7 +131,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None if it is invalid."""
+    """Parse a line into its entry; None if the line is invalid."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None

@@ -1,4 +1,4 @@
-"""The lines of an iteration's journal (`solrl_ray.storage.journal`), written and read."""
+"""Entries of an iteration's journal (`solrl_ray.storage.journal`): conversion to and from records."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
 
 
 def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """For an iteration explored ahead: what was explored, and what followed from its last ``revision``."""
+    """Split the entries of an iteration that was explored ahead.
+
+    Returns the ``explore`` entries, and the others from the last ``revision`` on.
+    """
     revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
     explored = [entry for entry in entries if entry["kind"] == "explore"]
-    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "explore"] if revisions else []
-    return explored, made
+    later = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "explore"] if revisions else []
+    return explored, later
 
 
 def plan_entry(plan: IterationPlan) -> dict[str, Any]:
-    """All of it, as JSON has it."""
+    """All fields of a plan, as JSON."""
     entry: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     weights = entry["selection"].pop("reward_weights")
-    if weights:  # as in journals of earlier versions
+    if weights:  # the key that earlier versions wrote
         entry["selection"]["weights"] = weights
     return entry
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers differ at most in the bytes of the sampling policy and the workers' score classes."""
+    """True if two headers are equal except for the bytes of the sampling policy and the score classes of workers."""
     any_workers = {"policy_digest": "", "score_class": ""}
     plans = [{**header, "plan": header.get("plan", {}) | any_workers} for header in (one, other)]
     return plans[0] == plans[1]
 
 
 def maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
-    """What differs in the journal of `stale`."""
+    """Describe the origin of a stale journal: how its header differs from the current one."""
     if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
         return "another revision's bytes"
     return "workers of other score classes (another device, thread count or library), or with other prompts"
 
 
 def unit_entry(result: UnitResult) -> dict[str, Any]:
+    """The entry of an accepted result. Scores are stored as hexadecimal float32, so that their bits are exact."""
     return {
         "kind": result.unit.stage,
         "prompt": result.unit.prompt_id,
@@ -59,7 +63,8 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    columns: dict[str, Any] = {each.name: _column(entry, each) for each in fields(Scores) if each.name in entry}
+    """The result in an entry of `unit_entry`."""
+    columns: dict[str, Any] = {column.name: _column(entry, column) for column in fields(Scores) if column.name in entry}
     return UnitResult(
         **columns,
         unit=WorkUnit(
@@ -82,7 +87,7 @@ def _hex(values: Sequence[float]) -> str:
 
 
 def _column(entry: dict[str, Any], column: Field[Any]) -> tuple[Any, ...]:
-    """A column of `Scores`."""
+    """Read a column of `Scores` from an entry."""
     raw = bytes.fromhex(entry[column.name])
     numbers = struct.unpack(f"<{len(raw) // 4}f", raw)
     size = len(numbers) // len(entry["indices"])
@@ -91,6 +96,7 @@ def _column(entry: dict[str, Any], column: Field[Any]) -> tuple[Any, ...]:
 
 
 def selection_entry(selection: Selection) -> dict[str, Any]:
+    """The entry of a selection: the indices of its best and worst seeds."""
     return {
         "kind": "selection",
         "prompt": selection.prompt_id,

@@ -1,7 +1,6 @@
-"""Finds where a run continues (the newest valid checkpoint, the measurements up to it), and refuses other prompts than
-it began with.
+"""Finds the point where a run resumes: its newest valid checkpoint and the metrics up to it. Also checks its prompts.
 
-What its configuration may change is decided by `solrl_ray.storage.continuation`.
+`solrl_ray.storage.continuation` decides which configuration keys may change.
 """
 
 from __future__ import annotations
@@ -19,43 +18,45 @@ from solrl_ray.records import Prompt
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # takes seconds; what is checked before a plan does not need it
+if TYPE_CHECKING:  # importing it takes seconds, and the checks before a plan do not need it
     from solrl_ray.learning.state import LearnerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
+    """The point where a run starts or continues."""
+
     updates: int
-    """Updates done; also the next iteration."""
+    """Number of updates made; also the number of the next iteration."""
     state: LearnerState | None
-    """None at the very start."""
+    """Learner state of the checkpoint; None for a new run without warm start."""
     iterations: list[IterationMetrics]
     evaluations: list[EvaluationMetrics]
     seconds: float
-    """Wall seconds of the run so far, from its metrics."""
+    """Wall-clock seconds of the run so far, from its metrics."""
     notes: tuple[str, ...] = ()
-    """For the user: damaged checkpoints that were passed over."""
+    """Sentences for the user about damaged checkpoints that were skipped."""
 
 
 def resume_point(folder: RunFolder, *, iterations: int, init: str = "", staleness: int = 0) -> ResumePoint:
-    """Find it, and drop what lies beyond it. A new run begins at 0.
+    """Find the point where the run continues, and remove files from after it. A new run begins at 0 updates.
 
     Args:
-        iterations: total of the run.
-        init: what the run was warm-started from, which means that it has a checkpoint of 0 updates.
+        iterations: planned iterations of the run.
+        init: `run.init`. If not empty, the run must have a checkpoint of 0 updates.
         staleness: `rollout.max_staleness`.
 
     Raises:
-        UserError: more updates than `iterations` were made, or the warm start was never written to the folder. Nothing
-            was dropped.
-        RunError: metrics of an iteration in a checkpoint are missing. Nothing was dropped.
+        UserError: more updates than `iterations` were made, or the warm start was never written to the folder. No file
+            is removed.
+        RunError: metrics of an iteration before the checkpoint are missing. No file is removed.
     """
     updates, state, notes = newest_state(folder.checkpoints(), folder.path)
     folder.check_length(iterations, updates)
     if init and state is None:
-        raise UserError(f"{folder.path} lacks its initial state, from {init}; start the run again")
+        raise UserError(f"{folder.path} has no checkpoint of its initial state (from {init}); start the run again")
     measured, evaluations = _measured(folder, updates)
-    # In this order: a checkpoint that could not be read may be readable next time, and needs its metrics.
+    # In this order: a checkpoint that could not be read now may be readable later, and then needs its metrics.
     folder.drop_beyond(updates, staleness=staleness)
     folder.rewind_metrics(updates)
     seconds = measured_seconds(measured, evaluations)
@@ -65,9 +66,10 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
 
 
 def check_readable(folder: RunFolder, config: Config) -> None:
-    """What a resumed run reads besides checkpoints and journals; changes nothing.
+    """Check all files that a resumed run reads, except checkpoints and journals. Changes nothing.
 
-    Raises UserError: a damaged file, other prompts than the run began with, more updates than `run.iterations`.
+    Raises UserError if a file is damaged, if the prompts are not those that the run began with, or if more updates were
+    made than `run.iterations`.
     """
     folder.check_length(config.run.iterations, max((updates for updates, _ in folder.checkpoints()), default=0))
     folder.read_metrics()
@@ -77,30 +79,30 @@ def check_readable(folder: RunFolder, config: Config) -> None:
 
 
 def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
-    """Record a run's prompts when it begins, and return them: ``train``, and the evaluated ones of ``heldout``.
+    """Read the prompts of a run: ``train``, and those of ``heldout`` that are evaluated. Record them if the run begins.
 
-    Raises UserError if it began with others: each iteration's choice, and the meaning of evaluation rewards, would
-    change silently.
+    Raises UserError if the run began with other prompts. They would silently change which prompts an iteration chooses,
+    and what evaluation rewards mean.
     """
     shapes = config.model.shapes
     used = {
         "train": read_prompts(config.prompts.train, "prompts.train", shapes),
         "heldout": read_prompts(config.prompts.heldout, "prompts.heldout", shapes)[: config.evaluation.prompts],
     }
-    now = {part: {"prompts": len(found), "digest": prompts_digest(found)} for part, found in used.items()}
+    now = {name: {"prompts": len(prompts), "digest": prompts_digest(prompts)} for name, prompts in used.items()}
     if not folder.prompts.is_file():
         replace_file(folder.prompts, json.dumps(now, indent=1).encode())
         return used
-    mend = "remove it, if the prompts are those that the run began with"
-    was = read_json(folder.prompts, mend)
-    parts = was.values() if isinstance(was, dict) and was.keys() == now.keys() else (None,)
-    if not all(isinstance(part, dict) and "prompts" in part for part in parts):
-        raise UserError(f"{folder.prompts} does not say what the run began with; {mend}.")
-    for part in (part for part in now if now[part] != was[part]):
+    fix = "remove it, if the prompts are those that the run began with"
+    was = read_json(folder.prompts, fix)
+    entries = was.values() if isinstance(was, dict) and was.keys() == now.keys() else (None,)
+    if not all(isinstance(entry, dict) and "prompts" in entry for entry in entries):
+        raise UserError(f"{folder.prompts} does not contain the prompts that the run began with; {fix}.")
+    for name in (name for name in now if now[name] != was[name]):
         raise UserError(
-            f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
-            f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by texts, pictures "
-            f"and order); put the file back, or begin another run with --from {folder.path}"
+            f"prompts.{name} is {getattr(config.prompts, name)!r}, whose prompts are not those that the run in "
+            f"{folder.path} began with ({was[name]['prompts']} then, {now[name]['prompts']} now; texts, images and "
+            f"order must be the same). Restore the file, or begin another run with --from {folder.path}"
         )
     return used
 

@@ -1,4 +1,4 @@
-"""The folder of a run: paths and formats of its files, how it is begun, pruned, and cut back for a resumed run."""
+"""The folder of a run: paths and formats of its files, creation, pruning, and rewinding for a resumed run."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from solrl_ray.storage.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.storage.folder_lock import FolderLock, unwritable
 from solrl_ray.storage.journal import Journal
 
-if TYPE_CHECKING:  # takes seconds; paths do not need it
+if TYPE_CHECKING:  # importing it takes seconds, and paths do not need it
     from solrl_ray.learning.state import LearnerState
 
 RESUME_PATIENCE = 20.0
-"""Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
+"""Seconds that a resumed run waits for the lock of its folder: the cluster of a killed driver takes a moment to end."""
 STARTS = "starts.json"
 SUMMARY_FILE = "summary.json"
 PLAN_FILE = "plan.txt"
 RAY_LOG = "ray.log"
-"""Ray's messages to the command."""
+"""File with Ray's messages to the command."""
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "events.jsonl",
@@ -62,67 +62,74 @@ _BEFORE_TRAINING = (
     RAY_LOG,
     STARTS,
 )
-"""Files that a run writes before its first preview is journaled."""
+"""Files and folders that a run writes before its first preview is journaled."""
 JOURNALS = 16
-"""Iterations before the checkpoints that a run may go back to, whose journals stay for who wants to read them."""
+"""Number of iterations before the oldest recent checkpoint whose journals are kept for inspection."""
 _NUMBERED = re.compile(r"(?:iteration|updates)-([0-9]{6,})(?:[-.].*)?")
 Measured = IterationMetrics | EvaluationMetrics
-"""A line of ``metrics.jsonl``."""
+"""Record in a line of ``metrics.jsonl``."""
 _KINDS: dict[str, type[Measured]] = {"iteration": IterationMetrics, "evaluation": EvaluationMetrics}
-"""By its ``event``."""
+"""Value of ``event`` in a line of ``metrics.jsonl`` → type of the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A command that began or resumed a run."""
+    """A command that started or resumed a run."""
 
     when: str
-    """UTC, ISO 8601."""
+    """Time, UTC, ISO 8601."""
     host: str
+    """Name of the machine."""
     command: str
+    """Command line, quoted for a shell."""
 
 
 class Unreadable(Exception):
-    """A stored group is missing, incomplete or altered."""
+    """A stored group is missing, incomplete or damaged."""
 
 
 class RunFolder:
-    """Paths and formats of one run folder. Its only state is the lock."""
+    """Paths and formats of the files in one run folder. The only state is the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
-        """Events of all processes that worked on the run; only ever appended to."""
+        """Events of all processes that worked on the run. Append-only."""
         self.prompts = path / "prompts.json"
-        """The prompts with which the run began: see `resume.check_prompts`."""
+        """Digest and number of the prompts that the run began with; see `resume.check_prompts`."""
         self.embeddings = path / "embeddings"
         self.evaluations = path / "evaluations"
         self.references = self.evaluations / "references"
-        """Reference pictures of the prompts whose pictures evaluations keep."""
+        """Reference images of the prompts whose samples the evaluations keep."""
         self.lora = path / "lora"
         self.lora_best = path / "lora_best"
         self.lock = FolderLock(path)
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
+        """The folder ``<run.root>/<run.name>``."""
         return cls(located(config.run.root, "run.root") / config.run.name)
 
-    # Claiming it
+    # Creation and locking
 
     def create(self, config: Config, *, resume: bool, first: LearnerState | None = None) -> None:
-        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml` and the
-        number of its format.
+        """Create the folder of a new run, or check the folder of a run to resume. Locks it, and writes `config.yaml`
+        and the format number.
 
-        A run has begun once something was journaled or trained. What an earlier attempt left is removed, so that the
-        corrected command can be repeated.
+        A run has begun once something was journaled or trained. Files from an attempt that never got this far are
+        removed, so that a corrected command can be run again.
 
-        `first`: the state that a warm-started run begins with. Raises UserError: a new run into a folder with a run, a
-        resume of a folder without one or with more updates than `run.iterations`, another format, a folder in use, one
-        that cannot be written, or less free disk space than `checkpoints.min_free_gb`.
+        Args:
+            resume: whether to resume the run in the folder.
+            first: the initial state of a warm-started run.
+
+        Raises UserError for a new run if the folder already has a run; for a resumed run if the folder has none, has
+        another format, or has more updates than `run.iterations`. In both cases also if the folder is in use or cannot
+        be written, or if the disk has less free space than `checkpoints.min_free_gb`.
         """
         if resume and not (self.path / "config.yaml").exists():
-            raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
+            raise UserError(f"there is nothing to resume: {self.path} has no config.yaml")
         if resume:
             check_format(self.path)
         try:
@@ -149,7 +156,7 @@ class RunFolder:
             raise
 
     def settle(self, config: Config) -> None:
-        """Write into `config.yaml` what the run's cards have decided and a resumed run keeps.
+        """Write the values to `config.yaml` that depend on the run's GPUs and that a resumed run must keep.
 
         Raises UserError if it cannot be written.
         """
@@ -160,46 +167,46 @@ class RunFolder:
             raise unwritable(self.path, error) from None
 
     def sync_folders(self) -> None:
-        """Sync all folders and names to the disk: a killed process may not have waited for it."""
+        """Sync the run folder and its subfolders to the disk, because a killed process may not have done so."""
         make_folder(self.path)
-        for folder in (self.path, *(each for each in self.path.iterdir() if each.is_dir())):
+        for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
             sync_folder(folder)
 
     def check_length(self, iterations: int, updates: int) -> None:
-        """Raises UserError if more has been trained than `iterations`."""
+        """Raise UserError if the run has made more `updates` than its `iterations`."""
         if iterations < updates:
             raise UserError(
                 f"run.iterations is {iterations}, but {self.path} has made {updates} updates already; "
-                f"it must be at least {updates}"
+                f"set it to at least {updates}"
             )
 
     def resume_command(self, address: str | None = None) -> str:
-        """The command that continues the run, on the cluster at `address`."""
+        """The shell command that continues the run, on the Ray cluster at `address` if given."""
         return shlex.join(["solrl", "train", "--resume", str(self.path), *(["--address", address] if address else [])])
 
     def note_start(self, command: Sequence[str]) -> None:
-        """Record when, where and with which command the run begins or continues."""
+        """Record time, machine and command of a start or resume."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        program, *rest = command or ("",)
+        program, *arguments = command or ("",)
         name = Path(program).name
         module = ["python", "-m", Path(program).parent.name]  # of `python -m solrl_ray`
-        words = [*(module if name == "__main__.py" else [name] if name else []), *rest]
+        words = [*(module if name == "__main__.py" else [name] if name else []), *arguments]
         start = Start(when=when, host=os.uname().nodename, command=shlex.join(words))
-        starts = [asdict(each) for each in (*self.starts(), start)]
+        starts = [asdict(recorded) for recorded in (*self.starts(), start)]
         replace_file(self.path / STARTS, json.dumps(starts, indent=1).encode())
 
     def starts(self) -> tuple[Start, ...]:
-        """Oldest first. Raises UserError if the file is damaged."""
+        """All starts and resumes, oldest first. Raises UserError if the file is damaged."""
         path = self.path / STARTS
         return read_record(path, tuple[Start, ...], "remove it") if path.is_file() else ()
 
     @property
     def begun(self) -> bool:
-        """Whether something was journaled or trained, so that it can be resumed."""
+        """True if something was journaled or trained, so that the run can be resumed."""
         return any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl"))
 
     def check_new(self, config: Config) -> None:
-        """Raises UserError if there is a run already."""
+        """Raise UserError if the folder already has a run that has begun."""
         if self.begun:
             raise UserError(
                 f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
@@ -209,7 +216,7 @@ class RunFolder:
     def _start_over(self, config: Config) -> None:
         self.check_new(config)
         if not (self.path / "config.yaml").exists():
-            return  # other files are not ours
+            return  # files in it are not from an earlier attempt
         for name in _BEFORE_TRAINING:
             remove(self.path / name)
         remove(self.checkpoint(0))
@@ -217,9 +224,11 @@ class RunFolder:
     # Paths
 
     def journal(self, iteration: int) -> Journal:
+        """The journal of an iteration."""
         return Journal(self.path / "journal" / f"iteration-{iteration:06d}.jsonl")
 
     def checkpoint(self, updates: int) -> Path:
+        """Folder of the checkpoint after `updates` updates."""
         return self.path / "checkpoints" / f"iteration-{updates:06d}"
 
     def checkpoints(self) -> list[tuple[int, Path]]:
@@ -227,13 +236,15 @@ class RunFolder:
         return _iterations(self.path / "checkpoints")
 
     def prune(self, checkpoints: Checkpoints, best: Collection[int] = ()) -> None:
-        """Remove the checkpoints that `checkpoints` does not keep, the samples that the newest ones contain, and
-        journals of more than `JOURNALS` iterations before. Those after `best` updates are kept.
+        """Remove files that are no longer needed.
+
+        These are checkpoints outside the retention policy `checkpoints` (those after `best` updates are kept), samples
+        of iterations before the newest checkpoints, and journals that are `JOURNALS` iterations older than these.
         """
-        there = dict(self.checkpoints())
-        for updates in there.keys() - retained(there, checkpoints, best):
-            remove(there[updates])
-        oldest = min(sorted(there)[-checkpoints.keep :], default=0)
+        stored = dict(self.checkpoints())
+        for updates in stored.keys() - retained(stored, checkpoints, best):
+            remove(stored[updates])
+        oldest = min(sorted(stored)[-checkpoints.keep :], default=0)
         for iteration, folder in _iterations(self.path / "samples"):
             if iteration < oldest:
                 remove(folder)
@@ -243,17 +254,17 @@ class RunFolder:
                 remove(path)
 
     def drop_beyond(self, updates: int, *, staleness: int = 0) -> None:
-        """Remove what follows from updates after `updates`: a resumed run makes it again, maybe with other bytes.
+        """Remove files from after update `updates`. A resumed run writes them again, possibly with other bytes.
 
-        The journal and the samples of iteration `updates` stay: the run continues inside that iteration. A checkpoint
-        beyond is one that could not be read; it is renamed to ``….damaged``.
+        The journal and the samples of iteration `updates` stay, because the run continues inside that iteration. Later
+        checkpoints are those that could not be read; they are renamed to ``….damaged``.
 
-        `staleness`: iterations beyond whose journals stay as well: their exploring revisions exist.
+        `staleness`: number of later iterations whose journals stay too, because their exploring revisions exist.
         """
-        if _ended_after(self.path / SUMMARY_FILE) > updates:  # or the run would seem to be over before it is evaluated
+        if _ended_after(self.path / SUMMARY_FILE) > updates:  # else the run would seem finished
             remove(self.path / SUMMARY_FILE)
-        for updates_there, folder in self.checkpoints():
-            if updates_there > updates:
+        for later, folder in self.checkpoints():
+            if later > updates:
                 remove(damaged := folder.with_name(f"{folder.name}.damaged"))
                 folder.rename(damaged)
                 sync_folder(folder.parent)
@@ -266,7 +277,7 @@ class RunFolder:
     # Samples
 
     def save_group(self, group: SampleGroup) -> None:
-        """Store a regenerated group, so that a resumed run need not make it again."""
+        """Store a regenerated group, so that a resumed run need not regenerate it."""
         import safetensors.torch
 
         header = {
@@ -286,9 +297,9 @@ class RunFolder:
         replace_file(self._group_path(group.iteration, group.prompt_id), content)
 
     def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
-        """Read a stored group; only its digest shows whether its bytes are the stored ones.
+        """Read a stored group. This does not verify its bytes; compare the digest to find altered ones.
 
-        Raises Unreadable if it is missing, or no group.
+        Raises Unreadable if the file is missing or has no valid group.
         """
         from solrl_ray.common import safetensors_file
 
@@ -304,14 +315,14 @@ class RunFolder:
                 revision=header["revision"],
                 prompt_id=prompt_id,
                 indices=tuple(header["indices"]),
-                **{each.name: _column(header[each.name]) for each in fields(Scores) if each.name in header},
+                **{column.name: _column(header[column.name]) for column in fields(Scores) if column.name in header},
                 latents=tensors["latents"],
                 shape=SampleShape(*header["shape"]) if "shape" in header else None,
                 trajectory=trajectory,
                 seconds=header["seconds"],
                 worker=header["worker"],
             )
-        # Errors that altered bytes can cause: no key, no list, another type.
+        # All errors that altered bytes can cause: a missing key, no list, another type.
         except (OSError, RunError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise Unreadable(f"{path} cannot be read: {error}") from error
 
@@ -321,13 +332,13 @@ class RunFolder:
     # Metrics
 
     def append_metrics(self, record: Measured) -> None:
-        """Add one record and wait until it is on the disk."""
+        """Append one record and wait until it is on the disk."""
         _append(self.metrics, _line(record))
 
     def read_metrics(self) -> list[Measured]:
-        """All records; an incomplete last line is left out.
+        """All records, oldest first. An incomplete last line is skipped.
 
-        Raises UserError if another line has a wrong checksum, or is no record.
+        Raises UserError if another line has a wrong checksum or is not a valid record.
         """
         if not self.metrics.exists():
             return []
@@ -335,45 +346,47 @@ class RunFolder:
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[Measured]:
-        """The records of the first `updates` updates: a resumed run measures the later ones again."""
+        """The records up to update `updates`. A resumed run measures the later ones again."""
         return [r for r in self.read_metrics() if r.iteration < updates + isinstance(r, EvaluationMetrics)]
 
     def rewind_metrics(self, updates: int) -> None:
-        """Keep only the result of `read_metrics_until`."""
+        """Truncate the file to the records of `read_metrics_until`."""
         if self.metrics.exists():
             replace_file(self.metrics, b"".join(map(_line, self.read_metrics_until(updates))))
 
     # Events
 
     def append_events(self, *events: Event) -> None:
-        """Add events and wait until they are on the disk, after a line that a killed process left incomplete."""
+        """Append events and wait until they are on the disk. A line that a killed process left incomplete is ended
+        first.
+        """
         held = self.events.read_bytes() if self.events.exists() else b""
         lines = "".join(json.dumps(asdict(event)) + "\n" for event in events)
         _append(self.events, b"\n" * (held[-1:] not in (b"", b"\n")) + lines.encode())
 
     def note_end(self, what: str) -> None:
-        """Record why a command ended before its run."""
+        """Record an event with the reason why a command ended before its run was complete."""
         iteration = max((updates for updates, _ in self.checkpoints()), default=0)
         self.append_events(Event.now(iteration, "end", what))
 
     def read_events(self) -> tuple[Event, ...]:
-        """All events, oldest first; incomplete and damaged lines are left out, since no result depends on them."""
-        found = []
+        """All events, oldest first. Incomplete and damaged lines are skipped, since no result depends on events."""
+        events = []
         for line in self.events.read_bytes().splitlines() if self.events.is_file() else ():
             with suppress(ValueError, RecursionError, UserError):
-                found.append(as_record(Event, json.loads(line), str(self.events)))
-        return tuple(found)
+                events.append(as_record(Event, json.loads(line), str(self.events)))
+        return tuple(events)
 
 
 class EventLog:
-    """The events of one process, stored once each though an abandoned thread may still be storing."""
+    """The events of one process. Each is stored exactly once, even if an abandoned thread is still writing."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.all: list[Event] = []
         self._folder, self._stored, self._turn = folder, 0, Lock()
 
     def store(self) -> None:
-        """Write those that are not in ``events.jsonl`` yet."""
+        """Append the events that are not in ``events.jsonl`` yet."""
         with self._turn:
             if new := self.all[self._stored :]:
                 self._folder.append_events(*new)
@@ -381,7 +394,7 @@ class EventLog:
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """Add lines to a file, and wait until they are on the disk."""
+    """Append lines to a file and wait until they are on the disk."""
     created = not path.exists()
     with path.open("ab") as file:
         file.write(lines)
@@ -392,13 +405,13 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:
-    """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
+    """(number, path) of the subfolders named like ``iteration-000020``, in ascending order; others are ignored."""
     named = ((number_of(path.name), path) for path in folder.glob("iteration-*"))
     return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
 
 
 def _ended_after(summary: Path) -> int:
-    """Updates after which it was written; 0 if there is none, or if it is damaged, which is told when it is read."""
+    """Number of updates in a summary; 0 if it is missing or damaged (the error is reported when it is read)."""
     try:
         return int(parse(read_regular(summary))["iterations"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -406,7 +419,7 @@ def _ended_after(summary: Path) -> int:
 
 
 def _column(values: list[Any]) -> tuple[Any, ...]:
-    """A column of `Scores`, as JSON has it."""
+    """Convert a column of `Scores` from JSON: lists to tuples."""
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
@@ -421,5 +434,5 @@ def _record(line: bytes, where: str) -> Measured:
         raise UserError(f"{where} is damaged: {error}.") from error
     event = values.pop("event", None)
     if event not in _KINDS:
-        raise UserError(f"{where} holds the event {event!r}; known are {' and '.join(map(repr, _KINDS))}.")
+        raise UserError(f"{where} has the event {event!r}; it must be {' or '.join(map(repr, _KINDS))}.")
     return as_record(_KINDS[event], values, where)

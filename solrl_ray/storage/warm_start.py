@@ -1,8 +1,8 @@
-"""A run's first policy if it is not the base: from another run, a checkpoint, or a LoRA file.
+"""Warm start: the first policy of a run, taken from another run, a checkpoint or a LoRA file.
 
-    run.init ──► factors (default, old, EMA), moments 0 ──► checkpoint of 0 updates in the new run's own folder
+    run.init ──► factors (default, old, EMA), moments 0 ──► checkpoint of 0 updates in the new run's folder
 
-Resuming reads that checkpoint and never `run.init` again.
+A resumed run reads that checkpoint and never reads `run.init` again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     """Read `run.init`.
 
     Returns:
-        The configuration with `run.init_digest`, and the state of 0 updates that the run begins with. A run gives its
-        three policies; a LoRA file is used for all three.
+        The configuration with `run.init_digest` set, and the initial state (0 updates). A run or checkpoint provides
+        all three policies; a LoRA file is used for all three.
 
-    Raises UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank or base, a run of another
-    alpha, or its digest is not `run.init_digest`.
+    Raises UserError if `run.init` is not a run, checkpoint or LoRA file, is damaged, has another rank, base or (for a
+    run) alpha, or if its digest differs from `run.init_digest`.
     """
     init = config.run.init
     named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"
@@ -56,14 +56,14 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_targets(factors, config.model.lora, network, named)
         state = LearnerState.first(factors)
     else:
-        problem = f"a folder of another kind, with no {FILE} or {PEFT_FILE}" if path.exists() else "which is not there"
-        raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
+        problem = f"which has no {FILE} or {PEFT_FILE}" if path.exists() else "which does not exist"
+        raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of a run, or a LoRA file.")
     mean, square = zeros_like(state.default), zeros_like(state.default)
     state = replace(state, updates=0, steps=0, rollbacks=0, exp_avg=mean, exp_avg_sq=square)
     try:
         state.check_fits(factor_shapes(config))
     except UserError as error:
-        raise UserError(f"{named}, a LoRA of another base or other targets: {error}") from error
+        raise UserError(f"{named}, a LoRA for another base model or other targets: {error}") from error
     digest = lora_digest(state.default)
     if config.run.init_digest not in ("", digest):
         raise UserError(f"{named}, whose digest is {digest}, but run.init_digest is {config.run.init_digest}.")
@@ -71,7 +71,10 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
 
 
 def network_of(model: Model, key: str = "model.path") -> Network:
-    """The configured transformer; reads no weight. `key`: where `model.path` was given."""
+    """Names and output sizes of the linears of the configured transformer, without reading weights.
+
+    `key`: configuration key to name in errors.
+    """
     family = models.family(model)
     modules = family.skeleton(model, key).named_modules()
     rows = {path: module.out_features for path, module in modules if isinstance(module, nn.Linear)}
@@ -79,7 +82,7 @@ def network_of(model: Model, key: str = "model.path") -> Network:
 
 
 def factor_shapes(config: Config) -> dict[str, torch.Size]:
-    """Shapes of the configured model's LoRA factors, by name; reads no weight."""
+    """Name → shape of the LoRA factors of the configured model, without reading weights."""
     skeleton = models.family(config.model).skeleton(config.model, "model.path")
     shapes = {}
     for path, linear in touched_linears(skeleton, config.model.lora.targets).items():
@@ -91,34 +94,35 @@ def factor_shapes(config: Config) -> dict[str, torch.Size]:
 def _newest(run: Path, named: str) -> LearnerState:
     state = newest_told(RunFolder(run).checkpoints(), run)
     if state is None:
-        raise UserError(f"{named}, a run that has no checkpoint yet.")
+        raise UserError(f"{named}, a run that has no checkpoint yet; wait for its first update.")
     return state
 
 
-def _check_base(found: Model, wanted: Model, named: str) -> None:
-    """Only a run records its base; a LoRA file does not."""
-    if (found.family, found.path) != (wanted.family, wanted.path):
+def _check_base(source: Model, wanted: Model, named: str) -> None:
+    """Check the base model of a run. (A LoRA file does not record its base model.)"""
+    if (source.family, source.path) != (wanted.family, wanted.path):
         raise UserError(
-            f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "
-            "a LoRA goes with the base that it was trained on."
+            f"{named}, a run on {source.family} {source.path!r}, but this run is on {wanted.family} {wanted.path!r}. "
+            "A LoRA only works with the base model that it was trained on."
         )
 
 
 def _check_targets(factors: Tensors, lora: Lora, network: Network, named: str) -> None:
-    """Refuse a file of other linears than the targets, with those that are its own if there are such."""
+    """Check that a LoRA file has the linears that the targets name. The error suggests fitting targets if any exist."""
     linears = {name.rpartition(".")[0] for name in factors}
-    other = linears ^ {path for path in network.rows if ends_in(path, lora.targets)}
-    if not other:
+    differing = linears ^ {path for path in network.rows if ends_in(path, lora.targets)}
+    if not differing:
         return
     ends = sorted({re.sub(r"^.*?\.\d+\.", "", path) for path in linears})
     fits = linears == {path for path in network.rows if ends_in(path, ends)}
     fitting = f"; it has those of model.lora.targets=[{', '.join(ends)}]" if fits else ""
-    raise UserError(f"{named}, a LoRA of other linears than model.lora.targets names, such as {min(other)}{fitting}.")
+    raise UserError(f"{named}, a LoRA of other linears than model.lora.targets, such as {min(differing)}{fitting}.")
 
 
-def _check_lora(found: Lora, wanted: Lora, named: str) -> None:
-    if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
+def _check_lora(source: Lora, wanted: Lora, named: str) -> None:
+    """Check that a run has the configured rank and alpha."""
+    if (source.rank, source.alpha) != (wanted.rank, wanted.alpha):
         raise UserError(
-            f"{named}, a LoRA of rank {found.rank} and alpha {found.alpha:g}; model.lora must have the same, it has "
-            f"rank {wanted.rank} and alpha {wanted.alpha:g}."
+            f"{named}, a LoRA of rank {source.rank} and alpha {source.alpha:g}, but model.lora sets rank {wanted.rank} "
+            f"and alpha {wanted.alpha:g}; use the values of the LoRA."
         )

@@ -1,1 +1,1 @@
-"""The small world that the demo trains."""
+"""The testbed: a small synthetic world of captions and images, which the demo trains on."""

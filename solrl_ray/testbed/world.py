@@ -1,12 +1,12 @@
-"""The small world: captions from a grammar, and the pictures they describe, drawn by code.
+"""The testbed's world: captions from a grammar, and code that draws the images they describe.
 
 A scene is one object, or two in a spatial relation, on a plain background::
 
     a large red circle on black
     a small blue ring left of a large green cross on white
 
-Pictures are 32 × 32 RGB, anti-aliased from signed distances. What the caption leaves open (exact positions and sizes)
-comes from eight numbers in (0, 1), so a picture is a pure function of scene and numbers.
+Images are 32 × 32 RGB, anti-aliased with signed distances. Exact positions and sizes, which the caption leaves open,
+come from eight numbers in (0, 1). So an image is a pure function of the scene and these numbers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch
 from solrl_ray.records import Address
 
 RESOLUTION = 32
-"""Height and width of a picture, pixels."""
+"""Height and width of an image, in pixels."""
 
 JITTERS = 8
-"""Uniform numbers of a picture: dx, dy and size of each object; the fourth moves both objects across the
-relation's axis, the eighth is not used."""
+"""Number of uniform random numbers per image: dx, dy and size of each object at 0–2 and 4–6. The fourth moves both
+objects perpendicular to the axis of the relation; the eighth is not used.
+"""
 
 SIZES: dict[str, float] = {"small": 0.22, "large": 0.40}
-"""Half extent of an object; the picture spans -1 to 1."""
+"""Half the extent of an object; the image spans -1 to 1."""
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.90, 0.10, 0.10),
@@ -40,7 +41,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 RELATIONS: dict[str, tuple[int, int]] = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
-"""Position of the first object, seen from the second; y grows downwards."""
+"""Direction (x, y) from the second object to the first; y points down."""
 
 BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "black": (0.03, 0.03, 0.03),
@@ -58,7 +59,7 @@ FIELD_VALUES: tuple[tuple[str, ...], ...] = (
     SHAPES,
     tuple(BACKGROUNDS),
 )
-"""The words of a scene. `Scene.fields` holds the number of objects, then an index into each of these."""
+"""Words of a scene. `Scene.fields` has the number of objects, then an index into each of these tuples."""
 
 _OBJECT = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 _CAPTION = re.compile(rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})", flags=re.ASCII)
@@ -75,6 +76,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
+        """The caption that `parse` reads as this scene."""
         count, *indices = self.fields
         size, colour, shape, relation, size2, colour2, shape2, background = (
             words[i] for words, i in zip(FIELD_VALUES, indices, strict=True)
@@ -89,7 +91,7 @@ def parse(caption: str) -> Scene:
     if match is None:
         raise ValueError(
             f"{caption!r} is not a caption of the testbed's world; "
-            "an example of one is 'a small red ring left of a large blue cross on white'"
+            "a valid one is 'a small red ring left of a large blue cross on white'"
         )
     words = match.groups()
     indices = [values.index(word) if word is not None else 0 for values, word in zip(FIELD_VALUES, words, strict=True)]
@@ -99,16 +101,21 @@ def parse(caption: str) -> Scene:
 def render(
     fields: torch.Tensor, jitter: torch.Tensor, resolution: int = RESOLUTION, centres: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Draws a batch of scenes.
+    """Draw a batch of scenes.
 
-    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1); resolution: pixels a side;
-    centres: float32 [B, 2 objects, (x, y)] in place of those that the relation gives.
-    Returns float32 [B, 3, resolution, resolution] in [0, 1], on the device of `fields`.
+    Args:
+        fields: int64 [B, 9], each row as `Scene.fields`.
+        jitter: float32 [B, 8] in (0, 1).
+        resolution: height and width of the images, in pixels.
+        centres: centres of the objects, float32 [B, 2 objects, (x, y)]; None: computed from the relation and `jitter`.
+
+    Returns:
+        float32 [B, 3, resolution, resolution] in [0, 1], on the device of `fields`.
     """
     device = fields.device
     grid = (torch.arange(resolution, device=device, dtype=torch.float32) + 0.5) * (2.0 / resolution) - 1.0
     y, x = torch.meshgrid(grid, grid, indexing="ij")
-    picture = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, resolution, resolution)
+    image = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, resolution, resolution)
     centres = _centres(fields, jitter) if centres is None else centres
     for number, first_field in ((0, 1), (1, 5)):
         size, colour, shape = fields[:, first_field], fields[:, first_field + 1], fields[:, first_field + 2]
@@ -119,14 +126,14 @@ def render(
         )
         cover = (0.5 - distance * (resolution / 2)).clamp(0.0, 1.0)
         cover = cover * (fields[:, 0] > number)[:, None, None]
-        picture = torch.lerp(picture, _palette(COLOURS, colour)[:, :, None, None], cover[:, None])
-    return picture
+        image = torch.lerp(image, _palette(COLOURS, colour)[:, :, None, None], cover[:, None])
+    return image
 
 
 def picture(text: str, address: Address) -> torch.Tensor:
-    """The real picture of caption `text`, its free numbers taken from `address`.
+    """The real image of the caption `text`; its free numbers are drawn at `address`.
 
-    Returns float32 [3, 32, 32] in [0, 1]. Raises ValueError if `text` is not a caption of this world.
+    Returns float32 [3, 32, 32] in [0, 1]. Raises ValueError if `text` is not a caption of the testbed.
     """
     from solrl_ray.sampling.noise import uniform
 
@@ -140,7 +147,7 @@ def _palette(colours: dict[str, tuple[float, float, float]], index: torch.Tensor
 
 
 def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
-    """Centres [B, 2 objects, (x, y)]: a single object is near the middle, two are on its two sides."""
+    """Centres of the objects, [B, 2 objects, (x, y)]: a single object is near the middle, two are on opposite sides."""
     directions = torch.tensor(list(RELATIONS.values()), device=fields.device, dtype=torch.float32)
     direction = directions[fields[:, 4]]
     across = direction.abs().flip(1) * 0.4 * (jitter[:, 3, None] - 0.5)
@@ -151,7 +158,7 @@ def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
 
 
 def _signed_distance(shape: torch.Tensor, x: torch.Tensor, y: torch.Tensor, extent: torch.Tensor) -> torch.Tensor:
-    """Distance to the outline of each row's shape, negative inside; all [B, H, W] but shape [B]."""
+    """Distance to the outline of each row's shape, negative inside. All tensors are [B, H, W], except `shape` [B]."""
     radius = torch.sqrt(x * x + y * y)
     circle = radius - extent
     square = torch.maximum(x.abs(), y.abs()) - 0.86 * extent

@@ -233,7 +233,7 @@ class Deaf:
 def test_a_driver_ends_with_a_sentence_when_its_controller_does_not_answer(tmp_path: Path) -> None:
     config = small_config(tmp_path, "deaf", "fleet.deadlines.start=0.5")
     controller = ray.remote(Deaf).options(num_cpus=0, max_concurrency=4).remote()
-    said = "^the controller did not answer 3 questions for progress; go on with --resume$"
+    said = "^the controller did not answer 3 requests for progress; go on with --resume$"
     with pytest.raises(RunError, match=said):
         launch.follow(controller, LiveView(plain=True), config, again="go on with --resume")
     ray.kill(controller)

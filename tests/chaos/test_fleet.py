@@ -88,7 +88,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             await until(lambda: sum("cannot work with the others" in message for message in scene.said) == 3)
             assert list(scene.explorers.workers) == ["explorer-0"]
             said = "\n".join(scene.said)
-            assert "explorer-1 and explorer-0 would score a unit differently" in said
+            assert "explorer-1 and explorer-0 would score the same unit differently" in said
             assert "explorer-2 cannot work with the others and was removed (model.path: no such folder)" in said
             assert "explorer-3.1 takes its place" in said
             assert "explorer-3.1 cannot work with the others and was removed (its worker is gone: " in said
@@ -99,7 +99,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             await until(lambda: scene.ready() == ["explorer-0", "explorer-4"])
             scene.explorers._deadlines = Deadlines(start=1.0)
             await scene.fleet.scale({"explorers": 3})
-            await scene.says("explorer-5 has found no place for 1 s, and waits; at work: 2")
+            await scene.says("explorer-5 has waited 1 s for free resources and still waits; 2 of its pool are working")
             await scene.fleet.scale({"explorers": 1})
             await scene.says("explorer-5 leaves after its present units")
             await scene.says("explorer-5 has left")
@@ -168,7 +168,7 @@ def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) 
         async with opened(tmp_path, mixed, "fleet.explorers.count=2"):
             await until(lambda: False)
 
-    with pytest.raises(RunError, match="workers of one pool must be alike") as caught:
+    with pytest.raises(RunError, match="all workers of a pool need the same kind of device") as caught:
         run(test)
     for words in ("explorer-0", "explorer-1", "device A", "device B"):
         assert words in str(caught.value)
@@ -274,7 +274,7 @@ def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(
             scene.ask([first, second])
             await until(lambda: len(scene.answers) == 2)
             assert scene.answers == {first.id: "explorer-0", second.id: "explorer-0.1"}
-            told = "{0} was lost ({0} was told to end by SIGTERM); {1} takes its place"
+            told = "{0} was lost ({0} received SIGTERM); {1} takes its place"
             assert told.format("explorer-0", "explorer-0.1") in scene.said
             idle = scene.explorers.workers["explorer-0.1"].actor.handle
             await idle.__ray_call__.remote(lambda _: os.kill(os.getpid(), signal.SIGTERM))
@@ -339,8 +339,8 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
             await until(lambda: scene.describe()["explorer-0"] == "explore p0")
             pool.resize(3)
             for name in ("explorer-1", "explorer-2"):
-                await scene.says(f"{name} has found no place for 1 s, and waits; at work: 1")
-            assert scene.describe()["explorer-1"] == "waiting for a place"
+                await scene.says(f"{name} has waited 1 s for free resources and still waits; 1 of its pool are working")
+            assert scene.describe()["explorer-1"] == "waiting for resources"
             assert pool.resize(2) == ["explorer-2"]
             await scene.says("explorer-2 has left")
             assert pool.leave_nodes([pool.workers["explorer-0"].node]) == [("explorer-0", "explorer-0.1")]

@@ -118,7 +118,7 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
     # The head is the run folder's node: who may leaves it, and the others work as long as it is there.
     drain(cluster.address, cluster.head_node.node_id)
     going = "the node of the run folder is leaving, and with it the controller, the selector and the text encoders: "
-    going += "go on with --resume"
+    going += "continue with --resume once the run has ended"
     wait_for(process, said, lambda: going in said.read_text())
     (tmp_path / "gate-2").touch()
     process.wait(patience(240.0))

@@ -165,7 +165,7 @@ def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path:
                 line.said.append(sentence)
                 line.client._seconds = SECONDS
 
-            line.client._tell = tell
+            line.client._report = tell
             first, second, *_ = (await line.client.open(PLAN)).units
             line.client._seconds = 1.0  # it has started: a start takes longer
             acknowledged = [line.bring(result(each)) for each in (second, first)]

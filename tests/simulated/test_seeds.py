@@ -182,7 +182,7 @@ def test_a_report_that_cannot_be_made_ends_no_finished_run(monkeypatch: pytest.M
     ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1))
     assert ended.digests == undisturbed(shape)
     assert not ended.errors
-    assert any("no report: no font; `solrl report /run` makes it" in told for told in ended.told)
+    assert any("the report was not written: no font; `solrl report /run` writes it" in told for told in ended.told)
 
 
 def test_a_simulated_run_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_after_a_damaged_checkpoint_a_run_that_explores_ahead_has_the_two_before
         assert ended.digests == undisturbed(plan.shape)
         assert not ended.errors
         told += ended.told
-    assert any("the checkpoint after 3 updates is passed over" in text for text in told)
+    assert any("the checkpoint after 3 updates is skipped" in text for text in told)
 
 
 @pytest.mark.parametrize("faults", [(), ("dies before", "hangs"), ("dies after", "dies before")])

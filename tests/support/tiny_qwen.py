@@ -64,8 +64,8 @@ def _vision_language(words: int, **tokens: int) -> Qwen2_5_VLForConditionalGener
     )
 
 
-def _transformer(blocks: int) -> QwenImageTransformer2DModel:
-    """Weights from the global generator."""
+def _transformer(blocks: int, *, zero_cond_t: bool = False) -> QwenImageTransformer2DModel:
+    """Weights from the global generator. `zero_cond_t`: references are at noise level 0, as in Qwen-Image-Edit-2511."""
     return QwenImageTransformer2DModel(
         in_channels=16,
         out_channels=4,
@@ -74,6 +74,7 @@ def _transformer(blocks: int) -> QwenImageTransformer2DModel:
         num_attention_heads=2,
         joint_attention_dim=32,
         axes_dims_rope=(4, 4, 8),
+        zero_cond_t=zero_cond_t,
     )
 
 
@@ -96,7 +97,7 @@ def build_qwen_image(folder: Path, *, blocks: int = 2, seed: int = 5) -> Path:
     return folder
 
 
-def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7) -> Path:
+def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7, zero_cond_t: bool = False) -> Path:
     """Write a Qwen-Image-Edit-class pipeline in float32, whose references are at least 32 pixels wide."""
     tokenizer = qwen_words(qwen_image_template(QwenImageEditPlusPipeline))
     processor = qwen_processor(tokenizer, max_pixels=512**2)
@@ -111,7 +112,7 @@ def build_qwen_image_edit(folder: Path, *, blocks: int = 2, seed: int = 7) -> Pa
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             processor=processor,
-            transformer=_transformer(blocks),
+            transformer=_transformer(blocks, zero_cond_t=zero_cond_t),
         )
     pipeline.save_pretrained(folder)
     return folder

@@ -35,7 +35,7 @@ def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
     assert digests(config) == digests(calm)
     assert newest.read_bytes() == whole
     assert (run / "checkpoints/iteration-000003.damaged/optimizer.safetensors").stat().st_size == len(whole) // 2
-    assert "the checkpoint after 3 updates is passed over" in capsys.readouterr().out
+    assert "the checkpoint after 3 updates is skipped" in capsys.readouterr().out
     for name in ("metrics.jsonl", "summary.json", "report.html"):
         assert (tmp_path / "copies/truncated" / name).read_bytes() == (run / name).read_bytes()
     copied = tmp_path / "copies/truncated/checkpoints/iteration-000003"

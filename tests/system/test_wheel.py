@@ -69,4 +69,4 @@ def test_the_demo_runs_by_its_name_in_an_empty_folder(installed: Path, tmp_path:
     page = html.unescape((tmp_path / "runs" / "demo" / "report.html").read_text())
     lines = page.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
     run([sys.executable, "-c", lines], tmp_path)  # as the report shows them
-    assert (tmp_path / "picture.png").stat().st_size
+    assert (tmp_path / "image.png").stat().st_size

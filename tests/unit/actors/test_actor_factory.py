@@ -16,9 +16,7 @@ def test_who_gives_places_back_does_not_wait_for_ever(
     monkeypatch.setattr(actor_factory, "RELEASE_SECONDS", 0.1)
     monkeypatch.setattr(actor_factory, "_release_placement_groups", lambda namespace: threading.Event().wait())
     actor_factory.release_placement_groups("solrl-demo")
-    said = (
-        "note: giving back what learners of solrl-demo had reserved passed its deadline of 0.1 s: Ray does not answer\n"
-    )
+    said = "note: releasing the placement groups of solrl-demo passed its deadline of 0.1 s: Ray does not answer\n"
     assert capsys.readouterr().out == said
 
 

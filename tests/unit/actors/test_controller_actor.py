@@ -49,7 +49,7 @@ def test_who_asks_a_run_that_is_still_opening_is_told_to_ask_again(
     config = small_config(tmp_path, "opening")
     front = ControllerActor(config, folder(config), ActorClasses())
     assert asyncio.run(front.progress()).state == "starting"
-    with pytest.raises(RunError, match=r"^the run is still looking for its last checkpoint; ask again in a moment$"):
+    with pytest.raises(RunError, match=r"^the run is still loading its last checkpoint; try again in a moment$"):
         asyncio.run(front.scale({"explorers": 2}))
 
 

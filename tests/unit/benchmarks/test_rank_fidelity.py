@@ -47,4 +47,4 @@ def test_another_configuration_needs_a_folder_of_its_own_for_its_result(
     with pytest.raises(SystemExit) as ended:
         rank_fidelity.main(given)
     assert ended.value.code == 2
-    assert "error: with CONFIG or --set --out is needed" in capsys.readouterr().err
+    assert "error: CONFIG and --set need --out" in capsys.readouterr().err

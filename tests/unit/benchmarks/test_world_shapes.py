@@ -96,14 +96,14 @@ def test_real_pictures_that_score_no_better_than_the_model_give_no_scale(
     content = {"done": True, "model": {"reward": 0.5}, "real": {"reward": 0.4}}
     (folder / "build.json").write_text(json.dumps(content))
     assert World(folder).scaled(0.6) == pytest.approx(0.55)
-    assert "reward is 0.400 for real pictures and 0.500 for the model's" in capsys.readouterr().out
+    assert "reward is 0.400 for real images and 0.500 for the model's" in capsys.readouterr().out
 
 
 def test_a_world_that_is_not_built_to_the_end_is_refused(tmp_path: Path) -> None:
     unseen = world(tmp_path / "unseen")
     (unseen / "build.json").write_text(json.dumps({"done": True, "real": {"reward": 0.9}}))
     for folder in (tmp_path / "none", world(tmp_path / "half", done=False), unseen):
-        with pytest.raises(SystemExit, match=r"build_emoji\.py until it says so"):
+        with pytest.raises(SystemExit, match=r"build_emoji\.py until it prints that all is done"):
             World(folder)
 
 

@@ -218,7 +218,7 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     run.lock.release()
     shown = printed(capsys, "status", run.path)
     assert "not running: it ended while it was starting, and nothing" in shown
-    assert "by: solrl train my.yaml" in " ".join(shown.split())
+    assert "with: solrl train my.yaml" in " ".join(shown.split())
     assert shown.endswith(f"go on with  solrl train --resume '{run.path}'\n")  # its name has a space
 
 

@@ -80,15 +80,15 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         "| base | 0.333 ± 0.133 |",  # made_runs: means .2, .2, .6 before
         "| trained | 0.483 ± 0.136 |",  # .4, .3, .75 after
         "| gain | +0.150 ± 0.029 |",  # .2, .1, .15: deviation .05, over the root of 3
-        "| real pictures | 0.900 ± 0.058 |",
+        "| real images | 0.900 ± 0.058 |",
         "<tr><td>a red circle &#60;above&#62; a blue square</td>",
         'pipe = DiffusionPipeline.from_pretrained("path/to/pipeline", torch_dtype=torch.float32).to("cuda")',
         'pipe.load_lora_weights("me/small", revision="v2")',
         "    guidance_scale=1.0,",
-        'picture.save("picture.png")',
+        'image.save("image.png")',
     ):
         assert line in card.splitlines()
-    assert "A LoRA for the pipeline of the testbed, trained by" in " ".join(card.split())
+    assert "A LoRA for the pipeline of the testbed, trained with" in " ".join(card.split())
     assert "3 of 3" in " ".join(card.split())
     assert 'alt="base, sample 0, reward 0.100"' in card
     data = card_data(card)
@@ -106,7 +106,7 @@ def test_the_best_policy_is_published_with_its_own_figures(tmp_path: Path, capsy
     card = (run / "hub" / "README.md").read_text()
     assert "| trained | 0.700 ± 0.100 |" in card
     assert "2 iterations of" in card
-    assert "LoRA digest lora-1, made with " in card
+    assert "LoRA digest: lora-1. Trained with " in card
 
 
 def test_the_card_has_the_configuration_without_addresses_and_folders(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monke
     card = (run / "hub" / "README.md").read_text()
     text = card.partition("## Use")[0]
     assert f"<tr><td>{' '.join(hostile.split())}</td>" in html.unescape(text).splitlines()
-    assert re.findall(r"^#.*", text, re.MULTILINE) == ["# small", "## What it gained"]
+    assert re.findall(r"^#.*", text, re.MULTILINE) == ["# small", "## Results"]
     assert not re.search(r"\n\n(?!</?t)", text.partition("<table>")[2].partition("</table>")[0])
     assert "A LoRA for a &#91;b&#93;(c) &#96;d&#96;, trained" in card
     assert "my&#95;&#124;&#95;rewards.py:red&#95;ness + clipscore" in " ".join(text.split())
@@ -172,7 +172,7 @@ def test_the_licence_is_that_of_the_base_model_which_the_card_links(tmp_path: Pa
     written = (tmp_path / "run" / "hub" / "README.md").read_text()
     data = card_data(written)
     assert (data.base_model, data["base_model_relation"]) == ("them/base", "adapter")
-    assert "That of the base model, [them/base](https://huggingface.co/them/base)." in written
+    assert "The licence of the base model, [them/base](https://huggingface.co/them/base), applies." in written
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,9 @@ def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: py
 
     assert said(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'} is not a run folder: it has no config.yaml."
     open_run = made_runs.write_run(tmp_path / "open", done=2, finished=False)
-    assert said(open_run).startswith(f"{open_run} has not ended: it has made 2 of 3 iterations; solrl train --resume")
+    assert said(open_run).startswith(
+        f"{open_run} has not ended: it has finished 2 of 3 iterations. Continue it with solrl train --resume"
+    )
     with (run / "lora" / LORA).open("ab") as file:
         file.write(b"x")
     assert said(run).startswith(f"{run / 'lora' / LORA} has changed since summary.json was written")

@@ -55,6 +55,7 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     holder = RunFolder(path)
     holder.lock.acquire(seconds=0)
     in_use = f"the run folder {path} is in use by process {os.getpid()} on {os.uname().nodename}"
+    in_use += "; wait for its end, or stop it"
     assert refused_folder(capsys, config_file) == in_use
     assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
     assert solrl("train", "--resume", path, "--dry-run") == 2

@@ -39,7 +39,7 @@ def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
 ) -> None:
     os.mkfifo(tmp_path / "lock")
     monkeypatch.setattr(folder_lock, "READ_SECONDS", 0.1)
-    with pytest.raises(RunError, match=r"^looking at .*lock passed its deadline of 0\.1 s"):
+    with pytest.raises(RunError, match=r"^checking the lock .*lock passed its deadline of 0\.1 s"):
         assert RunFolder(tmp_path).lock.held
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from solrl_ray.config import checks, named
-from solrl_ray.config.loading import Sources, load, load_with_sources, read_file
+from solrl_ray.config.loading import Sources, load, load_with_sources
 from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
@@ -139,12 +139,15 @@ def test_a_whole_run_needs_nothing_but_prompts_prunes_its_previews_and_pads_none
 
 
 def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None:
-    families = {path.stem: read_file(path)["model"]["family"] for path in (CONFIGS / "models").glob("*.yaml")}
+    rest = [CONFIGS / "rewards" / "testbed_clip.yaml"], ["prompts={train: a.txt, heldout: b.txt}"]
+    families = {path.stem: load([path, *rest[0]], rest[1]).model.family for path in (CONFIGS / "models").glob("*.yaml")}
     unmeasured = {"testbed", "chroma1_hd"}
     models = {name for name, family in families.items() if not FAMILIES[family].SIZES.frame_stride} - unmeasured
     larger = {
         "qwen_image": "141gb",
+        "qwen_image_2512": "141gb",
         "qwen_image_edit": "141gb",
+        "qwen_image_edit_2511": "141gb",
     }  # its weights alone are 41 GB, and three workers have them
     wanted = {f"{model}_{cards}" for model in models for cards in (larger.get(model, "80gb"), "eight_gpus")}
     assert {file.stem for file in RUNS} == wanted | {f"{model}_published" for model in PUBLISHED}

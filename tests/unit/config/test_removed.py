@@ -12,6 +12,7 @@ from tests.support.command_line import refusal
 GIVEN = {
     "--alone": ("eval", "runs/a", "--alone"),
     "--explorers-of": ("pool", "scale", "runs/a", "--explorers-of=l40s=2"),
+    "--resolution": ("validate", "flux1_dev", "--resolution", "512"),
 }
 """Each removed option as it was given."""
 

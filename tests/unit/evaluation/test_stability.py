@@ -73,7 +73,7 @@ def test_an_alarm_is_that_the_median_of_three_leaves_the_range_of_the_run_before
     assert records[12].alarms == {"gradient_norm": pytest.approx(1 + 6 * 0.14826)}
     assert news(records[:12], records[12]) != ""
     assert news(records[:13], records[13]) == ""  # told once
-    assert "gradient norm (3, usual up to" in alarm(records, [])
+    assert "gradient norm (3, usually up to" in alarm(records, [])
     assert alarm(run(*CALM, 9.0, 1.0, 1.0), []) == ""  # a spike
     assert run(*CALM[:9], 9.0, 9.0, 9.0)[-1].alarms == {}  # of nine values nothing is usual
 
@@ -89,4 +89,4 @@ def test_readers_of_the_results_are_told_what_happened() -> None:
     said = warnings([iteration(0), replace(iteration(6), rollback=2)], [BASE, TOP, fallen])
     assert len(said) == 2
     assert all(part in said[0] for part in ("after 6 updates is 0.2000 lower than after 2", "0.0408"))
-    assert "after iteration 7 to 2 updates" in said[1]
+    assert "after iteration 7 to the state after 2 updates" in said[1]

@@ -51,6 +51,7 @@ class Family:
     size: int = tiny.RESOLUTION
     tokens: int = tiny.T5_TOKENS
     frames: int = 0
+    variant: str = ""
     given_frames: int = 1
     """Latent frames of the picture that a video follows; if there are several, 4 channels say which are given."""
     given: Callable[[Tensor], Tensor] = lambda latents: latents
@@ -86,6 +87,10 @@ def build_klein(folder: Path) -> Path:
     return folder
 
 
+def build_2511(folder: Path) -> Path:
+    return tiny_qwen.build_qwen_image_edit(folder, zero_cond_t=True)
+
+
 def as_cells(latents: Tensor) -> Tensor:
     return latents.transpose(1, 2).unflatten(2, (16, 16))
 
@@ -96,6 +101,7 @@ FAMILIES = [
     Family("flux2_klein", build_klein, Flux2KleinPipeline, 2, size=64, given=as_cells),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, size=32, tokens=600),
     Family("qwen_image_edit", tiny_qwen.build_qwen_image_edit, QwenImageEditPlusPipeline, 2, size=32, tokens=600),
+    Family("qwen_image_edit", build_2511, QwenImageEditPlusPipeline, 2, size=32, tokens=600, variant="-2511"),
     Family(
         "wan21_i2v",
         tiny_wan.build_wan21_i2v,
@@ -114,7 +120,7 @@ def pictures_of_the_samples_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 32 * 32)
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: f"{family.name}-{family.count}")
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: f"{family.name}-{family.count}{family.variant}")
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
     return found
@@ -123,6 +129,19 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture(scope="module")
 def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return family.build(tmp_path_factory.mktemp(family.name) / "pipeline")
+
+
+def test_references_at_noise_level_0_are_not_those_at_the_samples_level(tmp_path: Path) -> None:
+    """Else the comparison with the stock pipeline of 2511 would show nothing that 2509's does not."""
+    one, other = (tiny_qwen.build_qwen_image_edit(tmp_path / str(zero), zero_cond_t=zero) for zero in (False, True))
+    family = next(each for each in FAMILIES if each.variant)
+    velocities = []
+    for path in (one, other):
+        model, given = loaded(family.config(path)), family.pictures()
+        start = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            velocities.append(model.velocity(start, 0.7, model.batch_embeddings([embedded(model, given)])))
+    assert (velocities[0] - velocities[1]).abs().max() > 1e-3
 
 
 def as_files(given: Tensor) -> list[Image.Image]:

@@ -215,6 +215,8 @@ def test_every_model_configuration_is_checked_here_or_is_not_published() -> None
     found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
     edits = {"flux1_kontext_dev": "flux1_dev", "qwen_image_edit": "qwen_image"}
     edits |= {"wan21_14b_i2v": "wan21_14b", "wan22_5b_i2v": "wan22_5b"}
+    edits |= {"qwen_image_2512": "qwen_image", "qwen_image_edit_2511": "qwen_image"}
+    edits |= {"flux2_klein_base_9b": "flux2_klein_base_4b"}
     videos = {path.stem for path in (CONFIGS / "models").glob("*.yaml") if "frames: " in path.read_text()}
     assert found == {*PUBLISHED, *OURS, *edits, *videos, "testbed", "flux2_klein_base_4b", "chroma1_hd"}
     for name, other in edits.items():  # which share networks, layers and grid

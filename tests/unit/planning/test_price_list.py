@@ -59,11 +59,36 @@ def test_every_shipped_card_states_its_memory_and_fastest_tier(name: str) -> Non
     assert prices.fastest in prices.speed.tiers
 
 
+@pytest.mark.parametrize(
+    ("typed", "gpu"),
+    [
+        ("RTX 4090", "NVIDIA RTX 4090"),
+        ("NVIDIA H100 80GB", "NVIDIA H100 80GB"),
+        ("A6000", "NVIDIA RTX A6000"),
+        ("rtx_pro_6000", "NVIDIA RTX PRO 6000"),
+    ],
+)
+def test_a_gpu_is_known_however_its_name_is_written(typed: str, gpu: str) -> None:
+    assert price_list(typed).gpu == gpu
+
+
+def test_a_size_stands_for_any_gpu_of_that_memory_and_has_no_prices() -> None:
+    found = price_list("48 gb")
+    assert found.device is not None
+    assert (found.device.memory, found.models) == (48e9, ())
+
+
+@pytest.mark.parametrize("wrong", ["h900", "a6000x2", "48TB"])
+def test_an_unknown_gpu_is_refused_with_the_known_ones(wrong: str) -> None:
+    with pytest.raises(UserError, match=f"gpu is '{wrong}' .* a size such as 48GB"):
+        price_list(wrong)
+
+
 def test_a_list_like_no_other_or_without_a_speed_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "card.yaml"
     for text in ("like: h300", "like: h200"):
         file.write_text(f"gpu: mine\nfastest: fp8\n{text}\n")
         with pytest.raises(
-            UserError, match=r"card\.yaml: like is 'h\d00'; it must be one of a100-80, .* and the key speed"
+            UserError, match=r"card\.yaml: like is 'h\d00'; it must be one of a10, .* and the key speed"
         ):
             price_list(str(file))

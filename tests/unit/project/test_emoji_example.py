@@ -40,7 +40,7 @@ def test_a_row_has_the_base_and_then_the_same_seeds_of_the_policy(tmp_path: Path
 @pytest.mark.parametrize(("after", "skip", "kept"), [(1, 0, 0), (2, 1, 2)])
 def test_a_run_that_kept_fewer_is_refused(after: int, skip: int, kept: int, tmp_path: Path) -> None:
     needed = rf"evaluation\.pictures of at least {2 + skip}, and evaluation\.samples of at least 2"
-    with pytest.raises(SystemExit, match=f"kept {kept} prompts with 2 pictures .* {needed}"):
+    with pytest.raises(SystemExit, match=f"kept {kept} prompts with 2 images .* {needed}"):
         before_after.rows(run(tmp_path, after), prompts=2, samples=2, skip=skip)  # type: ignore[arg-type]
 
 

@@ -161,7 +161,7 @@ def test_a_draw_is_half_a_win_and_no_answer_is_none(monkeypatch: pytest.MonkeyPa
         assert compared(monkeypatch, server.url, pictures) == [0.5, 0.5]
         assert compared(monkeypatch, server.url, pictures[:1]) == [0.5]
         assert len(server.asked) == 2
-    with serving(lambda asked: "Hm.") as server, pytest.raises(RewardError, match=r"Hm.* prefers no picture"):
+    with serving(lambda asked: "Hm.") as server, pytest.raises(RewardError, match=r"Hm.* has none of the expected"):
         compared(monkeypatch, server.url, pictures)
 
 

@@ -100,13 +100,15 @@ def test_a_damaged_file_is_removed_with_a_warning(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(embedding_cache.logger, "warning", lambda text, *values: said.append(text % values))
     assert cache.read(cat) is None
     (warning,) = said
-    assert "embedding of 'a cat' is encoded again" in warning
+    assert "the prompt 'a cat' is encoded again" in warning
     assert cache.lacking([cat]) == [cat]
 
 
 def test_a_folder_that_takes_no_files_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = rf"^embeddings of prompts cannot be written to {tmp_path}/file: it is a file; mend that and go on with --res"
+    said = (
+        rf"^embeddings of prompts cannot be written to {tmp_path}/file: it is a file; fix that and continue with --res"
+    )
     with pytest.raises(RunError, match=said):
         written(tmp_path / "file", "a cat")
 

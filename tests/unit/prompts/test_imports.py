@@ -113,7 +113,7 @@ def test_a_data_set_is_read_by_its_splits_and_its_errors_are_sentences(monkeypat
     with pytest.raises(UserError, match=r"^owner/other cannot be loaded: ConnectionError: no owner/other$"):
         import_prompts("owner/other")
     monkeypatch.setitem(sys.modules, "datasets", Hub(train=[{"text": "a cat"}, {"text": 7}]))
-    with pytest.raises(UserError, match=r"^hf://datasets/owner/na.me, train, row 2, column 'text' holds 7; it must"):
+    with pytest.raises(UserError, match=r"^hf://datasets/owner/na.me, train, row 2, column 'text' has 7; it must"):
         import_prompts("hf://datasets/owner/na.me")
 
 
@@ -160,8 +160,8 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout 'no.txt'"),
         ("p.txt", " \n", {}, "p.txt prompt"),
         ("p.txt", "a\nb\n", {"column": "title"}, "--column 'title', p.txt"),
-        ("p.txt", "a\nb\n", {"heldout": 2}, "--heldout 2; 1 to 1, p.txt"),
-        ("p.txt", "a\n", {"heldout": 1}, "--heldout 1; p.txt"),
+        ("p.txt", "a\nb\n", {"heldout": 2}, "--heldout 2, p.txt 2 1 to 1"),
+        ("p.txt", "a\n", {"heldout": 1}, "--heldout 1, p.txt 1 leave"),
         ("p.pdf", "x", {}, "p.pdf .txt, .parquet"),
     ],
 )
@@ -188,7 +188,7 @@ def test_without_its_package_a_sentence_says_what_to_do(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
-    with pytest.raises(UserError, match=f"'{package}', which is not installed: pip install {package}, or export"):
+    with pytest.raises(UserError, match=f"'{package}', which is not installed. Run pip install {package}, or export"):
         import_prompts(source)
 
 
@@ -289,7 +289,7 @@ def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path: Path) -> None:
 
 def test_a_run_does_not_take_a_table_for_lines_of_prompts(tmp_path: Path) -> None:
     (tmp_path / "p.CSV").write_text("id,prompt\n1,a cat\n")
-    with pytest.raises(UserError, match=r"^prompts is '.*p\.CSV'; `solrl prompts import .*p\.CSV` makes"):
+    with pytest.raises(UserError, match=r"^prompts is '.*p\.CSV'; convert it .* with `solrl prompts import"):
         read_prompts(str(tmp_path / "p.CSV"))
     (tmp_path / "p.JSONL").write_text('{"text": "a cat"}\n')
     assert [prompt.text for prompt in read_prompts(str(tmp_path / "p.JSONL"))] == ["a cat"]

@@ -76,10 +76,10 @@ def test_a_prompt_that_names_another_shape_than_the_runs_is_refused(tmp_path: Pa
         (
             "none.txt",
             None,
-            r"^prompts\.train is '.*none\.txt', but .* cannot be read \(No such file or directory\); give",
+            r"^prompts\.train is '.*none\.txt', but .* cannot be read \(No such file or directory\); use",
         ),
-        ("empty.txt", b"", r"^prompts\.train is .* holds no prompt"),
-        ("blank.txt", b" \n\n\t\n", r"holds no prompt"),
+        ("empty.txt", b"", r"^prompts\.train is .* has no prompts"),
+        ("blank.txt", b" \n\n\t\n", r"has no prompts"),
         ("latin.txt", b"gr\xf6\xdfer", r"is not UTF-8 text"),
         ("bad.jsonl", b'{"text": "a"}\nnot json\n', r"^prompts\.train: .*bad\.jsonl, line 2 is not JSON"),
         ("key.jsonl", b'{"prompt": "a"}', r"line 1 has no prompt; it needs a key 'text'"),
@@ -98,7 +98,7 @@ def test_of_a_relative_path_the_folder_that_it_counts_from_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match=rf"; the path counts from this command's folder, {re.escape(str(tmp_path))}; give"
+        UserError, match=rf"; the path is relative to the current folder, {re.escape(str(tmp_path))}; use"
     ):
         read_prompts("prompts/heldout.jsonl")
 

@@ -114,7 +114,7 @@ def test_every_prompt_has_as_many_as_the_model_takes(tmp_path: Path) -> None:
     file.write_text(file.read_text() + '\n{"text": "c"}')
     with pytest.raises(UserError, match=r"^prompts: .*, line 3 .*model\.references is 1"):
         read_prompts(str(file), seen=1)
-    with pytest.raises(UserError, match=r"^prompts: .*, line 1 has 1 reference picture, but model\.references is 0"):
+    with pytest.raises(UserError, match=r"^prompts: .*, line 1 has 1 reference image, but model\.references is 0"):
         read_prompts(str(file), seen=0)
     (tmp_path / "p.txt").write_text("a")
     with pytest.raises(UserError, match=r"p\.txt, line 1 .*model\.references is 1"):
@@ -280,7 +280,7 @@ def sparse(file: Path) -> None:
     ("name", "make", "why"),
     [
         ("zero.png", partial(linked, target="/dev/zero"), "a pipe or a device"),
-        ("endless.png", partial(linked, target="/proc/self/pagemap"), "no picture of a known format"),
+        ("endless.png", partial(linked, target="/proc/self/pagemap"), "no known image format"),
         ("pipe.png", os.mkfifo, "a pipe or a device"),
         ("folder.png", Path.mkdir, "a directory"),
         ("zero\0byte.png", lambda file: None, "no file has such a name"),

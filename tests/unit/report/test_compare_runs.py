@@ -79,7 +79,7 @@ def test_runs_whose_evaluated_pictures_have_other_shapes_are_told(tmp_path: Path
     drawn = write_run(tmp_path / "drawn", model=several)
     again = write_run(tmp_path / "again", model=several, run={"seed": 8})
     for one, other in ((plain, wide), (plain, drawn), (drawn, again)):
-        assert "shapes" in notes(compare([one, other]))[0]
+        assert "image sizes" in notes(compare([one, other]))[0]
     pair = write_run(tmp_path / "pair", model={"resolution": [32, 32]}, run={"seed": 8})
     assert notes(compare([write_run(tmp_path / "side", model={"resolution": 32}), pair])) == []
 

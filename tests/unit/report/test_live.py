@@ -123,7 +123,7 @@ def test_a_log_gets_each_piece_of_news_once() -> None:
         "[   0:09] iteration 1/2: training reward 0.3000, Spearman 0.950, about 0:08 left",
         "[   0:09] learning",
     ]
-    assert lines.lines(second) == ["[   0:10] held-out reward: after 1 0.310 ± 0.020"]
+    assert lines.lines(second) == ["[   0:10] held-out reward after 1 update: 0.310 ± 0.020"]
 
 
 def test_a_log_without_news_for_half_a_minute_tells_how_far_the_run_is() -> None:
@@ -163,7 +163,7 @@ def test_a_log_of_a_resumed_run_begins_with_the_newest_of_what_was_made_before()
     before = replace(HALFWAY, state="starting workers", events=(), remaining=None)
     assert lines.lines(before) == [
         "[   1:03] iteration 3/20: training reward 0.2800, Spearman 0.940",
-        "[   1:03] held-out reward: after 5 0.251 ± 0.010",
+        "[   1:03] held-out reward after 5 updates: 0.251 ± 0.010",
         "[   1:03] starting workers",
     ]
     after = replace(before, train_rewards=(*before.train_rewards, 0.3, 0.4), remaining=2.0)

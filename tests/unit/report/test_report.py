@@ -77,21 +77,21 @@ def finished(report: Path) -> Page:
     [
         "0.333 → 0.483",
         "+0.150 ± 0.029, paired over 3 prompts",
-        "26.5 %",  # of the gap to real pictures
-        "real pictures score 0.900",
+        "26.5 %",  # of the gap to real images
+        "real images score 0.900",
         "36.5 s",
-        "3 iterations, 10.0 s each",
+        "3 iterations, 10.0 s per iteration",
         "explorer-0 explorer-1 nvfp4-emulated emulation: NVFP4 numerics, not its speed",
         "known-answer vectors: 17 of 17",
         "30 of 42",
-        "candidates scored by previews 864 864 as expected",
+        "candidates previewed 864 864 as expected",
         "samples regenerated and trained on 288 288 as expected",
         "units given to another worker 1",
-        "second answers of a unit, not counted 0",
+        "duplicate results of a unit (discarded) 0",
         # Three iterations of 10 s and three evaluations of 1.5 s of 36.5 s leave 2 s.
         "learn 6.0 20.0 %",
         "all iterations 30.0 100.0 % held-out evaluations between iterations 4.5",
-        "end and between iterations 2.0 whole run, once workers had started 36.5",
+        "gaps between iterations, and the end of the run 2.0 whole run, after its workers had started 36.5",
         # Three iterations of 10 s: two explorers had 60 s and computed 18 s.
         "explorers 2 18.0 60.0 30.0% 70.0% 5.0%",
         "regenerators 1 13.5 30.0 45.0%",
@@ -129,8 +129,8 @@ def test_a_fall_a_rollback_and_the_best_policy_are_told(tmp_path: Path) -> None:
     (run / "lora_best").mkdir()
     text = Page(build(run).read_text()).text
     assert "is 0.2000 lower than after 1" in text
-    assert "after iteration 2 to 0 updates" in text
-    assert "lora_best, beside lora, is the policy after 1 updates, the best evaluated one: 0.700" in text
+    assert "after iteration 2 to the state after 0 updates" in text
+    assert "The folder lora_best has the best evaluated policy, after 1 update: held-out reward 0.700" in text
 
 
 def test_constant_rewards_stand_above_the_results(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     assert RunFolder(folder).starts()[2].command == "python -m solrl_ray train --resume"
     text = html.unescape(build(folder).read_text())
     first, second, _ = RunFolder(folder).starts()
-    assert f"begun {first.when} on {os.uname().nodename} (CPU, 1 thread):" in text
+    assert f"started {first.when} on {os.uname().nodename} (CPU, 1 thread):" in text
     assert "<code>solrl train demo --set 'run.name=a b'</code>" in text
     assert f"resumed {second.when} on {os.uname().nodename}: <code>solrl train --resume 'runs/a b'</code>" in text
     shown = text.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
@@ -192,7 +192,7 @@ def test_guidance_is_said_of_samples_and_of_evaluations_if_theirs_is_another(tmp
     trained = write_run(tmp_path / "trained", model={"cfg": cfg, "guidance": 3.5})
     assert 'guidance embedded 3.5, scale 4.5 against "<dull>" · run seed' in page(trained).text
     evaluated = write_run(tmp_path / "evaluated", evaluation={"cfg": cfg})
-    assert 'guidance none, of evaluations scale 4.5 against "<dull>" · run seed' in page(evaluated).text
+    assert 'guidance none (evaluations: scale 4.5 against "<dull>") · run seed' in page(evaluated).text
 
 
 def test_a_report_that_is_built_again_has_the_same_bytes(report: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_run_with_pruned_previews_says_what_was_dropped(tmp_path: Path) -> Non
     folder = write_run(tmp_path / "pruned", rollout={"preview": {"prune": {"after": 2, "keep": 12}}})
     write_metrics(folder, [replace(iteration(n), dropped=144 - n, expected_dropped=144) for n in range(3)])
     text = page(folder).text
-    assert "previews 6 steps in nvfp4-emulated, 12 of 24 beyond step 2, samples" in text
-    assert "candidates dropped on the way 432 429" in text
+    assert "previews: 6 steps in nvfp4-emulated, 12 of 24 continued after step 2 · samples:" in text
+    assert "candidates whose preview was stopped early 432 429" in text
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_missing_candidates_and_a_tier_that_nobody_attests_are_shown(tmp_path: P
     (folder / "attestations.json").write_text(json.dumps(attested))
     text = page(folder).text
     assert "864 852 differs" in text
-    assert "Iterations that differ: 1." in text
+    assert "Iterations with unexpected counts: 1." in text
     assert "no worker attests nvfp4-emulated" in text
     assert "FP8, which is not NVFP4" in text
 
@@ -256,7 +256,7 @@ def test_missing_candidates_and_a_tier_that_nobody_attests_are_shown(tmp_path: P
             ["not finished: 2 of 5 iterations", "5 2 not finished", "Time in iterations 20.0 s", "not evaluated yet"],
         ),
         (3, 0, ["Not evaluated on held-out prompts yet."]),
-        (0, 1, ["no iteration ended yet", "0.333"]),
+        (0, 1, ["no iteration has finished yet", "0.333"]),
     ],
 )
 def test_a_run_that_has_not_ended_has_a_report(tmp_path: Path, done: int, evaluated: int, words: list[str]) -> None:
@@ -267,7 +267,7 @@ def test_a_run_that_has_not_ended_has_a_report(tmp_path: Path, done: int, evalua
 
 
 def test_clipped_velocities_are_told_where_there_are_no_ratios(tmp_path: Path) -> None:
-    folder, said = write_run(tmp_path / "run"), "mean share of samples outside of the clip range"
+    folder, said = write_run(tmp_path / "run"), "mean share of samples outside the clip range"
     plain = [replace(iteration(n), first_ratio_deviation=None, clip_fraction=None) for n in range(3)]
     write_metrics(folder, plain)
     assert said not in build(folder).read_text()
@@ -316,11 +316,11 @@ def checked(record: dict[str, object]) -> str:
             '{"event": "iteration", "iteration": 1}\n',
             r"line 1, is damaged: it has no checksum \(crc32\)",
         ),
-        ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
+        ("metrics.jsonl", checked({"event": "other"}), "has the event 'other'"),
         ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), r"IterationMetrics\.revision"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "attestations.json"),
-        ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
+        ("evaluations/updates-000000-base/aa-0.png", "x", r"image .*base/aa-0\.png cannot be read"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -94,7 +94,7 @@ def test_a_format_that_is_no_number_is_damaged_and_not_another_version(
 ) -> None:
     (run / "format").write_bytes(content)
     said = refusal(capsys, "train", "--resume", run, "--dry-run")
-    assert said.startswith(f"{run / 'format'} is damaged: it holds '")
+    assert said.startswith(f"{run / 'format'} is damaged: it contains '")
 
 
 def test_half_of_a_surrogate_pair_is_no_prompt(tmp_path: Path) -> None:

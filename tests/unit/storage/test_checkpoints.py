@@ -40,7 +40,7 @@ def test_the_newest_and_every_nth_checkpoint_stay(keep: int, every: int, stay: s
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nosuch://bucket/x", r"^checkpoints\.upload is 'nosuch://bucket/x'; it must be a path or a URL that fsspec"),
+        ("nosuch://bucket/x", r"^checkpoints\.upload is 'nosuch://bucket/x'; it must be a path, or a URL that fsspec"),
         ("s3://bucket/x", r"^checkpoints\.upload is 's3://bucket/x', which needs a package .*s3fs"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path)
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
     elsewhere = tmp_path / "elsewhere"
-    for message, what in zip(said, ("iteration-000001", "the end of the run"), strict=True):
+    for message, what in zip(said, ("iteration-000001", "the results of the run"), strict=True):
         assert message.startswith(f"{what} was not copied to {elsewhere}: ")
     (tmp_path / "elsewhere").unlink()
     said.clear()
@@ -205,8 +205,8 @@ def test_copies_that_are_too_slow_are_skipped_and_end_by_their_deadline(
     assert going.wait(DEADLINE)
     for updates in range(2, checkpoints.WAITING + 3):
         copies.submit(run.checkpoint(updates))
-    assert said == ["iteration-000002 is not copied to memory://bucket: copying is slower than training"]
+    assert said == ["iteration-000002 is not copied to memory://bucket, because copying is slower than training"]
     copies.close(seconds=0.01)
-    assert said[1] == "the end of the run was not all copied to memory://bucket within 0.01 s; it is here"
+    assert said[1] == f"not all results of the run were copied to memory://bucket within 0.01 s; they are in {run.path}"
     go_on.set()
     shutil.rmtree(run.path)

@@ -77,9 +77,9 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
     assert (folder.path / "checkpoints" / "iteration-000004.damaged" / "state.json").exists()
     assert len(folder.read_metrics()) == 4
     (note,) = point.notes
-    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert note.startswith("the checkpoint after 4 updates is skipped: ")
     assert "policy.safetensors is damaged" in note
-    assert note.endswith("; going on from the one after 3")
+    assert note.endswith("; using the one after 3")
 
 
 @pytest.mark.parametrize(("ended_after", "goes"), [(4, True), (3, False), (None, False)])
@@ -200,7 +200,7 @@ def reads(folder: RunFolder, train: str = PROMPTS, heldout: str = PROMPTS) -> Co
 @pytest.mark.parametrize(
     ("train", "heldout", "problem"),
     [
-        (PROMPTS + "a cat\n", PROMPTS, r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now, by text"),
+        (PROMPTS + "a cat\n", PROMPTS, r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now; text"),
         ("".join(reversed(PROMPTS.splitlines(True))), PROMPTS, r"prompts\.train is "),
         (PROMPTS, PROMPTS.replace("blue", "pink"), r"prompts\.heldout is '.*heldout\.txt', .* \(2 then, 2 now"),
     ],
@@ -229,7 +229,7 @@ def test_files_of_the_same_prompts_may_look_otherwise(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         ("{bad", r"prompts\.json is not JSON: .*; remove it, if"),
-        ("{}", r"prompts\.json does not say .*; remove it, if"),
+        ("{}", r"prompts\.json does not contain .*; remove it, if"),
     ],
 )
 def test_a_damaged_note_of_the_prompts_is_named(tmp_path: Path, content: str, problem: str) -> None:
@@ -246,5 +246,5 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(folder: RunFold
     point = resume_point(folder, iterations=9)
     assert point.updates == 3
     (note,) = point.notes
-    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert note.startswith("the checkpoint after 4 updates is skipped: ")
     assert "Input/output error" in note

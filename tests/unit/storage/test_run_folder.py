@@ -155,7 +155,8 @@ def test_whether_a_folder_is_in_use_may_be_asked_by_several_at_a_time_and_keeps_
     assert not other.held
     other.acquire(seconds=0)
     assert lock.held
-    with pytest.raises(UserError, match=rf" is in use by process {os.getpid()} on {os.uname().nodename}$"):
+    owner = f"process {os.getpid()} on {os.uname().nodename}"
+    with pytest.raises(UserError, match=rf" is in use by {owner}; wait for its end, or stop it$"):
         lock.acquire(seconds=0)  # the one that works there now, and nobody from before
     other.release()
     assert not lock.held
@@ -226,7 +227,7 @@ def test_a_folder_of_another_format_is_refused_by_whoever_reads_it(
         (path / "format").write_text(content)
     before = sorted(path.rglob("*"))
     said = (
-        rf"small is a run folder of format {found}, and this version reads format 7; use the version that wrote it\.$"
+        rf"small is a run folder of format {found}, but this version reads format 7\. Use the version that wrote it\.$"
     )
     for read in (
         lambda: RunFolder(path).create(small(tmp_path), resume=True),

@@ -69,8 +69,8 @@ def test_a_damaged_newest_checkpoint_is_told_where_an_older_one_is_taken(
     _, first = warm_start(forked(source, RunFolder.of(source).path))
     assert lora_digest(first.default) == lora_digest(state(source, 1).default)
     said = capsys.readouterr().err
-    assert said.startswith("note: the checkpoint after 2 updates is passed over: ")
-    assert said.endswith("; going on from the one after 1\n")
+    assert said.startswith("note: the checkpoint after 2 updates is skipped: ")
+    assert said.endswith("; using the one after 1\n")
     warm_start(forked(source, RunFolder.of(source).path))  # the checks of a run read it twice
     assert capsys.readouterr().err == ""
 
@@ -107,8 +107,8 @@ def test_a_lora_file_of_other_linears_is_refused_with_the_targets_that_fit(
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("model.lora.rank=8", r"^run\.init is '.*source' \(default\), .*rank 16 and alpha 32; .* rank 8 and alpha 32"),
-        ("model.lora.alpha=16", r"^run\.init .*rank 16 and alpha 32; model\.lora .* alpha 16"),
+        ("model.lora.rank=8", r"^run\.init is '.*source' \(default\), .*rank 16 and alpha 32, .* rank 8 and alpha 32"),
+        ("model.lora.alpha=16", r"^run\.init .*rank 16 and alpha 32, but model\.lora .* alpha 16"),
         ("model.lora.targets=[to_q]", r"^run\.init is .*source"),
         ("model.path=/elsewhere", r"^run\.init is .*'builtin:testbed/pipeline', .* '/elsewhere'"),
         ("run.init_digest=feed", r"whose digest is [0-9a-f]{64}, but run\.init_digest is feed"),
