@@ -188,8 +188,8 @@ def text(session: Session) -> list[Measure]:
 
 
 def stock_picture(session: Session) -> list[Measure]:
-    """Draw an image with the stock pipeline, called as in the report of a run but with Euler steps. A wrapper around its
-    scheduler records each step.
+    """Draw an image with the stock pipeline, called as in the report of a run but with Euler steps. A wrapper around
+    its scheduler records each step.
     """
     from diffusers import FlowMatchEulerDiscreteScheduler  # late: importing diffusers takes seconds
 
