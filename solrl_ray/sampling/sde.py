@@ -48,8 +48,8 @@ class Transition:
     """log p = log_normalizer - precision · average((x_next - mean)²) over the elements of a latent."""
     log_normalizer: float = 0.0
     kl_weight: float = 0.0
-    """Weight of average((mean_theta - mean_reference)²) in the KL term. 1 / (2 s²) as in the released code of Flow-GRPO,
-    which leaves out dt.
+    """Weight of average((mean_theta - mean_reference)²) in the KL term. 1 / (2 s²) as in the released code of
+    Flow-GRPO, which leaves out dt.
     """
 
 
