@@ -88,7 +88,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         return latents
 
     def predicted(self, latents: Tensor) -> Tensor:
-        """A view of the part of `latents` that the transformer predicts; other parts, such as a first frame, are given."""
+        """View of the part of `latents` that the transformer predicts; the rest, such as a first frame, is given."""
         return latents
 
     @property
@@ -302,7 +302,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         return output
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        """Combine two velocities for classifier-free guidance, as the stock pipeline does: float32 [B, *latent_shape]."""
+        """Combine two velocities for guidance, as the stock pipeline does: float32 [B, *latent_shape]."""
         return negative + scale * (positive - negative)
 
     def _unpacked(self, latents: Tensor) -> Tensor:

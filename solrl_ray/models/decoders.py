@@ -53,7 +53,7 @@ def set_tiling(decoder: Any, decoding: Decoding) -> Any:
 
 
 def factor(settings: Mapping[str, Any]) -> int:
-    """Downscale factor: pixels per side of a latent cell. As in the stock pipelines, each level after the first halves."""
+    """Downscale factor: pixels per side of a latent cell. In stock pipelines, each level but the first halves."""
     if settings.get("scale_factor_spatial"):  # Wan; its newer autoencoder also splits pixels into patches
         return int(settings["scale_factor_spatial"])
     if "temperal_downsample" in settings:  # diffusers' spelling; one value per halving, in video autoencoders

@@ -154,7 +154,7 @@ class FamilyCheckpoint:
 
     @classmethod
     def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
-        """Token limit for this tokenizer: `model.max_sequence_length` for the long encoder, else the tokenizer's limit."""
+        """Token limit: `model.max_sequence_length` for the tokenizer of the long encoder, else the tokenizer's."""
         long = name == tokenizer_of(cls.ENCODERS[-1])
         return config.max_sequence_length if long else int(tokenizer.model_max_length)
 

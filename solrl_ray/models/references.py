@@ -42,7 +42,7 @@ class SeesReferences(DiffusionModel):
     @classmethod
     @contextmanager
     def stock_keeps_references(cls, shape: SampleShape) -> Iterator[None]:
-        """Context in which the stock pipeline does not resize references of this size, if only its code can set that."""
+        """Context in which the stock pipeline keeps references of this size, if only its code can set that."""
         yield
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:

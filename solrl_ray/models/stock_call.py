@@ -55,7 +55,7 @@ class StockCall(Drawing):
 
     @property
     def shifts_once(self) -> bool:
-        """Whether the scheduler must be given the noise levels before the shift. By itself, it would shift them twice."""
+        """Whether the scheduler must be given noise levels without shift, because it would shift its own twice."""
         return self.model.schedule.kind == "flow_shift"
 
     @property

@@ -107,7 +107,7 @@ class Wan21I2V(SeesReferences, Wan):
         return [text | {PICTURE: self._clip_tokens(images)} for text, images in zip(encoded, references, strict=True)]
 
     def _clip_tokens(self, images: Tensor) -> Tensor:
-        """CLIP's tokens of the first image, [tokens, width], in `dtype` on the CPU; 257 tokens in the published CLIP."""
+        """CLIP's tokens of the first image, [tokens, width], in `dtype` on the CPU; the published CLIP has 257."""
         from PIL import Image
 
         image = Image.fromarray(images[0].permute(1, 2, 0).contiguous().numpy())
