@@ -34,8 +34,7 @@ kinds of block (SD3.5-Medium) in ten kinds of forward (previews, samples, evalua
 passes). Guidance has one batch size, even outside its interval (`DiffusionModel.velocity`).
 """
 EAGER_TIERS = ("nvfp4-emulated",)
-"""Tiers that are never compiled: the emulation guarantees the reference's bits, and a compiler may divide differently.
-"""
+"""Tiers that are never compiled: emulation guarantees the reference's bits, and a compiler may divide differently."""
 
 
 def compiles(settings: Compile, device: torch.device, tier: str) -> bool:

@@ -50,9 +50,7 @@ class SeesReferences(DiffusionModel):
         identity = super().text_identity(micro_batch)
         if not self.config.references:
             return identity
-        tiled = (
-            {"tiling": "true"} if self.config.decoding.tiling else {}
-        )  # tiling also changes how references are encoded
+        tiled = {"tiling": "true"} if self.config.decoding.tiling else {}  # references are encoded in tiles, too
         return identity | {"vae": fingerprint(self._module("vae")), "shape": str(self.shape)} | tiled
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
@@ -75,8 +73,7 @@ class SeesReferences(DiffusionModel):
         return self.encode(texts, micro_batch)
 
     def _tokens_of(self, images: Tensor) -> Tensor:
-        """Tokens [n · tokens, channels] of reference images, in `dtype` on the CPU, from the mode of the VAE's
-        posterior.
+        """Tokens [n · tokens, channels] of reference images in `dtype` on the CPU: the mode of the VAE's posterior.
 
         Each image is a separate forward, so its bits do not depend on the others.
         """
