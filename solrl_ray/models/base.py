@@ -199,8 +199,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
             latents: [B, *latent_shape], any float dtype.
             sigma: noise level in [0, 1], one number or a tensor [B].
             embedding: result of `batch_embeddings`, with batch size B or 1 (one prompt for all). With `cfg` it includes
-            the
-                negative prompt, whose velocity has no gradient.
+                the negative prompt, whose velocity has no gradient.
 
         Returns:
             float32 [B, *latent_shape].
@@ -290,9 +289,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
 
     def _encode_prompt(self, pipeline: Any, texts: list[str], *arguments: Any, **named: Any) -> Any:
-        """Call the stock pipeline's `encode_prompt` on this device; texts are cut to `model.max_sequence_length`
-        tokens.
-        """
+        """Call the stock pipeline's `encode_prompt` on this device; texts are truncated as configured."""
         longest = self.config.max_sequence_length
         return pipeline.encode_prompt(texts, *arguments, device=self.device, max_sequence_length=longest, **named)
 

@@ -128,9 +128,7 @@ def what_compiles(*descriptions: str) -> str:
 
 
 def cache_folder(configured: str) -> Path:
-    """Folder in which compiled code is kept between runs: `configured`, else ``solrl_ray/compiled`` in the user's cache
-    folder.
-    """
+    """Folder for compiled code, kept between runs: `configured`, else a folder in the user's cache folder."""
     if configured:
         return located(configured, "compile.cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solrl_ray" / "compiled"

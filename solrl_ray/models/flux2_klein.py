@@ -113,9 +113,7 @@ class Flux2Klein(DiffusionModel):
 
 
 class Flux2KleinSeeing(SeesReferences, Flux2Klein):
-    """FLUX.2 [klein] with reference images of the samples' size. The stock pipeline shrinks references above 1024²
-    pixels.
-    """
+    """FLUX.2 [klein] with references of the samples' size. The stock pipeline shrinks those above 1024² pixels."""
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)

@@ -1,6 +1,4 @@
-"""Paths of checkpoints and prompt files (local folders, Hugging Face ids, files of the package), and loading of
-weights.
-"""
+"""Paths of checkpoints and prompt files: local folders, Hugging Face ids, files of the package. Loading of weights."""
 
 from __future__ import annotations
 

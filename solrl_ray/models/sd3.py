@@ -75,9 +75,7 @@ class StableDiffusion3(DiffusionModel):
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
     def _encode_without_t5(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
-        """`encode_prompt` without T5. The stock method would need a loaded transformer, to read the width of T5 from
-        it.
-        """
+        """`encode_prompt` without T5. The stock method would read the width of T5 from a loaded transformer."""
         clips = [pipeline._get_clip_prompt_embeds(texts, device=self.device, clip_model_index=i) for i in (0, 1)]
         sequence = torch.cat([clip[0] for clip in clips], dim=-1)
         sequence = torch.nn.functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))

@@ -69,16 +69,12 @@ class ZImage(DiffusionModel):
 
     @classmethod
     def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
-        """The pipeline adds the difference, times scale - 1, to the prompt's velocity; it can stop guidance near the
-        image.
-        """
+        """The pipeline adds (scale - 1) · difference to the prompt's velocity; it can stop guidance near the image."""
         stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
         return super().cfg_arguments(cfg) | {cls.GUIDED_BY: cfg.scale - 1} | stop
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
-        """``prompt_embeds`` [B, tokens, width], ``prompt_embeds_mask`` [B, tokens]; tokens is
-        `FamilySizes.text_tokens`.
-        """
+        """``prompt_embeds`` [B, n, width], ``prompt_embeds_mask`` [B, n]; n is `FamilySizes.text_tokens`."""
         copied = list(texts)  # the pipeline modifies the list
         sequences, _ = self._encode_prompt(pipeline, copied, do_classifier_free_guidance=False)
         return fixed_length(sequences, self.SIZES.text_tokens(self.config))

@@ -184,9 +184,7 @@ twice. FP8 tensor cores add 32 terms at a time, to an accumulator that keeps 13 
 
 
 def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact output of a quantised linear for x [rows, in], and the sum of magnitudes: float64 [rows, out] on the
-    CPU.
-    """
+    """Exact output of a quantised linear for x [rows, in], and the sum of magnitudes: float64 [rows, out], CPU."""
     held = {name: tensor.cpu() for name, tensor in layer.tensors().items()}
     if layer.format == "nvfp4":
         activation = nvfp4.quantize(nvfp4.pad_columns(x.cpu().float()))

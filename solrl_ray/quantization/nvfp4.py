@@ -56,9 +56,7 @@ class NVFP4Tensor:
         return (values * scales.unsqueeze(-1)).view(rows, columns).to(dtype)
 
     def dequantize(self) -> torch.Tensor:
-        """``(e2m1 · block scale) · (amax / 2688)``, float32 [M, K]; another order of the products may differ by one
-        ulp.
-        """
+        """``(e2m1 · block scale) · (amax / 2688)``, float32 [M, K]; another order may differ by one ulp."""
         return self.operand() * (self.amax / GLOBAL_RANGE)
 
 

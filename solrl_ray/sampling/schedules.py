@@ -43,9 +43,7 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
 
 
 def _mu(schedule: SigmaSchedule, steps: int, image_tokens: int) -> float:
-    """Log of the shift, linear in the number of image tokens. ``flux2`` interpolates between its lines for 10 and 200
-    steps.
-    """
+    """Log of the shift, linear in the number of image tokens; ``flux2`` interpolates the lines of 10 and 200 steps."""
     if schedule.kind == "flux":
         slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
         return schedule.base_shift + slope * (image_tokens - schedule.base_tokens)

@@ -119,9 +119,7 @@ class Session:
 
     @property
     def references(self) -> NDArray[np.uint8]:
-        """The reference images for all prompts, uint8 [n, 3, H, W]: a rectangle on a colour gradient, shifted in each
-        image.
-        """
+        """Reference images for all prompts, uint8 [n, 3, H, W]: a rectangle on a colour gradient, each shifted."""
         height, width = self.config.model.shapes[0].height, self.config.model.shapes[0].width
         down, right = (np.linspace(0, 255, side).astype(np.uint8) for side in (height, width))
         image = np.stack(np.broadcast_arrays(down[:, None], right, np.uint8(90)))
