@@ -77,7 +77,7 @@ class Receiver:
         """
         manifest = payload.manifest
         if not manifest.modules:
-            raise RunError(f"{manifest.name} touches no module, so there are no weights to apply")
+            raise RunError(f"{manifest.name} modifies no module, so there are no weights to apply")
         held = self._write(payload)
         if self._given is not None:  # other roles may need the shared weights without the revision in between
             self._held = payload
@@ -126,7 +126,7 @@ class Receiver:
             if f"{module}.lora_A" not in payload.tensors:
                 raise RunError(f"{payload.manifest.name} packs {module}, which this worker holds unquantised")
             if self._base is None or module not in self._base:
-                raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
+                raise RunError(f"{payload.manifest.name} modifies {module}, whose base weight this worker did not keep")
 
     def _sent(self, payload: Payload) -> dict[str, Tensors]:
         """Module path → packed weight in the payload, for this worker's quantised layers.
@@ -165,7 +165,10 @@ class Receiver:
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
         if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
-            raise RunError(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
+            raise RunError(
+                f"{manifest.name} came without the packed weight of {module}, "
+                "whose base weight this worker did not keep"
+            )
 
 
 def bases_to_keep(model: nn.Module, config: Config, device: torch.device) -> Tensors:
@@ -185,7 +188,7 @@ def touched_layer(model: nn.Module, module: str) -> Layer:
     try:
         layer = model.get_submodule(module)
     except AttributeError as error:
-        raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
+        raise RunError(f"the revision modifies {module}, which this worker's model lacks") from error
     if not isinstance(layer, nn.Linear | QuantizedLinear):
-        raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
+        raise RunError(f"the revision modifies {module}, which is no linear but a {type(layer).__name__}")
     return layer

@@ -247,7 +247,9 @@ def test_a_worker_that_holds_a_layer_otherwise_is_refused() -> None:
     packed = publisher().build(1, factors())
     with pytest.raises(RunError, match=r"packs attn\.to_q, which this worker holds unquantised"):
         Receiver(model()).apply(sent(packed))
-    with pytest.raises(RunError, match=r"without the packed weight of attn\.to_q, whose base is not held here"):
+    with pytest.raises(
+        RunError, match=r"without the packed weight of attn\.to_q, whose base weight this worker did not keep"
+    ):
         Receiver(explorer()).apply(sent(packed, REGENERATOR))
     with pytest.raises(RunError, match=r"does not fit attn\.to_q"):
         Receiver(explorer("fp8")).apply(sent(packed))
@@ -257,10 +259,10 @@ def test_modules_that_are_not_there_stop_the_worker() -> None:
     revision = publisher().build(1, factors())
     lacking = explorer()
     del lacking["attn"].to_q
-    with pytest.raises(RunError, match=r"touches attn\.to_q, which this worker's model lacks"):
+    with pytest.raises(RunError, match=r"modifies attn\.to_q, which this worker's model lacks"):
         Receiver(lacking).apply(sent(revision))
     nothing = dataclasses.replace(revision.manifest, tensors={})
-    with pytest.raises(RunError, match="touches no module"):
+    with pytest.raises(RunError, match="modifies no module"):
         Receiver(explorer()).apply(Payload(manifest=nothing, tensors={}))
 
 
