@@ -192,7 +192,7 @@ def _layers(transformer: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
 
 
 def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
-    """Raise UserError unless every target matches a linear layer by PEFT's rule: its path, or the end of it after a dot."""
+    """Raise UserError unless every target matches a linear layer as in PEFT: its path, or the end of it after a dot."""
     linears = [path for path, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if not any(ends_in(path, [target]) for path in linears):

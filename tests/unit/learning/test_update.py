@@ -162,9 +162,9 @@ def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
     with pytest.raises(RunError, match="of iteration 0 is open; 1 cannot begin"):
         learner.begin(1, [1])
     learner.add_groups(made[:1], embeddings())
-    with pytest.raises(RunError, match="of iteration 0 1 of 3 prompts are there"):
+    with pytest.raises(RunError, match="of iteration 0, has 1 of 3 prompts"):
         learner.finish(0)
-    with pytest.raises(RunError, match="number 2, p1, comes with 2 samples, expected 3"):
+    with pytest.raises(RunError, match="number 2, p1, has 2 samples, expected 3"):
         learner.add_groups(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
     learner.add_groups(made[1:], embeddings())
     assert learner.finish(0).samples == 10
