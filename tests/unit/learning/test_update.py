@@ -122,7 +122,7 @@ def test_samples_of_a_shape_that_is_not_the_runs_are_refused(build: Build, tiny_
     shapes = [(shape.height, shape.width) for shape in SHAPES]
     learner = build(model=model_config(tiny_pipeline, resolution=shapes))
     other = [replace(group, shape=SampleShape(32, 8)) for group in of_shapes(groups(0))]
-    with pytest.raises(RunError, match=r"prompt p0 in iteration 0 have the shape 32 x 8 px, which is none"):
+    with pytest.raises(RunError, match=r"prompt p0 in iteration 0 have the shape 32 x 8 px, which is not in model"):
         learner.update(0, other, embeddings())
 
 

@@ -98,7 +98,9 @@ def test_samples_of_another_unit_make_no_group() -> None:
     with pytest.raises(ValueError, match=r"samples \[4\] of prompt cafe are in none of the 2 parts"):
         assemble(unit, [first, second])
     for stranger in (replace(third, revision=3), sampled(PLAN.pool_units()[2])):
-        with pytest.raises(ValueError, match=r"^regenerate \(iteration 5, prompt cafe, seeds 3 to 4\) .* got samples of"):
+        with pytest.raises(
+            ValueError, match=r"^regenerate \(iteration 5, prompt cafe, seeds 3 to 4\) .* got samples of"
+        ):
             assemble(unit, [second, stranger])
 
 
