@@ -145,8 +145,8 @@ class WorkUnit:
     """
 
     stage: str
-    """The method to call on a worker. Explorers have ``explore``, and ``sample`` for strategies that train on samples of
-    the pool. Regenerators have ``regenerate`` (the chosen seeds of a prompt) and ``evaluate``.
+    """The method to call on a worker. Explorers have ``explore``, and ``sample`` for strategies that train on samples
+    of the pool. Regenerators have ``regenerate`` (the chosen seeds of a prompt) and ``evaluate``.
     """
     iteration: int
     revision: int
