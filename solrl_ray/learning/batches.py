@@ -41,7 +41,7 @@ def check_groups(
         checked: the first `checked` groups were checked before.
         transitions: length of each sample's trajectory; 0 if the objective needs none.
 
-    Raises RunError if there are no groups, or a prompt occurs twice, or samples belong to another iteration or
+    Raises RunError if there are no groups or a prompt occurs twice. Also if samples belong to another iteration or
     revision, have wrong shapes or dtypes, values that are not finite, or no trajectories. The message names the prompt.
     """
     if not groups:

@@ -4,7 +4,7 @@ Files of a state folder:
 
 - ``policy.safetensors``: factors ``default/…``, ``old/…``, ``ema/…`` and maybe ``anchor/…``.
 - ``optimizer.safetensors``: ``exp_avg/…`` and ``exp_avg_sq/…``.
-- ``state.json``: counters, size and SHA-256 of both files, and the SHA-256 of its own content.
+- ``state.json``: counters, size and SHA-256 of both files, and the SHA-256 of these entries.
 
 The folder gets its final name only when it is complete and on the disk.
 """

@@ -49,7 +49,7 @@ def merge_(transformer: nn.Module, factors: Mapping[str, Tensor], lora: Lora, ba
 
 
 def write(base: Path, folder: Path, transformer: Any) -> None:
-    """Write a copy of the checkpoint `base`, with `transformer` in place of its own, to the new `folder`.
+    """Write a copy of the checkpoint `base` with another `transformer` to the new `folder`.
 
     Raises RunError if a file cannot be copied or written.
     """

@@ -106,8 +106,8 @@ def load_lora(path: Path, lora: Lora, network: Network) -> dict[str, Tensor]:
     Returns float32 factors by name, in sorted order; those of 1×1 convolutions are matrices. B is scaled so that with
     `lora` each weight changes as the file states. Where alpha / rank of file and `lora` agree, B stays bit for bit.
 
-    Raises UserError if the file is missing, damaged, not finite or of a larger rank, if its metadata has settings that
-    a run cannot keep, or if it holds anything but LoRA factors of `network`.
+    Raises UserError if the file is missing, damaged, not finite or of a larger rank. Also if its metadata has settings
+    that a run cannot keep, or if it holds anything but LoRA factors of `network`.
     """
     file = lora_file(path) or path
     linears = keys_of(network)

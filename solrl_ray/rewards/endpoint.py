@@ -213,10 +213,10 @@ def proxy_of(url: str) -> URL | None:
         proxy = URL(given if "://" in given else f"http://{given}")
         if proxy.scheme in ("http", "https") and proxy.host:
             return proxy
+    variable = f"{target.scheme.upper() if target.scheme in proxies else 'ALL'}_PROXY"
     raise UserError(
-        f"{target.scheme.upper() if target.scheme in proxies else 'ALL'}_PROXY is {given.rpartition('@')[2]!r}, through "
-        f"which {url} cannot be reached; set it to an HTTP proxy, such as http://proxy:3128, or name {target.host} in "
-        "NO_PROXY."
+        f"{variable} is {given.rpartition('@')[2]!r}, through which {url} cannot be reached; set it to an HTTP proxy, "
+        f"such as http://proxy:3128, or name {target.host} in NO_PROXY."
     )
 
 
