@@ -283,7 +283,7 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
 def test_images_of_the_wrong_range_are_refused(tiny_clip: Path, images: Tensor, change: Any, message: str) -> None:
     images = images.clone()
     images[0, 0, 0, 0] = 0
-    with pytest.raises(RewardError, match=rf"rewards\[0\] \(clipscore\) got .*{message}.*right would be"):
+    with pytest.raises(RewardError, match=rf"rewards\[0\] \(clipscore\) got .*{message}.*expected"):
         score(change(images), kind="clipscore", path=str(tiny_clip))
 
 
