@@ -161,8 +161,8 @@ def check_sizes(preprocessing: Preprocessing, folder: Path, key: str, shapes: Se
             raise UserError(f"{key} names a reward that cannot score the model's images: {error}.") from error
         if size != (side, side):
             raise UserError(
-                f"{key} names a reward whose image processor resizes the model's {shape.height} x {shape.width} pixels "
-                f"to {size[0]} x {size[1]}, but its network takes {side} x {side}."
+                f"{key} names a reward whose image processor gives {size[0]} x {size[1]} pixels for the model's "
+                f"{shape.height} x {shape.width}, but its network takes {side} x {side}."
             )
 
 
