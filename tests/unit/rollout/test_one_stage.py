@@ -118,7 +118,7 @@ def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
     assert group.trajectory.states.tolist() == [[[300.0], [301.0]], [[400.0], [401.0]]]
     assert assemble(unit, [sampled(second), sampled(third)]).trajectory is None
     for parts in ([recorded(second), sampled(third)], [recorded(second), recorded(third, first_step=1)]):
-        with pytest.raises(ValueError, match="of 2 samples, from steps"):
+        with pytest.raises(ValueError, match="of 2 samples have trajectories, which begin at steps"):
             assemble(unit, parts)
 
 
