@@ -43,8 +43,7 @@ class WorkerPool(WorkerResources):
 
 
 class Encoders(WorkerPool):
-    """Workers that encode prompts. `threads`, the device type and `micro_batch` are part of an embedding's cache key.
-    """
+    """Prompt encoders. `threads`, the device type and `micro_batch` are part of an embedding's cache key."""
 
     micro_batch: Positive | None = None
     """Texts per encoding batch, always this size; null: 16 on GPUs, 1 on CPUs."""
@@ -55,8 +54,7 @@ class Encoders(WorkerPool):
 
 
 class Learners(WorkerResources):
-    """Ranks of the learner group. Their resources are one Ray placement group, kept while the learner group is rebuilt.
-    """
+    """Ranks of the learner group. Their Ray placement group is kept while the learner group is rebuilt."""
 
     placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
     """Strategy of the Ray placement group. ``PACK``: few nodes. ``STRICT_PACK``: one node. ``SPREAD``: many nodes.

@@ -111,8 +111,7 @@ class ObjectiveSection(Section):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the objective limits how far the policy moves from the sampling policy, whatever `learner.epochs` is.
-        """
+        """Whether the objective limits how far the policy moves from the sampling policy, at any `learner.epochs`."""
         return getattr(self, "clip_range", None) is not None
 
     def references(self) -> tuple[Reference, ...]:

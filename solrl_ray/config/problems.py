@@ -97,8 +97,7 @@ def sentence(
 
 
 def _missing(key: Sequence[str | int], details: Sequence[ErrorDetails], files: str) -> str:
-    """The sentence for a missing key. If every run needs the key, the other missing keys of that kind are named, too.
-    """
+    """The sentence for a missing key. If every run needs the key, other missing keys of that kind are named, too."""
     needed = [*_NAMED, _PROMPTS]
     absent = [detail["loc"][0] for detail in details if detail["type"] == "missing" and len(detail["loc"]) == 1]
     keys = [name for name in needed if name in absent] if dotted(key) in needed else [dotted(key)]
@@ -157,8 +156,7 @@ def takes_text(key: Sequence[str | int], values: dict[str, Any]) -> bool:
 
 
 def _of_a_section(key: Sequence[str | int], values: dict[str, Any]) -> str:
-    """Description of the section that `key` needs: its keys, and a suggestion if its first key accepts the given value.
-    """
+    """Description of the section `key`: its keys, and a suggestion if its first key accepts the given value."""
     fields, value = _section(key, values), _at(values, key)
     first = next(iter(fields), "")
     keys = f" with the keys {listed(list(fields))}" if len(fields) > 1 else ""

@@ -75,8 +75,7 @@ def as_shapes(value: Any) -> Shapes:
 
 
 def written(shapes: Sequence[SampleShape]) -> int | tuple[int, int] | list[tuple[int, int]]:
-    """Image shapes in canonical form: a side, a pair or a list of pairs. A loaded configuration always has this form.
-    """
+    """Image shapes in canonical form: a side, a pair or a list of pairs. Loaded configurations use this form."""
     pairs = [(shape.height, shape.width) for shape in shapes]
     (height, width), *others = pairs
     if others:

@@ -1,5 +1,4 @@
-"""The registered rewards: class, keys, memory and time of each kind, and the checks of its entries. Imports no reward.
-"""
+"""The registered rewards: class, keys, memory and time of each kind, and checks of its entries. Imports no reward."""
 
 from __future__ import annotations
 

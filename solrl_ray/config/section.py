@@ -35,8 +35,7 @@ class Section(BaseModel):
         return section
 
     def value_of(self, key: str) -> Any:
-        """The value of a dotted key; a whole number selects a list entry. None if this kind of section lacks the key.
-        """
+        """The value of a dotted key; a whole number selects a list entry. None if this section lacks the key."""
         value: Any = self
         for name in key.split("."):
             value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name, None)
