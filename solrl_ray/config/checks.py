@@ -247,7 +247,7 @@ def _compile(config: Config) -> Iterator[Problem]:
         yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
     if config.learner.activation_memory not in (None, 0, 1) and not compiled_learner.is_compiled(config):
         why = "compile.learner is false" if config.compile.learner is False else "fleet.learners.num_gpus is 0"
-        right = f"0 or 1, because {why}: only a compiled learner can keep a share between"
+        right = f"0 or 1, because {why}: other values need a compiled learner"
         yield Problem("learner.activation_memory", right)
 
 

@@ -140,7 +140,7 @@ class FleetConfig(Section):
     separate processes. ``split``: each worker has a separate process and its own copy of the model.
     """
     offload: bool | None = None
-    """In a process with several roles: offload frozen weights to host memory while their quantised copies explore. Then
+    """Offload frozen weights to host memory while their quantised copies explore, in processes with several roles. Then
     a whole iteration is explored before it is regenerated. null: only if GPU memory is too small for both.
     """
     deadlines: Deadlines = Deadlines()
