@@ -113,7 +113,7 @@ def _lora(kind: str, title: str, what: str, factors: Mapping[str, Tensor], model
 
 
 def _whole(folder: Path, factors: Mapping[str, Tensor], model: Model, key: str) -> None:
-    """Write the checkpoint with the policy merged into its transformer, whose weights get the data type `model.dtype`."""
+    """Write the checkpoint with the policy merged into its transformer, in the data type `model.dtype`."""
     from solrl_ray import models
     from solrl_ray.models import paths
     from solrl_ray.models.components import DTYPES

@@ -90,8 +90,8 @@ def _hub_errors(api: HfApi, repository: str) -> Iterator[None]:
         ) from None
     except (ImportError, ValueError) as error:  # httpx supports only some kinds of proxies; SOCKS needs another package
         raise UserError(
-            f"the hub at {api.endpoint} cannot be reached through the proxy of HTTPS_PROXY or ALL_PROXY: {error}; set an "
-            "HTTP proxy, or list the hub in NO_PROXY."
+            f"the hub at {api.endpoint} cannot be reached through the proxy of HTTPS_PROXY or ALL_PROXY: {error}; set "
+            "an HTTP proxy, or list the hub in NO_PROXY."
         ) from None
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__

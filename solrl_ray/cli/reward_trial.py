@@ -1,6 +1,6 @@
 """Tries the user's functions in a child process before anything starts, because they may hang or crash.
 
-Only the child imports PyTorch, so the parent adds no import time before an error is reported.
+Only the child imports PyTorch, so an error is reported as soon as the user's imports are done.
 """
 
 from __future__ import annotations
