@@ -1,9 +1,9 @@
-"""The arithmetic of a run: counts and sizes computed from its configuration and printed before it starts (design law 9).
+"""The arithmetic of a run: counts and sizes, computed from its configuration, printed before it starts (design law 9).
 
     prompts × N candidates ──► units of the pools ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
-"Forward" means one call of the transformer on a whole micro-batch, with guidance on twice its samples. Both solvers need
-one call per step.
+"Forward" means one call of the transformer on a whole micro-batch, with guidance on twice its samples. Both solvers
+need one call per step.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _processes(config: Config) -> tuple[tuple[str, int, WorkerResources], ...]:
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:
-    """Numbers of updates after which the policy is evaluated, in rising order: 0, every `evaluation.every`, the last."""
+    """Numbers of updates after which the policy is evaluated, rising: 0, every `evaluation.every`, the last."""
     last, every = config.run.iterations, config.evaluation.every
     between = range(every, last, every) if every else ()
     return (0, *between, last)
