@@ -34,7 +34,7 @@ def _count(node: Node, known: dict[int, int]) -> int:
         children = (child for item in content for child in (item if isinstance(item, tuple) else (item,)))  # key, value
         known[id(node)] = 1 + sum(_count(child, known) for child in children)
     if known[id(node)] > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES:,} values, aliases counted each time")
+        raise ValueError(f"with its aliases it has more than {MOST_VALUES:,} values")
     return known[id(node)]
 
 

@@ -166,7 +166,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     merge = costs.merge or Figure(ms=ms, measured=False, source=source)
     packed = needs_packed(config, config.fleet.explorers.count)
     if packed:
-        figures |= {"building a revision": costs.publication, "loading it on a worker": costs.load}
+        figures |= {"making a revision": costs.publication, "loading it on a worker": costs.load}
     if is_colocated(config.fleet):
         figures["revision in a learner's process"] = merge
     if is_one_stage(config):

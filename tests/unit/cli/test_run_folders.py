@@ -58,7 +58,7 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     assert refused_folder(capsys, config_file) == in_use
     assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
     assert solrl("train", "--resume", path, "--dry-run") == 2
-    told = f"note: another process works in {path}; waiting 0.3 s for its end\n"  # and no plan
+    told = f"note: another process uses {path}; waiting up to 0.3 s for it to end\n"  # and no plan
     assert capsys.readouterr() == (told, f"error: {in_use}\n")
     assert (path / "config.yaml").read_bytes() == before
     holder.lock.release()
