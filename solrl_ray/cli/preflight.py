@@ -127,7 +127,7 @@ def names(run: Run) -> None:
         if file.stem in (sys.stdlib_module_names - {"test"}) | needed:
             raise UserError(
                 f"{file.name} in the job's folder has the same name as the module {file.stem}, and every process of "
-                "the job would import it instead of the module; rename the file."
+                "the job would import it instead of the module; rename it."
             )
 
 

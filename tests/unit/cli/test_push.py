@@ -215,7 +215,7 @@ def test_a_proxy_or_a_token_that_the_hub_cannot_be_asked_with_is_told(
     close_session()
     assert solrl("push", run, "me/small") == 2
     close_session()
-    assert "by the proxy of HTTPS_PROXY or ALL_PROXY: " in (said := capsys.readouterr().err)
+    assert "through the proxy of HTTPS_PROXY or ALL_PROXY: " in (said := capsys.readouterr().err)
     assert "Traceback" not in said
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
     assert refusal(capsys, "push", run, "me/small").startswith("SSL_CERT_FILE is '/no/such.pem', but ")

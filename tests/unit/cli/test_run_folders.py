@@ -105,5 +105,5 @@ def test_a_dry_run_refuses_a_folder_that_cannot_be_made(
         assert solrl("train", config_file, "--set", f"run.name={name}", "--dry-run") == 2
         said = capsys.readouterr().err.removeprefix("error: ")
         assert all(word in said for word in values.split())
-        assert said.startswith(("run.name (--set) is ", "run.root is "))
+        assert said.startswith(("run.name (--set) begins with ", "run.root is "))
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
