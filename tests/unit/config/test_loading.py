@@ -179,7 +179,7 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
     assert f"is a folder; `solrl train --resume {tmp_path}` resumes its run" in refusal([tmp_path])
     (tmp_path / "latin.yaml").write_bytes(b"run:\n  name: caf\xe9\n")
     assert refusal([tmp_path / "latin.yaml"]).startswith(f"{tmp_path / 'latin.yaml'}, line 2, is not UTF-8 text: ")
-    assert "is a mapping of keys to values, this is [1, 2]" in refusal([tmp_path / "list.yaml"])
+    assert "must be a mapping of keys to values, not [1, 2]" in refusal([tmp_path / "list.yaml"])
     assert refusal([]) == "No configuration file was given."
 
 

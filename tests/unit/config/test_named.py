@@ -56,9 +56,7 @@ def test_a_run_folder_in_place_of_a_configuration_is_told_how_it_goes_on(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
-    with pytest.raises(
-        UserError, match=r"^The configuration mine is a folder; `solrl train --resume mine` resumes its run"
-    ):
+    with pytest.raises(UserError, match=r"^The configuration mine is a folder; `solrl train --resume mine` resumes"):
         stems("mine")
 
 

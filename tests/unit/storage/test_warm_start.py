@@ -170,7 +170,7 @@ def test_a_fork_has_the_configuration_of_its_source(source: Config, capsys: pyte
     assert main([*command, "--set", "run.name=fork"]) == 0
     assert "fork · 7 iterations" in " ".join(capsys.readouterr().out.split())
     assert main(["train", "--from", str(folder / "nothing"), "--dry-run"]) == 2
-    assert "nothing is neither a run folder nor a checkpoint of a run; for a LoRA file, name CONFIG" in capsys.readouterr().err
+    assert "nothing is neither a run folder nor a checkpoint of a run; for a LoRA file" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_the_digest_that_it_wrote_down(source: Config) -> None:
