@@ -262,7 +262,7 @@ def _stages(card: GpuMemory) -> str:
 def _store(arithmetic: Arithmetic) -> str:
     config, holds = arithmetic.config, ["samples", "two revisions"]
     store = arithmetic.latents_bytes + 2 * arithmetic.revision_bytes
-    if config.model.frames:  # of pictures it is little
+    if config.model.frames:  # for images it is small
         shown = config.evaluation.pictures * config.evaluation.samples
         store += 3 * shown * config.model.shapes.largest.volume  # a byte a colour
         holds.append(f"{shown} videos of an evaluation")
