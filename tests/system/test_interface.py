@@ -82,5 +82,5 @@ def test_a_plan_says_whether_a_run_fits() -> None:
     assert fits.hours == pytest.approx(1.01, abs=0.02)
     small = solrl_ray.plan("flux1_dev_80gb", gpu="rtx4090")
     assert small.fits is False
-    assert "may be filled" in small.problem
+    assert "are usable" in small.problem
     assert small._repr_html_().startswith("<pre>")
