@@ -1,6 +1,8 @@
-"""Sol-RL on Ray: low-precision explorers rank, full-precision regenerators teach, a DeepSpeed group learns.
+"""Sol-RL on Ray: fine-tunes image and video diffusion models with reinforcement learning.
 
-From Python: `plan`, `train`, `resume` (`solrl_ray.interface`). On the command line: ``solrl``.
+Low-precision previews pick the seeds worth training on, and full-precision samples of these train the model.
+
+Python interface: `plan`, `train`, `resume` (`solrl_ray.interface`). Command line: ``solrl``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ __all__ = ["Plan", "Run", "RunError", "UserError", "plan", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """The names of the interface, imported when one is first used: importing the package stays fast."""
+    """Import names of the interface when they are first used, so that importing the package stays fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from solrl_ray import interface

@@ -1,5 +1,6 @@
-"""The errors, by who can fix them: bad input, or a run that cannot go on. A message is one sentence naming key, file
-and value.
+"""Errors: `UserError` for input that the user can fix, `RunError` for a run that cannot continue.
+
+A message is one sentence that names key, file and value.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ class UserError(Exception):
 
 
 class NotYetThere(UserError):
-    """Something outside that a run needs and that can still be provided; a plan does without."""
+    """An external thing that a run needs is missing, but can still be provided. A plan does not need it."""
 
 
 class MissingCheckpoint(NotYetThere):
-    """A checkpoint that this machine has not downloaded yet. The message has the command."""
+    """A checkpoint is not downloaded to this machine yet. The message has the command."""
 
 
 class SilentServer(NotYetThere):
-    """A reward server or judge that does not answer yet."""
+    """A reward server or judge does not answer yet."""
 
 
 class RunError(Exception):
-    """A run that cannot go on: receipts that disagree, a worker lost too often, a missed deadline."""
+    """The run cannot continue: receipts disagree, a worker was lost too often, a deadline was missed."""
 
 
 class RewardError(RunError):
@@ -30,22 +31,22 @@ class RewardError(RunError):
 
 
 class NonsenseError(RunError):
-    """A worker's answer that cannot be right: a value that is not finite, another unit, another revision.
+    """A worker's answer is invalid: a value is not finite, or it is for another unit or revision.
 
     Another worker gets the unit before the run is considered at fault.
     """
 
 
 class NotFiniteError(NonsenseError, ValueError):
-    """NaN or infinity where arithmetic cannot represent it."""
+    """NaN or infinity in an arithmetic that cannot represent it."""
 
 
 class RewardNonsense(RewardError, NonsenseError):
-    """A reward that is not finite, or pictures that are none."""
+    """A reward is not finite, or its input is not valid images."""
 
 
 class Gone(RunError):
-    """A call that will never be answered, though it may succeed elsewhere."""
+    """A call will never be answered, but may succeed on another worker."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(what, reason)
@@ -61,7 +62,7 @@ class WorkerGone(Gone):
 
 
 class Unreachable(WorkerGone):
-    """The connection to the worker or its node broke; its process may be well."""
+    """The connection to the worker or its node broke; its process may still run."""
 
 
 class Late(WorkerGone):
@@ -69,17 +70,17 @@ class Late(WorkerGone):
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(what, f"no answer within its deadline of {seconds:g} s")
-        self.args = (what, seconds)  # with which pickle makes it again
+        self.args = (what, seconds)  # arguments with which pickle recreates it
         self.seconds = seconds
 
 
 class PeerGone(Gone):
-    """Another rank of the learner group is lost; the worker itself is well."""
+    """Another rank of the learner group is lost; this worker still runs."""
 
 
 class InputGone(Gone):
-    """An argument of the call by reference is lost; the worker itself is well."""
+    """An argument that was passed by reference is lost; the worker still runs."""
 
 
 class Leaving(RunError):
-    """A worker was told to end; its work goes to others."""
+    """A worker was asked to end; its work goes to other workers."""

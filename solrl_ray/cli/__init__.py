@@ -1,6 +1,6 @@
-"""The command line: its commands, and checks before a run; a user's error is one sentence and an exit status.
+"""The command line: commands, and checks before a run. A user error is printed as one sentence, with an exit status.
 
-Exit status: 0 done; 1 the run could not go on; 2 bad input; 130 interrupted; 141 the reader of the output closed it.
+Exit status: 0 done; 1 the run failed; 2 bad input; 130 interrupted; 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _REFUSALS = {
     errno.EFBIG,
     errno.ENXIO,
 }
-"""Errors of a disk, a permission or a path, as a sentence."""
+"""Errors of disks, permissions and paths, which are printed as one sentence without a traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; user errors are printed as one sentence."""
-    # Without it, every import of transformers lists missing optional packages.
+    """Run one command and return its exit status. User errors are printed as one sentence."""
+    # Otherwise every import of transformers lists missing optional packages.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Under `uv run`, Ray would build another environment for its workers, which lacks this package; read at its import.
+    # Under `uv run`, Ray would build a new environment without this package for its workers. Ray reads this at import.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     arguments = argparse.Namespace()
     try:
@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_certificates()
         system_package.settle()
         parser().parse_args(argv, arguments)
-        arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
+        arguments.as_typed = getattr(arguments, "config", None)  # in the typed order; resolving sorts names by kind
         for option in ("config", "rewards"):
             if given := getattr(arguments, option, None):
                 setattr(arguments, option, named.resolve(given, several=option == "rewards"))
         status = int(arguments.run_verb(arguments))
-        sys.stdout.flush()  # not later, when nothing would catch its errors
+        sys.stdout.flush()  # here, where its errors are caught
         return status
     except UserError as error:
         return _failed(error, BAD_INPUT)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _refused(error, arguments):
             raise
         where = error.filename2 or error.filename
-        if not where:  # it may be of the output, whose rest Python would write at the end
+        if not where:  # the output may have failed; do not let Python flush the rest of it at exit
             output.drop()
         return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
     except KeyboardInterrupt as interrupt:
@@ -78,29 +78,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_home() -> None:
-    """Raise UserError if this user has no home, where Ray keeps its token and libraries their caches."""
+    """Raise UserError if this user has no home folder: Ray keeps its token in it, libraries their caches."""
     try:
         Path.home()
     except RuntimeError:
-        raise UserError("HOME is unset, and this machine knows no home of this user; set HOME to a folder.") from None
+        raise UserError("HOME is not set and this user has no home folder; set HOME to a folder.") from None
 
 
 def _check_certificates() -> None:
-    """Raise UserError for a missing file of certificates: libraries say that without its name, or trust nobody."""
+    """Raise UserError for a missing certificate file: library errors do not name it."""
     if (file := os.environ.get("SSL_CERT_FILE")) and not os.path.isfile(file):
         raise UserError(
-            f"SSL_CERT_FILE is {file!r}, but there is no such file; name a file of certificates, or unset it."
+            f"SSL_CERT_FILE is {file!r}, but that file does not exist; set it to a certificate file, or unset it."
         )
 
 
 def _unread() -> bool:
-    """Whether the reader closed the output, as in ``solrl list | head``; the rest is then dropped.
+    """Whether the reader closed the output, as in ``solrl list | head``. If so, the unwritten rest is dropped.
 
-    With PYTHONUNBUFFERED nothing is left to be flushed, so the pipe is asked.
+    Polls the pipe, because with PYTHONUNBUFFERED nothing is left to flush.
     """
     try:
         file = sys.stdout.fileno()
-    except OSError:  # no file: nobody can close it
+    except OSError:  # not a file, so it has no reader that could close it
         return False
     poll = select.poll()
     poll.register(file, 0)
@@ -111,9 +111,9 @@ def _unread() -> bool:
 
 
 def _refused(error: OSError, arguments: argparse.Namespace) -> bool:
-    """Whether the system refused what the user asked for; any other error is a bug and needs its traceback.
+    """Whether the error is the user's to fix; any other error is a bug and needs its traceback.
 
-    A missing file is the user's error if the command named it.
+    A missing file is a user error only if a command-line argument named it.
     """
     if error.errno != errno.ENOENT:
         return error.errno in _REFUSALS

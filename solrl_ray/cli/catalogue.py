@@ -1,4 +1,4 @@
-"""``solrl list``: the parts of a run (models, strategies, methods, rewards, machines), and their checkpoints."""
+"""``solrl list``: the presets (models, strategies, methods, rewards, clusters) and their checkpoints."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from solrl_ray.models import paths
 
 MODELS, CLUSTERS = "models", "clusters"
 KINDS = (MODELS, "strategies", "methods", "rewards")
-"""Folders of the parts of which a run has one each, in the order of the command line: later files win."""
+"""Kinds of presets of which a run has exactly one, in merge order: later ones win."""
 WORDS = {
-    "scopes": " (optional: which layers explorers quantise, in place of the model's own choice)",
-    CLUSTERS: " (without one everything computes on CPUs, which suffices for the demo's model)",
-    named.RUNS: " (whole, with a part of each kind)",
+    "scopes": " (optional: layers that explorers quantise, instead of the model preset's choice)",
+    CLUSTERS: " (without one everything runs on CPUs, which is enough for the demo's model)",
+    named.RUNS: " (complete runs, with a preset of each kind)",
 }
 EXAMPLE = "one_gpu"
-"""The cluster in the example command of `table`."""
+"""Cluster preset in the example command of `table`."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
-"""Settings that no part contains."""
+"""Settings that no preset contains."""
 WIDTH, INDENT = 110, " " * 6
 _DOWNLOAD = "hf download "
 
@@ -33,40 +33,40 @@ _DOWNLOAD = "hf download "
 class CatalogueEntry:
     path: Path
     title: str
-    """First sentence of the file's comment."""
+    """First sentence of the comment at the top of the file."""
     downloads: tuple[str, ...]
-    """Commands that fetch what it needs: from its comment, or a model's whole repository."""
+    """Commands that download its checkpoints: from the file's comment, or the whole repository of a model."""
     checkpoints: tuple[str, ...]
-    """Folders and Hugging Face ids that it names."""
+    """Checkpoint folders and Hugging Face ids in the file."""
     whole: bool
-    """Whether it includes other parts, such as rollout and objective together."""
+    """Whether the file includes presets of other kinds, such as a strategy together with a method."""
 
 
 def read() -> dict[str, tuple[CatalogueEntry, ...]]:
-    """This package's parts by kind, sorted by name."""
+    """The presets of this package by kind, sorted by name."""
     folder = named.folder()
     kinds = (*KINDS, "scopes", "evaluations", CLUSTERS, named.RUNS)
-    found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
-    found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)
-    return found
+    entries = {kind: tuple(_entry(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
+    entries[named.RUNS] += (_entry(named.RUNS, folder / "demo.yaml"),)
+    return entries
 
 
 def table() -> str:
-    """The output of `solrl list`: the parts, what they need, and how they compose."""
-    parts = read()
+    """The output of `solrl list`: the presets, their checkpoints, and an example of composing them."""
+    presets = read()
     lines: list[str] = []
-    for kind, listed in parts.items():
+    for kind, entries in presets.items():
         lines.append(kind + WORDS.get(kind, ""))
-        for part in listed:
-            alone = part.whole and kind in KINDS
-            title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
-            lines.append(f"  {part.path.stem}")
+        for entry in entries:
+            alone = entry.whole and kind in KINDS
+            title = f"{entry.title} (includes a strategy: name it without one)" if alone else entry.title
+            lines.append(f"  {entry.path.stem}")
             lines += textwrap.wrap(title, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
-            lines += [f"{INDENT}{name}" for name in part.checkpoints]
-            lines += [f"{INDENT}  {command}" for command in part.downloads]
+            lines += [f"{INDENT}{name}" for name in entry.checkpoints]
+            lines += [f"{INDENT}  {command}" for command in entry.downloads]
         lines.append("")
-    example = [next(part.path.stem for part in parts[kind] if not part.whole) for kind in KINDS]
-    lines.append("One of each kind, in any order; files of your own after them:")
+    example = [next(entry.path.stem for entry in presets[kind] if not entry.whole) for kind in KINDS]
+    lines.append("Name one preset of each kind, in any order, then your YAML files:")
     lines.append(f"  solrl train {' '.join([*example, EXAMPLE])} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     return "\n".join(lines)
@@ -84,18 +84,18 @@ def as_json() -> str:
 
 def _part(kind: str, path: Path) -> CatalogueEntry:
     values = read_file(path)
-    included = values.get(INCLUDE, [])  # a part may build on another one of its own kind
+    included = values.get(INCLUDE, [])  # a preset may extend another preset of the same kind
     entries = [values.get("model"), *(values.get("rewards") or [])]
     checkpoints = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
-    said = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
+    text = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
     downloads = tuple(line for line in comment if line.startswith(_DOWNLOAD))
     if kind == MODELS and not downloads:
         downloads = tuple(_DOWNLOAD + name for name in checkpoints if isinstance(paths.resolve(name), str))
     return CatalogueEntry(
         path=path,
-        title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
+        title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", text, maxsplit=1)[0].strip(),
         downloads=downloads,
         checkpoints=tuple(dict.fromkeys(checkpoints)),
         whole=any("/" in name for name in ([included] if isinstance(included, str) else included)),

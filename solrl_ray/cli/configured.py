@@ -19,10 +19,10 @@ from solrl_ray.storage import continuation
 
 
 def fresh(arguments: argparse.Namespace) -> LoadedConfig:
-    """The configuration of a new run: CONFIG, --set and --from, with the files of its functions."""
+    """The configuration of a new run from CONFIG, --set and --from, with the source files of the user's functions."""
     loaded = _given(arguments)
     if loaded is None:
-        raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
+        raise UserError("No configuration was given; name at least one, such as demo. `solrl list` shows the presets.")
     config = own_functions.attached(loaded.config, loaded.sources)
     init: str = getattr(arguments, "init", "")
     if init and (run := continuation.origin(Path(init))):
@@ -31,21 +31,22 @@ def fresh(arguments: argparse.Namespace) -> LoadedConfig:
 
 
 def _given(arguments: argparse.Namespace) -> LoadedConfig | None:
-    """CONFIG, --set and --from; None without CONFIG and --from."""
+    """The configuration of CONFIG, --set and --from; None if neither CONFIG nor --from is given."""
     files, options = arguments.config, dict[str, tuple[str, str]]()
     init: str = getattr(arguments, "init", "")
     if init:
         run = continuation.origin(Path(init))
         if not files and run is None:
-            said = f"--from {init} is no run folder and no checkpoint of one; with a LoRA file name CONFIG, too."
-            raise UserError(said)
+            raise UserError(
+                f"--from {init} is neither a run folder nor a checkpoint of a run; for a LoRA file, name CONFIG, too."
+            )
         files = files or [Path(run or "") / continuation.FILE]
         options = {"run.init": ("--from", init), "run.init_digest": ("--from", "")}
     return load_with_sources(files, arguments.set, options) if files else None
 
 
 def begun(arguments: argparse.Namespace) -> bool:
-    """Whether the configuration's folder holds a run."""
+    """Whether the run folder of the configuration already contains a run."""
     from solrl_ray.storage.run_folder import RunFolder
 
     folder = RunFolder.of(fresh(arguments).config)
@@ -53,10 +54,12 @@ def begun(arguments: argparse.Namespace) -> bool:
 
 
 def resumed(arguments: argparse.Namespace) -> LoadedConfig:
-    """The configuration to resume with: the run folder's, or the given one if both agree."""
+    """The configuration of a resumed run: that of the run folder, or the given one if it agrees with the run's."""
     if arguments.resume:
         if getattr(arguments, "init", ""):
-            raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
+            raise UserError(
+                f"--from is {arguments.init}, but --resume continues the policy of {arguments.resume}; leave out one."
+            )
         return resume_folder(located(arguments.resume, "--resume"), arguments.config, arguments.set)
     given = _given(arguments)
     if given is None:
@@ -67,10 +70,10 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
 def resume_folder(
     folder: Path, files: Sequence[Path], overrides: Sequence[str], options: Mapping[str, tuple[str, Any]] | None = None
 ) -> LoadedConfig:
-    """The configuration to resume the run in `folder` with: its own, or `files`; see `load_with_sources`."""
-    place = _place(folder, continuation.stored(folder))
+    """The configuration of a resumed run: `files` if given, else the run's configuration; see `load_with_sources`."""
+    location = _location(folder, continuation.stored(folder))
     return _continued(
-        load_with_sources(files or [folder / continuation.FILE], overrides, place | dict(options or {})), folder
+        load_with_sources(files or [folder / continuation.FILE], overrides, location | dict(options or {})), folder
     )
 
 
@@ -85,18 +88,18 @@ def _continued(loaded: LoadedConfig, folder: Path) -> LoadedConfig:
     return loaded
 
 
-def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
-    """Root and name of a run folder that is resumed: as the run has them, unless it was moved or this process has
-    another working folder. Then the folder's present path counts.
+def _location(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
+    """`run.root` and `run.name` of a resumed run: the stored values; the folder's current path if the folder was moved
+    or the process has another working directory.
     """
-    here, root = folder.absolute(), was.run.root
-    if (located(root, "run.root") / was.run.name).absolute() != here:
-        root = str(here.parent)
-    return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
+    current, root = folder.absolute(), was.run.root
+    if (located(root, "run.root") / was.run.name).absolute() != current:
+        root = str(current.parent)
+    return {"run.root": ("--resume", root), "run.name": ("--resume", current.name)}
 
 
 def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
-    """Raise UserError if this card, whose fastest tier is `fastest`, cannot compute the previews."""
+    """Raise UserError if the GPU, whose fastest tier is `fastest`, cannot compute the previews."""
     tier = strategies.pool_sampling(loaded.config).tier
     if tier not in ("nvfp4", "fp8") or tier == fastest or fastest == "nvfp4":
         return
@@ -107,7 +110,7 @@ def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
 
 
 def on_card(config: Config, fastest: str) -> Config:
-    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose best tier is `fastest`."""
+    """The configuration with ``rollout.explore.precision: auto`` resolved for a GPU whose fastest tier is `fastest`."""
     if config.rollout.explore.precision != "auto":
         return config
     tier = strategies.full_tier(config.model) if fastest in strategies.UNQUANTIZED_TIERS else fastest

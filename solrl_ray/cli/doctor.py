@@ -1,6 +1,4 @@
-"""``solrl doctor``: what this machine can do for a run: versions, devices, the self-test of every precision tier,
-storage.
-"""
+"""``solrl doctor``: tests this machine: versions, devices, a self-test of every precision tier, storage."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from solrl_ray.quantization import attestation, capability
 
 LIBRARIES = ("torch", "ray", "diffusers", "transformers", "peft", "deepspeed", "transformer-engine")
 NOTES = {
-    "nvfp4": "written to Transformer Engine's documented interface; not yet run on a Blackwell card by us",
+    "nvfp4": "written to Transformer Engine's documented interface; we have not yet run it on a Blackwell GPU",
     "nvfp4-emulated": "NVFP4's numerics, not its speed",
     "fp8": "FP8, which is not NVFP4",
 }
@@ -31,12 +29,12 @@ class Finding:
     part: str
     what: str
     state: str
-    """``ok``, ``lacks`` (missing, which may be fine) or ``FAILS``."""
+    """``ok``, ``lacks`` (unavailable, which may be fine) or ``FAILS``."""
     detail: str
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """All findings about this machine; `root` is the folder for runs."""
+    """All findings about this machine. `root`: parent folder of the runs."""
     yield Finding("system", "Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
     for library in LIBRARIES:
         try:
@@ -57,7 +55,7 @@ def _device(device: torch.device) -> Iterator[Finding]:
     part = str(device)
     memory = f", {torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB" if device.type == "cuda" else ""
     auto = capability.resolve("auto", device, "bfloat16")
-    name = f"{attestation.device_name(device)}{memory}; precision auto is {auto}, of a bfloat16 model"
+    name = f"{attestation.device_name(device)}{memory}; precision auto is {auto} for a bfloat16 model"
     yield Finding(part, "device", "ok", name)
     for tier in capability.QUANTIZED_TIERS:
         lacking = capability.lacks(tier, device)
@@ -69,14 +67,14 @@ def _device(device: torch.device) -> Iterator[Finding]:
         except RunError as error:
             yield Finding(part, tier, "FAILS", str(error))
             continue
-        tested = "; ".join(f"{check}: {found}" for check, found in checks.items())
+        tested = "; ".join(f"{check}: {result}" for check, result in checks.items())
         yield Finding(part, tier, "ok", f"{NOTES[tier]} · {tested}")
 
 
 def _storage(root: Path) -> Iterator[Finding]:
-    places = (("runs", root), ("compiled code", compilation.cache_folder("")))
-    for what, place in places:
-        folder = place.absolute()
+    folders = (("runs", root), ("compiled code", compilation.cache_folder("")))
+    for what, path in folders:
+        folder = path.absolute()
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         problem = refuses_files(existing) or ("" if free else "is full")

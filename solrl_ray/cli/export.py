@@ -1,4 +1,4 @@
-"""``solrl export``: a run's policy as a LoRA file of another tool, or merged into its checkpoint."""
+"""``solrl export``: writes a run's policy as a LoRA file for another tool, or merged into the base checkpoint."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ POLICIES = ("ema", "default")
 READERS = {
     "diffusers": "diffusers (pipe.load_lora_weights)",
     "comfyui": "ComfyUI",
-    "kohya": "kohya's sd-scripts and musubi-tuner; other tools may skip some of its linears without an error",
+    "kohya": "kohya's sd-scripts and musubi-tuner; other tools may skip some of its layers without an error",
     "checkpoint": "diffusers (from_pretrained)",
 }
-"""Format → the tools that it is for."""
+"""Format → the tools that read it."""
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a policy for other tools: of the newest checkpoint, of an earlier one, or of the best evaluation."""
+    """Write the policy of the newest checkpoint, of an earlier checkpoint or of the best evaluation for other tools."""
     run: Path = arguments.run
     config = continuation.stored(run)
     model, key = config.model, "model.path (of the run; --base names another)"
@@ -44,7 +44,7 @@ def export(arguments: argparse.Namespace) -> int:
     kind, out = arguments.format, arguments.out or run / "export" / arguments.format
     is_file = out.suffix == ".safetensors"
     if is_file and kind == "checkpoint":
-        raise UserError(f"--out is {out}, but a checkpoint is a folder; name one.")
+        raise UserError(f"--out is {out}, a file, but a checkpoint is a folder; set --out to a folder.")
     if out.exists() and out.is_dir() == is_file:
         what, right = ("a folder", "a new file") if is_file else ("a file", "a folder, or a file.safetensors")
         raise UserError(f"--out is {out}, {what}; it must be {right}.")
@@ -57,12 +57,12 @@ def export(arguments: argparse.Namespace) -> int:
     else:
         from solrl_ray.policy.saving import FILE
 
-        # Not `run.name`, which in somebody else's configuration may be any path.
+        # Not `run.name`, which may be any path in a configuration from another user.
         name = run.resolve().name
         content = _lora(kind, out.stem if is_file else name, what, factors, model, key)
         file = out if is_file else out / (FILE if kind == "diffusers" else f"{name}.safetensors")
         if file.exists() and not arguments.force and read_regular(file, math.inf) != content:
-            raise UserError(f"{file} is there already with other content; choose another --out, or add --force.")
+            raise UserError(f"{file} already exists with other content; choose another --out, or add --force.")
         replace_file(file, content)
         print(f"written: {file}: {what}, {_ranks(file)}")
     print(f"for:     {READERS[kind]}")
@@ -70,26 +70,26 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def _state(run: Path, updates: int | None) -> LearnerState:
-    """The state of a run after `updates`, or its newest one.
+    """The state of a run after `updates` updates, or its newest state.
 
-    Raises UserError if that is damaged: an older policy is not written in its place without being asked for.
+    Raises UserError if the newest checkpoint is damaged. An older policy is exported only on explicit request.
     """
     from solrl_ray.evaluation.request import state_of
     from solrl_ray.storage.checkpoints import newest_state
     from solrl_ray.storage.run_folder import RunFolder
 
-    there = RunFolder(run).checkpoints()
-    older, _, notes = (0, None, ()) if updates is not None else newest_state(there, run)
+    checkpoints = RunFolder(run).checkpoints()
+    older, _, notes = (0, None, ()) if updates is not None else newest_state(checkpoints, run)
     if notes:
         raise UserError(
-            f"The newest checkpoint of {run}, after {there[-1][0]} updates, is damaged; --updates {older} exports the "
-            f"newest one that can be read ({notes[0]})."
+            f"The newest checkpoint of {run}, after {checkpoints[-1][0]} updates, is damaged ({notes[0]}); use "
+            f"--updates {older} to export the newest readable checkpoint."
         )
     return state_of(run, updates)
 
 
 def _best(run: Path) -> int:
-    """The updates after which the run's best evaluated policy was there."""
+    """Number of updates of the run's best evaluated policy."""
     from solrl_ray.report.data import read_run
 
     summary = read_run(run).at_best().summary
@@ -98,7 +98,7 @@ def _best(run: Path) -> int:
 
 
 def _lora(kind: str, title: str, what: str, factors: Mapping[str, Tensor], model: Model, key: str) -> bytes:
-    """A LoRA file of a format. `key`: where `model.path` was given."""
+    """The content of a LoRA file in a format. `key`: source of `model.path`, for messages."""
     from solrl_ray import models
     from solrl_ray.common.safetensors_file import written
     from solrl_ray.policy.saving import shown_metadata, stock_lora, tool_tensors
@@ -113,14 +113,14 @@ def _lora(kind: str, title: str, what: str, factors: Mapping[str, Tensor], model
 
 
 def _whole(folder: Path, factors: Mapping[str, Tensor], model: Model, key: str) -> None:
-    """Write the checkpoint with the policy merged into its transformer, which is then of `model.dtype`."""
+    """Write the checkpoint with the policy merged into its transformer, in the data type `model.dtype`."""
     from solrl_ray import models
     from solrl_ray.models import paths
     from solrl_ray.models.components import DTYPES
     from solrl_ray.policy import fusing
 
     if folder.exists():
-        raise UserError(f"{folder} is there already; name another folder with --out, or remove it.")
+        raise UserError(f"{folder} already exists; name another folder with --out, or remove it.")
     base, part = _base(model, key), {"subfolder": fusing.PART, "torch_dtype": DTYPES[model.dtype]}
     transformer = paths.load_weights(models.family(model).TRANSFORMER, base, key, **part)
     fusing.merge_(transformer, factors, model.lora, base)
@@ -128,7 +128,7 @@ def _whole(folder: Path, factors: Mapping[str, Tensor], model: Model, key: str) 
 
 
 def _ranks(file: Path) -> str:
-    """How many linears of the file have which rank."""
+    """Ranks of the file's layers in words: ``rank 32 of 120 linears``."""
     import safetensors
 
     with safetensors.safe_open(file, framework="pt") as content:
@@ -138,7 +138,7 @@ def _ranks(file: Path) -> str:
 
 
 def _base(model: Model, key: str) -> Path:
-    """The run's checkpoint on this disk; fetched if it is on the hub and not in its cache."""
+    """Local folder of the base checkpoint; downloaded if it is on the hub and not in the hub's cache."""
     from solrl_ray import models
     from solrl_ray.models import paths
 

@@ -1,4 +1,4 @@
-"""Whether a run's model takes the guidance that is configured, for its samples and its evaluations."""
+"""Checks that the model supports the configured guidance, for training samples and evaluations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from solrl_ray.models import DISTILLED, FAMILIES
 
 
 def check(config: Config, sources: Sources) -> None:
-    """Refuse what the family, or a checkpoint that is known by its id, does not take. Raises `UserError`."""
+    """Reject guidance that the family, or a checkpoint known by its id, does not support. Raises `UserError`."""
     family = FAMILIES.get(config.model.family)
-    if family is None:  # refused elsewhere
+    if family is None:  # rejected elsewhere
         return
     for section, model in _models(config):
         key, cfg = f"{section}.cfg", model.cfg
@@ -23,19 +23,19 @@ def check(config: Config, sources: Sources) -> None:
             raise UserError(_not_embedded(model, section, sources, f"model.family {model.family!r}"))
         if not cfg.is_on:
             continue
-        cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", model.path)  # a snapshot in the cache of the hub
+        cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", model.path)  # a snapshot in the hub's cache
         if ("/".join(cached.groups()) if cached else model.path) in DISTILLED:
             raise UserError(_must_be_off(model, key, sources, _built_in(model)))
         if cfg.negative_prompt and "negative_prompt" not in family.cfg_arguments(cfg):
             raise UserError(
                 f"{_negative(model, key, sources)}; it must be empty, because the stock pipeline of model.family "
-                f"{model.family!r} takes none."
+                f"{model.family!r} takes no negative prompt."
             )
 
 
 def check_checkpoint(config: Config, sources: Sources) -> None:
-    """Refuse a number for a guidance embedding that the checkpoint lacks, guidance that it says is built in, and a
-    negative prompt that would lose its end. Loads the tokenizers. Raises `UserError`.
+    """Reject embedded guidance without a guidance embedding in the checkpoint, classifier-free guidance of a distilled
+    checkpoint, and a negative prompt that would be truncated. Loads the tokenizers. Raises `UserError`.
     """
     from solrl_ray import models
 
@@ -56,7 +56,7 @@ def check_checkpoint(config: Config, sources: Sources) -> None:
 
 
 def _models(config: Config) -> Iterator[tuple[str, Model]]:
-    """The sections that set a guidance, each with the model as it guides it."""
+    """The sections that set guidance, each with the model under that guidance."""
     yield "model", config.model
     if config.evaluated_model != config.model:
         yield "evaluation", config.evaluated_model
@@ -75,9 +75,9 @@ def _must_be_off(model: Model, key: str, sources: Sources, why: str) -> str:
 
 
 def _built_in(model: Model) -> str:
-    return f"{model.path} is distilled and has its guidance built in"
+    return f"{model.path} is distilled, with guidance built in"
 
 
 def _negative(model: Model, key: str, sources: Sources) -> str:
-    said = show(model.cfg.negative_prompt)
-    return f"{key}.negative_prompt is {said} ({sources.of(f'{key}.negative_prompt')})"
+    prompt = show(model.cfg.negative_prompt)
+    return f"{key}.negative_prompt is {prompt} ({sources.of(f'{key}.negative_prompt')})"

@@ -1,8 +1,8 @@
-"""All checks before a run starts, in one list, fast ones first: keys, cluster, prompts, folder, own functions,
-checkpoint, rewards, first policy.
+"""All checks before a run starts, in one list, fast ones first: keys, cluster, prompts, folder, the user's functions,
+checkpoint, rewards, initial policy.
 
-They create nothing, load no weights and touch no device. Each imports what takes seconds itself, so that the checks
-before it are done at once.
+The checks create nothing, load no weights and use no device. A check that needs a slow import does it itself, so that
+earlier checks report their errors at once.
 """
 
 from __future__ import annotations
@@ -44,44 +44,44 @@ JOB_FOLDERS = "working_dir_files"
 """Name of the folder in which Ray keeps the uploaded working directories of jobs."""
 
 Needs = Literal["configuration", "cards", "files", "folder"]
-"""What a check looks at: values alone; the cluster that the run joins, or this machine; prompts, checkpoints and the
-user's functions; the folder that the run writes and the policy that it begins with.
+"""Input of a check. ``configuration``: only the values. ``cards``: the cluster to join, or this machine. ``files``:
+prompts, checkpoints and the user's functions. ``folder``: the run folder and the initial policy.
 """
 
 
 @dataclass(slots=True)
 class Run:
-    """A run to check; and what the checks found, so that each file is read once."""
+    """A run to check, and the results of the checks, so that each file is read once."""
 
     config: Config
     sources: Sources = field(default_factory=Sources)
     address: str | None = None
-    """Of the Ray cluster to join; None: a local Ray will be started."""
+    """Address of the Ray cluster to join; None: a local Ray will be started."""
     resumes: bool = False
-    """The run folder exists and is continued."""
+    """Whether the run folder exists and the run is resumed."""
     planned: bool = False
-    """It does not start here: what is missing is a note, and nobody's function is tried."""
+    """Whether the run is only planned: missing files are notes, and the user's functions are not tried."""
     elsewhere: bool = False
-    """It uses no card of this machine."""
+    """Whether the run uses no GPU of this machine."""
     evaluates: bool = False
-    """It only evaluates: there are no previews, whose videos may have fewer frames."""
+    """Whether the run only evaluates. Then it has no previews, whose videos may have fewer frames."""
     train: tuple[Prompt, ...] = ()
     heldout: tuple[Prompt, ...] = ()
     facts: ModelFacts | None = None
     outlined: bool = False
-    """Whether the facts are from the package, not from the checkpoint."""
+    """Whether `facts` come from the package instead of the checkpoint."""
     notes: list[str] = field(default_factory=list)
     """Hints for the user, one sentence each."""
 
     def named(self, key: str) -> str:
-        """``run.root (--set)``."""
+        """The key with its source in parentheses: ``run.root (--set)``."""
         return self.sources.named(key)
 
 
 def check(run: Run, *available: Needs) -> Run:
-    """Do the checks of `CHECKS` that need what is available, in order; returns `run`.
+    """Run those checks of `CHECKS` whose input is available, in order; returns `run`.
 
-    Raises UserError, or RunError if nothing answers at an address or a disk hangs.
+    Raises UserError, or RunError if an address does not answer or a disk hangs.
     """
     with telling():
         for work, needs in CHECKS:
@@ -92,15 +92,15 @@ def check(run: Run, *available: Needs) -> Run:
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Print now and then this process's `progress_note`, if it has one."""
+    """Print this process's `progress_note`, if any, every `TOLD_SECONDS`."""
     over = threading.Event()
 
-    def tell() -> None:
+    def print_progress() -> None:
         while not over.wait(TOLD_SECONDS):
             if words := progress_note.now():
                 print(f"{words} …", flush=True)
 
-    threading.Thread(target=tell, name="progress of the checks", daemon=True).start()
+    threading.Thread(target=print_progress, name="progress of the checks", daemon=True).start()
     try:
         yield
     finally:
@@ -108,34 +108,36 @@ def telling() -> Iterator[None]:
 
 
 def configuration(run: Run) -> None:
-    """Refuse values that contradict each other."""
+    """Reject values that contradict each other."""
     checks.check(run.config, run.sources)
 
 
 def family(run: Run) -> None:
-    """Refuse guidance, or a number of reference pictures, that the model's family does not take."""
+    """Reject guidance, or a number of reference images, that the model family does not support."""
     guidance.check(run.config, run.sources)
     config = run.config.model
-    known = FAMILIES.get(config.family)  # an unknown one is refused with its checkpoint
+    known = FAMILIES.get(config.family)  # an unknown family is rejected together with its checkpoint
     if known and (why := known.SIZES.why_not_references(config)):
         raise UserError(f"{run.named('model.references')} is {config.references}, but {why}.")
 
 
 def names(run: Run) -> None:
-    """Refuse files in a Ray job's folder named like modules of Python or of what this package needs: that folder comes
-    first on the path of all processes of a job.
+    """Reject files in a Ray job's folder with the names of modules of Python or of this package's dependencies: that
+    folder comes first on the import path of all processes of a job.
     """
     needed = {re.split(r"[^\w-]", need)[0].replace("-", "_") for need in metadata.requires("solrl_ray") or ()}
     for file in sorted(Path.cwd().glob("*.py")) if JOB_FOLDERS in Path.cwd().parts else ():
         if file.stem in (sys.stdlib_module_names - {"test"}) | needed:
             raise UserError(
-                f"{file.name} in the job's folder has the name of the module {file.stem}, which every process of the "
-                "job would import from it; rename it."
+                f"{file.name} in the job's folder has the same name as the module {file.stem}, and every process of "
+                "the job would import it instead of the module; rename it."
             )
 
 
 def cluster(run: Run) -> None:
-    """Refuse an address without a Ray that takes this user, and workers with GPUs if a local Ray would find none."""
+    """Reject an address without a Ray cluster that accepts this user, and workers with GPUs if a local Ray would find
+    none.
+    """
     if run.address:
         return ray_auth.cluster_at(run.address)
     ray, config = sys.modules.get("ray"), run.config
@@ -145,26 +147,26 @@ def cluster(run: Run) -> None:
     workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
     for key in (f"{key}.num_gpus" for key, worker in workers.items() if worker.num_gpus):
         raise UserError(
-            f"{key} is {config.value_of(key):g} ({run.sources.of(key)}), but this machine has no "
-            "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
-            "clusters part; `solrl plan` needs no GPU)."
+            f"{key} is {config.value_of(key):g} ({run.sources.of(key)}), but this machine has no GPU. Start the "
+            "run on a machine with GPUs, or name a cluster with --address. Without a clusters preset, the demo's model "
+            "trains on CPUs; `solrl plan` needs no GPU."
         )
 
 
 def _has_gpus() -> bool:
-    """Whether this machine has a GPU that this process may use; asks no driver."""
+    """Whether this process can use a GPU of this machine, by its device files; does not query the driver."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()
 
 
 def trackers(run: Run) -> None:
-    """Refuse trackers whose packages are not installed."""
+    """Reject trackers whose packages are not installed."""
     for name in run.config.tracking.trackers:
         if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"tracking.trackers has {name} ({run.sources.of('tracking.trackers')}), whose package is not "
-                f"installed; pip install {name}, which is also this package's extra {name}."
+                f"tracking.trackers contains {name} ({run.sources.of('tracking.trackers')}), but its package is not "
+                f"installed; pip install {name}, or install this package with its extra {name}."
             )
 
 
@@ -237,25 +239,25 @@ def _is_consistent(config: Config) -> bool:
 
 
 def init(run: Run) -> None:
-    """Refuse a first policy that is not there; `first_policy` reads it."""
+    """Reject a missing initial policy; `first_policy` reads it."""
     init = run.config.run.init
     if init and not run.resumes and not located(init, "run.init").exists():
         raise UserError(
-            f"run.init is {init!r} ({run.sources.of('run.init')}), which is not there; it must be a run folder, "
-            "a checkpoint of one, or a LoRA file."
+            f"run.init is {init!r} ({run.sources.of('run.init')}), which does not exist; it must be a run folder, "
+            "a checkpoint of a run, or a LoRA file."
         )
 
 
 def folder(run: Run) -> None:
-    """Refuse a folder that cannot be written, has too little space, or holds a run already."""
+    """Reject a folder that is not writable, has too little free space, or already contains a run."""
     from solrl_ray.storage.run_folder import RunFolder
 
     config, named = run.config, f"run.root is {run.config.run.root} ({run.sources.of('run.root')})"
     root = located(config.run.root, "run.root").absolute()
     if JOB_FOLDERS in root.parts:
         raise UserError(
-            f"{named}, which is in the folder of a Ray job, and Ray removes that after the job; it must be an absolute "
-            "path on a disk that the cluster keeps."
+            f"{named}, which is in the folder of a Ray job, and Ray deletes that folder after the job; it must be an "
+            "absolute path on a persistent disk of the cluster."
         )
 
     path = root / config.run.name
@@ -264,8 +266,8 @@ def folder(run: Run) -> None:
         existing = next(folder for folder in (root, *root.parents) if folder.exists())
         if len(os.fsencode(config.run.name)) > (most := os.pathconf(existing, "PC_NAME_MAX")):
             raise UserError(
-                f"{run.named('run.name')} is {config.run.name[:40]!r} and so on, but names in {existing} have at most "
-                f"{most} bytes."
+                f"{run.named('run.name')} begins with {config.run.name[:40]!r} and is too long: names in {existing} "
+                f"have at most {most} bytes. Choose a shorter name."
             )
         existing = path if path.exists() else existing
         if reason := refuses_files(existing):
@@ -275,11 +277,11 @@ def folder(run: Run) -> None:
         if not run.resumes:
             RunFolder.of(config).check_new(config)
 
-    in_time(look, what=f"{named}: looking at it", seconds=READ_SECONDS)
+    in_time(look, what=f"{named}: checking it", seconds=READ_SECONDS)
 
 
 def resumable(run: Run) -> None:
-    """Refuse a run folder that cannot be resumed as it is; wait for the end of a process that works there."""
+    """Reject a run folder that cannot be resumed. If another process uses it, wait for that process to end."""
     if not run.resumes:
         return
     from solrl_ray.storage.resume import check_readable
@@ -287,7 +289,8 @@ def resumable(run: Run) -> None:
 
     folder = RunFolder.of(run.config)
     if folder.lock.held:
-        print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
+        wait = f"waiting up to {RESUME_PATIENCE:g} s for it to end"
+        print(f"note: another process uses {folder.path}; {wait}", flush=True)
         folder.lock.acquire(seconds=RESUME_PATIENCE)
         folder.lock.release()
     what, seconds = f"reading {folder.path} (fleet.deadlines.checkpoint)", run.config.fleet.deadlines.checkpoint
@@ -295,8 +298,8 @@ def resumable(run: Run) -> None:
 
 
 def functions(run: Run) -> None:
-    """Refuse the user's own functions that fail on two pictures, or as `evaluation.reference` on two prompts, with
-    their traceback; print what they gave.
+    """Try the user's functions on two images, `evaluation.reference` on two prompts, and print their results. Functions
+    that fail are rejected with their traceback.
     """
     config, own = run.config, dict[str, RewardConfig | EvaluationConfig]()
     own |= {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
@@ -314,27 +317,28 @@ def functions(run: Run) -> None:
     given = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, given or (), strict=False):
         shown = " and ".join(f"{score:.4g}" for score in scores)
-        same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
-        what = "videos" if trial.shapes[0].frames else "pictures"
+        same = ", which are equal: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
+        what = "videos" if trial.shapes[0].frames else "images"
         print(f"tried {trial.spec}: {shown} for two {what} of noise{same}", flush=True)
     if "evaluation.reference" in own:
-        print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
+        print(f"tried {config.evaluation.reference}: it drew images for two prompts", flush=True)
     if given is None:
-        print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)
+        print(f"note: {', '.join(keys)} will be tried on one explorer's GPU before the others start", flush=True)
 
 
 def model(run: Run) -> None:
-    """Refuse a missing checkpoint, impossible sizes, a LoRA target that matches nothing, and a tier that explorers
-    cannot run. Notes: a large model on CPUs, prompts that are cut; for the plan of a shipped model missing checkpoints.
+    """Reject a missing checkpoint, impossible sizes, a LoRA target that matches no layer, and a tier that explorers
+    cannot compute. Adds notes on a large model on CPUs, on truncated prompts, and on missing checkpoints if a preset's
+    model is only planned.
     """
     config = run.config
     if run.planned and (facts := outline.shipped_facts(config, run.sources)):
         run.facts, run.outlined = facts, True
-        places = {key: place for key, place in outline.missing(config).items() if not key.startswith("prompts.")}
-        get = "; `solrl list` has the command that gets it"
-        run.notes += [_before_it_starts(run.named(key), place) + get for key, place in places.items()]
+        missing = {key: path for key, path in outline.missing(config).items() if not key.startswith("prompts.")}
+        download = "; `solrl list` shows the command that downloads it"
+        run.notes += [_before_it_starts(run.named(key), path) + download for key, path in missing.items()]
     else:
-        # PyTorch and diffusers take seconds: all of it that the checks below need, at once.
+        # PyTorch and diffusers take seconds to import: import everything that the checks below need at once.
         import_large("solrl_ray.storage.warm_start")
         run.facts = model_facts.model_facts(config, run.sources, elsewhere=run.elsewhere)
         guidance.check_checkpoint(config, run.sources)
@@ -344,8 +348,8 @@ def model(run: Run) -> None:
 
 
 def rewards(run: Run) -> None:
-    """Refuse rewards that cannot be loaded or do not take pictures of this size, and a shipped reference of other
-    prompts.
+    """Reject rewards that cannot be loaded or do not accept images of this size, and a built-in `evaluation.reference`
+    that cannot draw these prompts.
     """
     if run.outlined:
         return
@@ -364,19 +368,19 @@ def rewards(run: Run) -> None:
 
 
 def first_policy(run: Run) -> None:
-    """Refuse a run, checkpoint or LoRA file that is not of this model."""
-    if run.config.run.init and not run.config.run.init_digest:  # a run that has begun has a copy in its own folder
+    """Reject an initial policy (run, checkpoint or LoRA file) of another model."""
+    if run.config.run.init and not run.config.run.init_digest:  # a run that has begun has a copy in its run folder
         from solrl_ray.storage.warm_start import warm_start
 
         warm_start(run.config, run.sources)
 
 
 def upload(run: Run) -> None:
-    """Refuse a place for copies of checkpoints that no installed package knows."""
-    if place := run.config.checkpoints.upload:
+    """Reject a `checkpoints.upload` URL whose protocol no installed package supports."""
+    if url := run.config.checkpoints.upload:
         from solrl_ray.storage.checkpoints import filesystem
 
-        filesystem(place, run.named("checkpoints.upload"))
+        filesystem(url, run.named("checkpoints.upload"))
 
 
 CHECKS: tuple[tuple[Callable[[Run], None], Needs], ...] = (

@@ -1,4 +1,4 @@
-"""``solrl validate``: checks a user's model on this machine's device, in one process and without Ray."""
+"""``solrl validate``: compares a model on this machine's device with the stock pipeline, in one process without Ray."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from solrl_ray.validation.against_stock import Measure, Session
 
 RESOLUTION = 256
-"""Default limit of the longer side, pixels: the check needs no details."""
+"""Default maximum of the longer side, pixels: the comparison needs no details."""
 STEP = 32
-"""Pixels of which every family takes multiples."""
+"""Side lengths that are multiples of this many pixels are valid for every family."""
 PROMPTS = {"train": "builtin:testbed/prompts/train.txt", "heldout": "builtin:testbed/prompts/heldout.txt"}
-"""A configuration must name some; a validation reads none."""
+"""Placeholders for the required prompt files; a validation does not read them."""
 FILE = "validation.json"
 STEPS = {
     "text": "encode prompts",
-    "stock_picture": "draw a picture with the stock diffusers pipeline",
+    "stock_picture": "generate an image with the stock diffusers pipeline",
     "load": "load transformer and decoder",
-    "forward": "velocities beside the stock pipeline's",
-    "picture": "a picture beside the stock pipeline's",
+    "forward": "compare velocities with the stock pipeline's",
+    "picture": "compare an image with the stock pipeline's",
 }
-"""Function of `solrl_ray.validation.against_stock` → what it does, in order."""
+"""Function of `solrl_ray.validation.against_stock` → description, in order of execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +50,24 @@ class StepResult:
     ok: bool
     seconds: float
     peak_gb: float | None
-    """Peak memory of the GPU, GB (10^9 bytes); None without one."""
+    """Peak GPU memory, GB (10^9 bytes); None without a GPU."""
     measures: list[Measure]
     reason: str
-    """Why it is not ok, in a sentence."""
+    """Reason for the failure, in one sentence; empty if the step is ok."""
     traceback: str
 
     @property
     def line(self) -> str:
         """One line for the terminal."""
         spent = f"{self.seconds:.1f} s" + ("" if self.peak_gb is None else f", {self.peak_gb:.2f} GB")
-        told = self.reason or "; ".join(f"{each.name} {each.shown}" for each in self.measures if each.limit)
-        return f"{self.step:<14} {'ok' if self.ok else 'FAILS':<6} {spent:<20} {told}".rstrip()
+        detail = self.reason or "; ".join(f"{item.name} {item.shown}" for item in self.measures if item.limit)
+        return f"{self.step:<14} {'ok' if self.ok else 'FAILS':<6} {spent:<20} {detail}".rstrip()
 
 
 def configuration(arguments: argparse.Namespace) -> LoadedConfig:
-    """The configuration of MODEL and its options; prompts, rewards and machines are filled in.
+    """The configuration of CONFIG and the options; prompts and rewards are filled in, the resolution is reduced.
 
-    Raises UserError: no configuration, or an impossible resolution or number of steps.
+    Raises UserError: No valid configuration, or an impossible resolution, number of steps or deadline.
     """
     for option, value in (("--steps", arguments.steps), ("--deadline", arguments.deadline)):
         if value <= 0:
@@ -89,7 +89,7 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
 
 
 def _reduced(shape: SampleShape) -> int | list[int]:
-    """`model.resolution` of about its proportions, with a longer side of at most `RESOLUTION`."""
+    """A `model.resolution` with about the same aspect ratio and a longer side of at most `RESOLUTION`."""
     height, width = shape.height, shape.width
     if (longer := max(height, width)) > RESOLUTION:
         height, width = (max(1, round(side / longer * RESOLUTION / STEP)) * STEP for side in (height, width))
@@ -97,13 +97,13 @@ def _reduced(shape: SampleShape) -> int | list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate, print one line per step, write the report; 1 if a step failed."""
+    """Validate, print one line per step and write the report. Returns 1 if a step failed."""
     loaded = configuration(arguments)
     config = loaded.config
     folder: Path = arguments.out or Path("validation") / arguments.as_typed[0].stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
-    make_folder(folder)  # fails at once if it cannot be written
+    make_folder(folder)  # fails early if it is not writable
     import_large("solrl_ray.models.base")
     import diffusers
     import torch
@@ -113,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
     from solrl_ray import models
     from solrl_ray.validation.against_stock import Session
 
-    for library in (diffusers, transformers):  # loading bars would mix with the lines of the steps
+    for library in (diffusers, transformers):  # progress bars would mix with the lines of the steps
         library.utils.logging.disable_progress_bar()
-    # Fails at once for a missing checkpoint or sizes that do not fit it.
+    # Fails early for a missing checkpoint or sizes that do not fit it.
     models.family(config.model).settings(config.model, loaded.sources.named)
     guidance.check_checkpoint(config, loaded.sources)
     worker = WorkerResources(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
@@ -126,36 +126,36 @@ def run(arguments: argparse.Namespace) -> int:
         print(result.line, flush=True)
     _write(folder, session, results)
     print(
-        f"report: {folder / FILE}, with pictures.png if a picture was drawn; check the paths in it before you send it"
+        f"report: {folder / FILE}, and pictures.png if an image was generated; check the paths in it before you send it"
     )
     return int(not _passed(results))
 
 
 def steps(session: Session, seconds: float) -> Iterator[StepResult]:
-    """The result of each step, as soon as it is known; a step that raises, or passes its deadline, is the last."""
+    """Yield the result of each step as soon as it is known. A step that raises or exceeds its deadline is the last."""
     import torch
 
     from solrl_ray.validation import against_stock
 
     on_gpu = session.device.type == "cuda"
-    for name, does in STEPS.items():
-        print(f"{name}: {does} …", flush=True)
+    for name, description in STEPS.items():
+        print(f"{name}: {description} …", flush=True)
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(session.device)
 
         def work(name: str = name) -> list[Measure]:
-            found: list[Measure] = getattr(against_stock, name)(session)
+            results: list[Measure] = getattr(against_stock, name)(session)
             if on_gpu:
-                torch.cuda.synchronize(session.device)  # else its errors would be the next step's
-            return found
+                torch.cuda.synchronize(session.device)  # otherwise its errors would appear in the next step
+            return results
 
         measures, reason, trace, started = list["Measure"](), "", "", time.perf_counter()
         try:
             measures = in_time(work, what=name, seconds=seconds, silent="it")
-            reason = "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)
-        except Exception as error:  # whatever libraries raise: the report shows it
+            reason = "; ".join(f"{item.name} is {item.shown}, not {item.limit}" for item in measures if not item.holds)
+        except Exception as error:  # any error of a library: the report shows it
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
             trace = "".join(traceback.format_exception(error))
         yield StepResult(

@@ -1,4 +1,4 @@
-"""What each command of `solrl` does. Slow imports are made where they are needed."""
+"""The functions of the `solrl` commands. Slow imports are inside the functions that need them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _warn(plan: planned.Planned) -> None:
 
 
 def list_parts(arguments: argparse.Namespace) -> int:
-    """Print the parts of a run, and the checkpoints they need."""
+    """Print the presets and the checkpoints they need."""
     from solrl_ray.cli import catalogue
 
     print(catalogue.as_json() if arguments.json else catalogue.table())
@@ -91,11 +91,11 @@ def list_parts(arguments: argparse.Namespace) -> int:
 
 
 def show_config(arguments: argparse.Namespace) -> int:
-    """Print the configuration of a run as YAML with comments; name a model and a reward at least, or a whole run."""
+    """Print the configuration of a run as commented YAML. It needs at least a model and a reward, or a whole run."""
     from solrl_ray.config.commented import to_commented_yaml
 
     if not arguments.config:
-        raise UserError("No configuration was named; `solrl list` shows what there is.")
+        raise UserError("No configuration was named; name presets or files. `solrl list` shows the presets.")
     prompts = [f"prompts.{name}={name}.txt" for name in ("train", "heldout")]
     try:
         loaded = load_with_sources(arguments.config, arguments.set)
@@ -109,7 +109,7 @@ def show_config(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Build the report of a run folder again, or compare several runs."""
+    """Rebuild the report of a run folder, or compare several runs."""
     folders: list[Path] = arguments.runs
     for folder in folders:
         continuation.stored(folder)
@@ -142,21 +142,21 @@ def evaluate(arguments: argparse.Namespace) -> int:
     loaded = load_with_sources([file], arguments.set, given)
     ray_auth.settle(local=_address(arguments) is None)
     from actors.client import evaluate as evaluation
-    from solrl_ray.evaluation import request as asked
+    from solrl_ray.evaluation import request as requests
 
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
         raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
-    policies = asked.policies_of(arguments.policies)
-    state = asked.state_of(run, arguments.updates)  # before slower checks
-    loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
+    policies = requests.policies_of(arguments.policies)
+    state = requests.state_of(run, arguments.updates)  # before slower checks
+    loaded = requests.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     config = own_functions.attached(loaded.config, loaded.sources)
     own_functions.check_owner(config, run, loaded.sources)
-    for note in own_functions.changes(config, run, "the evaluation uses the present files"):
+    for note in own_functions.changes(config, run, "the evaluation uses the current files"):
         print(f"note: {note}", file=sys.stderr)
     preflight.check(Run(config, loaded.sources, evaluates=True), "configuration", "files")
-    out = arguments.out or asked.free_folder(run, state.updates)
+    out = arguments.out or requests.free_folder(run, state.updates)
     if arguments.out:
-        make_folder(out)  # before Ray starts: fails at once if it cannot be written
+        make_folder(out)  # before Ray starts, so that an unwritable folder fails early
     request = evaluation.EvalRequest(run=run.absolute(), out=out.absolute(), policies=policies)
     page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text(encoding='utf-8')}\npage: {page}")
@@ -164,7 +164,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def import_prompts(arguments: argparse.Namespace) -> int:
-    """Convert a prompt set to files that a run reads."""
+    """Convert a prompt set to prompt files of a run."""
     from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdecimal() else arguments.heldout
@@ -176,10 +176,10 @@ def import_prompts(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print a run's progress: from its controller if it is live, else from its folder."""
+    """Print the progress of a run, from its controller if the run is live, else from its folder."""
     folder: Path | None = arguments.run
     if folder is not None and not folder.is_dir():
-        what = "it is a file" if folder.exists() else "there is no such folder"
+        what = "it is a file" if folder.exists() else "it does not exist"
         raise UserError(f"{folder} is not a run folder: {what}.")
     ray_auth.settle(local=False)
     clusters = _clusters(arguments, folder)
@@ -195,19 +195,22 @@ def status(arguments: argparse.Namespace) -> int:
         progress = stored_progress(folder)
     if progress is None:
         where = f"on the cluster at {' or '.join(clusters)}" if clusters else "on a cluster of this machine"
-        raise UserError(f"No run is live {where}; name a run folder, or with --address the cluster of a live run.")
+        raise UserError(f"No run is live {where}; name a run folder, or the cluster of a live run with --address.")
     Console().print(render(progress))
     if folder is not None and progress.state.startswith(NOT_RUNNING):
-        print(f"go on with  {RunFolder(folder).resume_command()}")
+        print(f"resume with  {RunFolder(folder).resume_command()}")
     if progress.state == STARTING:
-        print("note: a process works there, which starts, ends or is elsewhere: --address names a run's cluster")
+        print(
+            "note: a process uses this run folder: the run is starting or ending, or it is on another cluster, which "
+            "you can name with --address"
+        )
     return 0
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Change a live run's number of explorers or regenerators."""
-    asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
-    sizes = {pool: size for pool, size in asked.items() if size is not None}
+    """Change the number of explorers or regenerators of a live run."""
+    requested = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
+    sizes = {pool: size for pool, size in requested.items() if size is not None}
     folder: Path | None = arguments.run
     if folder is not None:
         continuation.stored(folder)
@@ -220,7 +223,7 @@ def scale(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Test this machine; status 1 if a tier that its devices should have, or the storage, fails."""
+    """Test this machine. Returns 1 if a tier that its devices should support fails, or the storage."""
     from solrl_ray.cli.doctor import examine
 
     failed = 0
@@ -238,26 +241,27 @@ def validate(arguments: argparse.Namespace) -> int:
 
 
 def _address(arguments: argparse.Namespace) -> str | None:
-    """The Ray cluster to join: ``--address``, else RAY_ADDRESS as in a submitted job."""
+    """Address of the Ray cluster to join: ``--address``, else RAY_ADDRESS, which submitted jobs have."""
     return arguments.address or os.environ.get("RAY_ADDRESS")
 
 
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
-    """Clusters on which to look for a live run: as `_address`, else this user's on this machine that answer.
+    """Addresses of the clusters on which to look for a live run: `_address` if given, else this user's clusters on this
+    machine that answer.
 
-    Raises RunError if none of them answers while a process works in the folder `run`.
+    Raises RunError if none of them answers while a process uses the folder `run`.
     """
     from solrl_ray.storage.run_folder import RunFolder
 
     if address := _address(arguments):
         ray_auth.cluster_at(address)
         return [address]
-    found, silent = [], None
-    for each in ray_auth.clusters_here():
+    answering, silent = [], None
+    for candidate in ray_auth.clusters_here():
         try:
-            ray_auth.cluster_at(each)
-            found.append(each)
-        except RunError as error:  # it is ending, or very busy
+            ray_auth.cluster_at(candidate)
+            answering.append(candidate)
+        except RunError as error:  # the cluster is shutting down or very busy
             silent = error
     if silent and not found and run and RunFolder(run).lock.held:
         raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")

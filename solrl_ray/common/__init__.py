@@ -1,1 +1,1 @@
-"""Files, deadlines, sending tensors, the user's own code, access to Ray; knows nothing of the method."""
+"""Utilities independent of the method: files, deadlines, sending tensors, the user's code, access to Ray."""

@@ -1,4 +1,4 @@
-"""JSON objects with their own checksum, which reveals an altered byte, and records read from JSON."""
+"""JSON objects that contain their checksum, to detect altered bytes; and records read from JSON."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FIELD = "crc32"
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """`record`, as JSON has it, and its checksum."""
+    """`record`, converted to plain JSON values, with its checksum added."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(record)))
     return plain | {FIELD: _checksum(plain)}
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The object that `with_checksum` made, without the checksum. Raises ValueError, with a reason, otherwise."""
+    """Parse an object made by `with_checksum`; returns it without the checksum. Raises ValueError, with the reason."""
     try:
         record = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(record, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     if FIELD not in record:
         raise ValueError(f"it has no checksum ({FIELD})")
     stated = record.pop(FIELD)
@@ -43,23 +43,23 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def read_record(path: Path, kind: type[T], mend: str) -> T:
-    """A JSON file as `as_record`. Raises UserError if it is damaged, with its name and how to `mend` it."""
+    """Read a JSON file as a record, like `as_record`. Raises UserError if it is damaged; `mend` says how to fix it."""
     return as_record(kind, read_json(path, mend), f"{path} ({mend})")
 
 
 def as_record(kind: type[T], values: Any, where: str) -> T:
-    """JSON values as a dataclass, or another type with items of one; fields that it does not know are left out.
+    """Convert JSON values to `kind`: a dataclass, or a type with dataclasses as items. Unknown fields are ignored.
 
-    Raises UserError, whose subject is `where`, for a missing value or one of another type.
+    Raises UserError, whose subject is `where`, if a value is missing or of the wrong type.
     """
     try:
         adapter = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
-        found: T = adapter.validate_python(values)
-        return found
+        record: T = adapter.validate_python(values)
+        return record
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(["", *map(str, first["loc"])])
-        raise UserError(f"{where} has no valid {kind.__name__}{place}: {first['msg']}.") from error
+        field = ".".join(["", *map(str, first["loc"])])
+        raise UserError(f"{where} has no valid {kind.__name__}{field}: {first['msg']}.") from error
 
 
 @cache

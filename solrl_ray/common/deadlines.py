@@ -1,4 +1,4 @@
-"""Work that may hang, such as reading a network disk, is done in a thread with a deadline."""
+"""Runs work that may hang, such as reading a network disk, in a thread with a deadline."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Run `work` in its own thread; the future gets its result or error.
+    """Run `work` in a new daemon thread; the future gets its result or error.
 
-    Not an executor's thread: a process joins those when it ends, so work that hangs would keep it alive.
+    An executor's thread would not do: a process joins it at its end, so work that hangs would keep the process alive.
     """
     done: Future[T] = Future()
 
-    done.set_running_or_notify_cancel()  # so that it cannot be cancelled
+    done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # raised by the waiting thread
+        except BaseException as error:  # raised again in the waiting thread
             done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -32,16 +32,16 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
 
 def in_time(work: Callable[[], T], *, what: str, seconds: float, silent: str = "the disk") -> T:
-    """The result of `work`, within a deadline; raises what it raises.
+    """The result of `work`, which must finish within `seconds`; its errors are raised again.
 
-    A network disk that is gone blocks a process for ever, and signals do not reach it. So `work` runs in its own
-    thread, which is abandoned at the deadline.
+    An unreachable network disk blocks a process forever, even for signals. So `work` runs in its own thread, which is
+    abandoned at the deadline.
 
     Args:
-        what: its name, as the subject of a sentence.
-        silent: what does not answer then.
+        what: name of the work, the subject of the error message.
+        silent: name of the thing that does not answer, for the error message.
 
-    Raises RunError if it takes longer than `seconds`.
+    Raises RunError if `work` takes longer than `seconds`.
     """
     done = in_thread(work, what)
     if not wait([done], timeout=seconds).done:

@@ -1,9 +1,9 @@
-"""Writes whole files and folders or none: a final name is complete and on the disk.
+"""Reads files, and writes files and folders atomically: under its final name, each is complete and on the disk.
 
-Incomplete ones are called ``.<name>.partial``; `remove_partial` removes those of a killed process.
+Incomplete ones are named ``.<name>.partial``; `remove_partial` removes those left by a killed process.
 
 A path may be on another kind of disk, such as `tests.simulated.memory_disk.MemoryPath`. Such a disk registers its
-own versions of the functions at the end.
+own versions of the functions at the end of this module.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import IO, Any
 from solrl_ray.errors import UserError
 
 READ_SECONDS = 60.0
-"""Deadline of a read for information only."""
+"""Deadline of a read that only informs the user."""
 MOST_BYTES = 2**30
-"""Size of the largest file that is read at once, unless its reader says otherwise."""
+"""Size of the largest file that is read at once, unless a caller sets another limit."""
 
 
 def check_regular(file: Path, most: float = MOST_BYTES) -> int:
-    """The size of a regular file. Opening a pipe may block, and a device may never end, so neither is opened.
+    """The size of a regular file, bytes. Pipes and devices are refused: opening may block, and reading may never end.
 
-    Raises OSError: it is missing, of another kind, or has more than `most` bytes.
+    Raises OSError if the file is missing, of another kind, or has more than `most` bytes.
     """
     try:
         status = file.stat()
-    except ValueError:  # a zero byte, which no name of a file has
+    except ValueError:  # a zero byte, which no file name can have
         raise FileNotFoundError(errno.ENOENT, "no file has such a name", str(file)) from None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
@@ -53,16 +53,16 @@ def read_regular(file: Path, most: float = MOST_BYTES) -> bytes:
     """The content of a regular file. Raises OSError as `check_regular`."""
     size = check_regular(file, most)
     with file.open("rb") as opened:
-        return opened.read(max(size, 1))  # files of /proc state 0 bytes, and some of them never end
+        return opened.read(max(size, 1))  # files in /proc claim to have 0 bytes, and some of them never end
 
 
 def stand_in(content: bytes) -> str:
-    """What lies where another file was meant to be downloaded, and what to do; empty if it is none of the known."""
+    """A description of a failed download, and the remedy: a Git LFS pointer or an HTML page; else empty."""
     begin = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if begin.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a Git LFS pointer, not the file itself; run `git lfs pull` in its repository"
     if begin.startswith((b"<!doctype html", b"<html")):
-        return "is an HTML page, such as that of a login or an error; download the file itself"
+        return "is an HTML page, such as a login or error page; download the file itself"
     return ""
 
 
@@ -72,13 +72,14 @@ def utf8_text(file: Path, said: str, most: float = MOST_BYTES) -> str:
 
 
 def decoded(content: bytes, said: str) -> str:
-    """The text of a file's content. Raises a UserError that begins with `said`: it is a `stand_in`, or has a line that
-    is not UTF-8, which is named.
+    """The text of a file's content.
+
+    Raises UserError, whose message begins with `said`, if the content is a `stand_in` or a line is not UTF-8.
     """
     if wrong := stand_in(content):
         raise UserError(f"{said} {wrong}.")
     try:
-        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()  # any kind of line end becomes \n
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()  # all line ends become \n
     except UnicodeDecodeError as error:
         bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -87,12 +88,12 @@ def decoded(content: bytes, said: str) -> str:
 
 
 def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
-    """Write `content` beside `path`, sync it to the disk and rename it into place. Makes missing folders.
+    """Write `content` to a partial file, sync it to the disk and rename it to `path`. Makes missing folders.
 
-    `synced`: whether to wait for the disk. If not, a power failure may leave another content under the name: for what
-    each reader verifies and can make again.
+    `synced`: whether to wait for the disk. If not, a power failure may leave other content under the name. Use that
+    only for files that every reader verifies and can recreate.
 
-    Raises OSError that names `path` or the folder that cannot be made.
+    Raises OSError that names `path`, or the folder that cannot be made.
     """
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -113,7 +114,7 @@ def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
 
 
 def located(path: str | Path, key: str) -> Path:
-    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if no such path or home can exist."""
+    """`path` with ``~`` or ``~name`` expanded. Raises UserError naming `key` if such a path or home cannot exist."""
     if "\0" in str(path):
         raise UserError(f"{key} is {str(path)!r}, but no path has a zero byte; remove it.")
     try:
@@ -126,8 +127,9 @@ def located(path: str | Path, key: str) -> Path:
 
 
 def read_json(path: Path, mend: str = "") -> Any:
-    """The content of a JSON file. Raises UserError if it cannot be read or is damaged, with its name and how to `mend`
-    it.
+    """The content of a JSON file.
+
+    Raises UserError if it cannot be read or is damaged. `mend` is added to the message; it says how to fix the file.
     """
     mend = f"; {mend}" if mend else ""
     try:
@@ -143,7 +145,7 @@ def read_json(path: Path, mend: str = "") -> Any:
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files and subfolders; it appears (or is replaced) when all is on the disk."""
+    """Write a folder of files and subfolders; it appears, or is replaced, once everything is on the disk."""
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
     make_folder(partial)
@@ -158,7 +160,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError in this block that names no file, as that of a full disk."""
+    """Add `path` to an OSError of the block that names no file, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -168,10 +170,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, each synced to the disk, unless it exists. Other processes may make it at the same
-    time.
+    """Make a folder and its missing parents, each synced to the disk. Other processes may do so at the same time.
 
-    Raises OSError if it cannot be made, NotADirectoryError if a file is in the way.
+    Raises OSError if it cannot be made, NotADirectoryError if a file has its name.
     """
     if folder.is_dir():
         return
@@ -186,14 +187,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _refusal(error: OSError, path: Path) -> OSError:
-    """Why `path` cannot be written. Some folders that take no files, such as /proc, say that the file is missing."""
+    """The error of a failed write, with `path`. Folders such as /proc report a missing file; this is corrected."""
     if error.errno == errno.ENOENT:
         return PermissionError(errno.EPERM, "its folder takes no files, or is gone", str(path))
     return OSError(error.errno, error.strerror, str(path))
 
 
 def refuses_files(folder: Path) -> str:
-    """Why an existing folder cannot hold files; empty if it can, unless its disk is full. Leaves nothing behind."""
+    """The reason why an existing folder cannot hold files; empty if it can, or if its disk is full. Leaves no file."""
     if not folder.is_dir():
         return "is a file"
     probe = folder / f".{secrets.token_hex(8)}.partial"
@@ -213,11 +214,11 @@ def refuses_files(folder: Path) -> str:
 
 
 def lacks_space(folder: Path, wanted_gb: float) -> str:
-    """What is wrong if the disk of `folder`, which need not exist, has less free space; else empty.
+    """The problem, if the disk of `folder` has less than `wanted_gb` free; else empty. The folder need not exist.
 
     `wanted_gb`: `checkpoints.min_free_gb`.
     """
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free_gb = free_bytes(existing) / 1e9
     if free_gb >= wanted_gb:
         return ""
@@ -227,16 +228,16 @@ def lacks_space(folder: Path, wanted_gb: float) -> str:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the partial files and folders below `folder`; no process may be writing there."""
-    for left in list(folder.rglob(".*.partial")):
-        remove(left)
+    """Remove all partial files and folders below `folder`. No process may be writing there."""
+    for partial in list(folder.rglob(".*.partial")):
+        remove(partial)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder and its content, if it exists."""
+    """Remove a file, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
-        for each in list(path.iterdir()):
-            remove(each)
+        for entry in list(path.iterdir()):
+            remove(entry)
         path.rmdir()
     else:
         path.unlink(missing_ok=True)
@@ -249,37 +250,37 @@ def write_synced(path: Path, content: bytes) -> None:
         sync(path, file)
 
 
-# Differs between kinds of disks
+# Functions that differ between kinds of disks
 
 
 @singledispatch
 def sync(path: Path, file: IO[Any]) -> None:
-    """Return when the data flushed to `file`, which is open at `path`, is on the disk."""
+    """Wait until the data flushed to `file`, which is open at `path`, is on the disk."""
     os.fsync(file.fileno())
 
 
 @singledispatch
 def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` are on the disk; this completes a rename.
+    """Wait until the names in `folder` are on the disk, which completes a rename.
 
-    Some shares sync files and refuse folders. There, nothing is known of names after a power failure, and a run may go
-    on from an earlier checkpoint, whose bytes its checksums prove.
+    Some network shares sync files but not folders. After a power failure there, names may be lost, and a run may
+    continue from an earlier checkpoint; its checksums verify its bytes.
     """
     if not syncs_names(folder):
         tell_once(f"the disk of the run {NO_NAMES}")
 
 
-NO_NAMES = "does not sync names of files: after a power failure, a run may go on from an earlier checkpoint"
+NO_NAMES = "does not sync file names: after a power failure, a run may continue from an earlier checkpoint"
 
 
 @cache
 def tell_once(note: str) -> None:
-    """Print a note for the user, unless this process has."""
+    """Print a note for the user, once per process."""
     print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def syncs_names(folder: Path) -> bool:
-    """Sync the names in `folder`; false if its disk knows no such call. Raises OSError for any other error."""
+    """Sync the names in `folder`; False if its disk does not support it. Raises OSError for any other error."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -294,14 +295,14 @@ def syncs_names(folder: Path) -> bool:
 
 @singledispatch
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk of an existing folder."""
+    """Free space on the disk of an existing folder, bytes."""
     return shutil.disk_usage(folder).free
 
 
 @singledispatch
 def claim(path: Path, file: IO[Any], *, alone: bool) -> None:
-    """Lock `file`, which is open at `path`, for this process until it is closed; shared if not `alone`.
+    """Lock `file`, which is open at `path`, for this process until it is closed; the lock is shared if not `alone`.
 
-    Raises BlockingIOError if another process has it.
+    Raises BlockingIOError if another process holds it.
     """
     fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

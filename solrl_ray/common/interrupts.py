@@ -1,4 +1,4 @@
-"""Signals that end a command as Ctrl-C does: SIGTERM (Slurm, Kubernetes, `ray job stop`), SIGHUP (closed terminals)."""
+"""Makes SIGTERM (Slurm, Kubernetes, `ray job stop`) and SIGHUP (a closed terminal) end a command like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import suppress
 from types import FrameType
 
 END_SECONDS = 20.0
-"""Seconds after a signal in which a command ends, even if a process that it started does not; Kubernetes allows 30."""
+"""Seconds after a signal within which a command ends, even if its child processes do not; Kubernetes allows 30."""
 _STATUS = 130
 words = ""
-"""How to go on, for a command that has to end before its processes."""
-_came: list[str] = []
-"""The signal. Some calls of Ray's raise a KeyboardInterrupt without words instead of this one."""
+"""Printed if a command must end before its child processes: how to continue."""
+_received: list[str] = []
+"""Name of the received signal. Ray replaces our KeyboardInterrupt with an empty one in some calls."""
 
 
 def listen() -> None:
-    """Raise KeyboardInterrupt at them from now on, with the signal's name. Does nothing outside the main thread.
+    """Raise KeyboardInterrupt, with the signal's name, at these signals. Does nothing outside the main thread.
 
     An ignored SIGHUP, as under ``nohup``, stays ignored.
     """
@@ -31,13 +31,13 @@ def listen() -> None:
 
 def reason() -> str:
     """``interrupted by SIGTERM``; ``interrupted`` after Ctrl-C."""
-    return " by ".join(["interrupted", *_came])
+    return " by ".join(["interrupted", *_received])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:  # kernel and shell both send it; a second one must not cut the end off
+    if number == signal.SIGHUP:  # kernel and shell both send it; the second must not interrupt the cleanup
         signal.signal(number, signal.SIG_IGN)
-    _came[:] = [signal.Signals(number).name]
+    _received[:] = [signal.Signals(number).name]
     late = threading.Timer(END_SECONDS, _leave)
     late.daemon = True
     late.start()
@@ -45,7 +45,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _leave() -> None:
-    """End at once. Ray ends the processes of a driver that is gone."""
+    """End at once. Ray then ends the processes that this driver started."""
     with suppress(OSError):
         print(f"\n{words or reason()} (it did not end within {END_SECONDS:g} s)", file=sys.stderr, flush=True)
     os._exit(_STATUS)

@@ -1,4 +1,4 @@
-"""Imports of model libraries, which take seconds, without garbage collection."""
+"""Imports model libraries, which takes seconds, without garbage collection."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def import_large(name: str, attribute: str = "") -> Any:
-    """Import a module that imports a model library, without garbage collection, then or later.
+    """Import a module that imports a model library, and exempt its objects from garbage collection.
 
-    Its classes, functions and registries are half a million permanent objects. Collections during the import take a
-    fifth of its time, and each full one afterwards half a second. So objects that exist after the import are never
-    collected; later ones are.
+    These are half a million permanent objects: classes, functions, registries. Collections during the import take a
+    fifth of its time, and every full collection afterwards half a second. So all objects that exist after the import
+    are excluded from collection (`gc.freeze`); later ones are not.
 
-    Returns the module, or this attribute of it: diffusers and transformers import a class when it is asked for.
+    Returns the module, or its `attribute`: diffusers and transformers import a class when it is accessed.
     """
     module = sys.modules.get(name)
     if module is not None and (not attribute or attribute in vars(module)):
@@ -27,10 +27,10 @@ def import_large(name: str, attribute: str = "") -> Any:
         module = importlib.import_module(name)
         return getattr(module, attribute) if attribute else module
     finally:
-        gc.collect()  # a traceback in a cycle has the frames of all callers, and so what they refer to
+        gc.collect()  # first free cycles: a traceback in one keeps the frames of all callers and their objects
         gc.freeze()
         if was_enabled:
             gc.enable()
 
 
-atexit.register(gc.unfreeze)  # else libraries report them as leaks at the end
+atexit.register(gc.unfreeze)  # otherwise libraries report the frozen objects as leaks at exit

@@ -1,4 +1,4 @@
-"""Whether a module is one of LoRA's targets, by PEFT's rule for names."""
+"""PEFT's rule for matching module paths with LoRA targets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def ends_in(path: str, ends: Iterable[str]) -> bool:
-    """PEFT's rule for a list of `target_modules`: an entry is a module's whole path, or its end after a dot.
+    """Whether an entry of `ends` is the whole `path`, or its end after a dot, as in PEFT's `target_modules`.
 
     ``blocks.0.to_q`` ends in ``to_q`` and in ``0.to_q``, not in ``q``.
     """

@@ -1,9 +1,11 @@
-"""The user's own Python functions: their files are found, sent as text, and imported where needed.
+"""Finds the files of a user's Python function, sends them as text, and imports them on workers.
+
+::
 
     ``mine/my_rewards.py:redness`` or ``my_rewards:redness`` ──► `find` ──► `OwnCode` ──► a worker ──► `load`
 
-The function's file is sent, with everything it imports from the same folder. An installed module is not sent: it must
-be installed on every machine.
+The function's file is sent, together with all files that it imports from the same folder. Installed modules are not
+sent; they must be installed on every machine.
 """
 
 from __future__ import annotations
@@ -36,29 +38,29 @@ from solrl_ray.errors import UserError
 
 FORMS = "'module:function' or 'file.py:function'"
 TEMPORARY = "solrl-code-"
-"""Beginning of the name of the folders that `load` imports from."""
+"""Prefix of the folders that `load` imports from."""
 SESSION = "session_"
-"""Beginning of the file names of functions that were given as objects."""
+"""Prefix of the file names of functions that were given as objects."""
 _OURS = {"solrl_ray", "actors"}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     module: str
-    """The name under which it is imported."""
+    """Name under which the file is imported."""
     path: str
     """The user's path, for tracebacks."""
     name: str
-    """Path below the folder that it was found in, such as ``mine/__init__.py``."""
+    """Path relative to the folder of the search, such as ``mine/__init__.py``."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The file of a function, and the files that it imports from the same folder."""
+    """The file of a function, and all files that it imports from the same folder."""
 
     entry: str
-    """The module with the function; also its name in a run folder."""
+    """Name of the module with the function; also the name of its folder in a run folder."""
     files: tuple[SourceFile, ...]
 
     @property
@@ -67,7 +69,7 @@ class OwnCode:
 
 
 def split(spec: str, key: str) -> tuple[str, str]:
-    """The module or file, and the function. Raises `UserError` naming `key` for any other form."""
+    """Split a spec into module or file, and function. Raises UserError naming `key` if it has another form."""
     place, _, function = spec.rpartition(":")
     if not place or not function.isidentifier():
         raise UserError(f"{key} is {spec!r}, which is not of the form {FORMS}.")
@@ -75,14 +77,14 @@ def split(spec: str, key: str) -> tuple[str, str]:
 
 
 def names_file(place: str) -> bool:
-    """Whether it is a file, not a module."""
+    """Whether `place` names a file, not a module."""
     return place.endswith(".py") or "/" in place
 
 
 def find(spec: str, key: str) -> OwnCode | None:
-    """The files of a function, with paths relative to the present folder; None if its module is installed.
+    """The files of a function, with paths relative to the current folder; None if its module is installed.
 
-    Executes nothing. Raises `UserError` naming `key`: no such file or module, a file that is not Python.
+    Executes nothing. Raises UserError naming `key` if there is no such file or module, or a file is not Python.
     """
     place, _ = split(spec, key)
     if names_file(place):
@@ -90,15 +92,15 @@ def find(spec: str, key: str) -> OwnCode | None:
         if not file.is_file():
             raise UserError(f"{key} is {spec!r}, but there is no file {file}.")
         return _with_imports(file.parent, place, file, f"{key} is {spec!r}")
-    for folder in dict.fromkeys([Path.cwd(), *(Path(each).absolute() for each in sys.path if each)]):
-        found = None if _is_environment(folder) else _file_of(folder, place)
-        if found:
-            return _with_imports(folder, place, found, f"{key} is {spec!r}")
+    for folder in dict.fromkeys([Path.cwd(), *(Path(entry).absolute() for entry in sys.path if entry)]):
+        module_file = None if _is_environment(folder) else _file_of(folder, place)
+        if module_file:
+            return _with_imports(folder, place, module_file, f"{key} is {spec!r}")
     top = place.partition(".")[0]
     if top not in sys.modules and importlib.util.find_spec(top) is None:
         raise UserError(
             f"{key} is {spec!r}, but the module {top} is neither in {Path.cwd()} nor installed; "
-            "a file elsewhere is named by its path, such as mine/my_rewards.py:function."
+            "name a file in another folder by its path, such as mine/my_rewards.py:function."
         )
     return None
 
@@ -106,11 +108,11 @@ def find(spec: str, key: str) -> OwnCode | None:
 def by_value(function: Callable[..., Any], key: str) -> tuple[str, OwnCode]:
     """The spec and the code of a function object, for a configuration made in Python.
 
-    A function of a user's file is named by that file. Any other one (of a notebook cell, a closure, a method) becomes a
-    file of its own that holds its pickle, by value. Like every own file it is code, which is executed where the run
-    scores and when it resumes.
+    A function from a user's file is named by that file. Any other function (from a notebook cell, a closure, a method)
+    is pickled by value into a new file. Like all user files, that file is code: it is executed where the run scores
+    samples, and when the run resumes.
 
-    Raises UserError naming `key` if it cannot be pickled.
+    Raises UserError naming `key` if the function cannot be pickled.
     """
     import cloudpickle
 
@@ -121,36 +123,36 @@ def by_value(function: Callable[..., Any], key: str) -> tuple[str, OwnCode]:
         if code := find(spec, key):
             return spec, code
     own = [m for m in list(sys.modules.values()) if _is_own(Path(getattr(m, "__file__", None) or sys.prefix))]
-    for each in own:
-        cloudpickle.register_pickle_by_value(each)
+    for own_module in own:
+        cloudpickle.register_pickle_by_value(own_module)
     try:
         pickled = base64.b64encode(cloudpickle.dumps(function)).decode()
-    except Exception as error:  # whatever the objects that it refers to raise
+    except Exception as error:  # objects that the function refers to may raise any error
         raise UserError(
             f"{key} is {name}, which cannot be sent to the workers: {type(error).__name__}: {error}."
         ) from error
     finally:
-        for each in own:
-            cloudpickle.unregister_pickle_by_value(each)
+        for own_module in own:
+            cloudpickle.unregister_pickle_by_value(own_module)
     name = re.sub(r"\W", "_", name).strip("_")
-    name = name if name and not keyword.iskeyword(name) else "reward"  # of a lambda
+    name = name if name and not keyword.iskeyword(name) else "reward"  # for a lambda
     text = f"import base64, cloudpickle\n\n{name} = cloudpickle.loads(base64.b64decode({pickled!r}))\n"
     place = f"{SESSION}{name}_{short_digest(text.encode())}.py"
     return f"{place}:{name}", OwnCode(_entry(place), (SourceFile(_entry(place), place, place, text),))
 
 
 def is_by_value(spec: str) -> bool:
-    """Whether `by_value` made it: there is no file of the user's to look at."""
+    """Whether the spec was made by `by_value`, so that there is no user's file to show."""
     return spec.startswith(SESSION)
 
 
 def short_digest(content: bytes) -> str:
-    """12 hex digits of SHA-256, for the names of files."""
+    """The first 12 hex digits of SHA-256, for file names."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _is_own(file: Path) -> bool:
-    """Whether it is a module of the user's: neither installed, nor Python's, nor this package's."""
+    """Whether a module's file is the user's: neither installed, nor Python's, nor this package's."""
     return (
         not any(map(_is_environment, file.parents))
         and not file.is_relative_to(sys.prefix)
@@ -159,10 +161,10 @@ def _is_own(file: Path) -> bool:
 
 
 def load(code: OwnCode) -> ModuleType:
-    """Import the files and return the function's module; raises whatever they raise.
+    """Import the files and return the function's module; errors of the files are passed on.
 
-    They are imported from a folder of this process on Python's path, so child processes can import them, too.
-    `execute` gives them the user's paths.
+    They are imported from a temporary folder on Python's path, so child processes can import them, too. `execute` gives
+    them the user's paths.
     """
     with _LOCK:
         if not _FOLDERS or any(_LOADED.get(file.module, file) != file for file in code.files):
@@ -178,7 +180,7 @@ def load(code: OwnCode) -> ModuleType:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 ours = f"__import__({__name__!r}, fromlist=['execute'])"
                 target.write_text(f"{ours}.execute(globals(), {file.path!r}, {file.text!r})\n", encoding="utf-8")
-                sys.modules.pop(file.module, None)  # one from elsewhere
+                sys.modules.pop(file.module, None)  # a module of the same name from another folder
                 _LOADED[file.module] = file
         importlib.invalidate_caches()
         return importlib.import_module(code.entry)
@@ -189,28 +191,28 @@ def _import_from_a_new_folder() -> None:
         sys.modules.pop(module, None)
     _LOADED.clear()
     for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/lock"):
-        with suppress(OSError), left.open("r+b") as file:  # of a process that was killed, unless its lock is held
+        with suppress(OSError), left.open("r+b") as file:  # remove folders of killed processes: their lock is free
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left.parent)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock = (folder / "unlocked").open("wb")
-    with suppress(OSError):  # a disk without locks: nobody can lock it there, so nobody removes it
+    with suppress(OSError):  # on a disk without locks, no process can lock it, so none removes the folder
         fcntl.flock(lock, fcntl.LOCK_EX)
-    (folder / "unlocked").rename(folder / "lock")  # so nobody finds it unlocked
+    (folder / "unlocked").rename(folder / "lock")  # renamed only now, so that no process finds it unlocked
     _FOLDERS[folder] = lock
     sys.path.insert(0, str(folder))
 
 
 def execute(module: dict[str, Any], path: str, text: str) -> None:
-    """Execute the user's file in a module's namespace, as if it were imported from `path`, also where there is none."""
+    """Execute the user's file in a module's namespace, as if imported from `path`, which need not exist here."""
     module["__file__"] = path
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # lines of tracebacks
     exec(compile(text, path, "exec", dont_inherit=True), module)
 
 
 def write(code: OwnCode, folder: Path) -> None:
-    """Store the files in a folder below `folder`, unless they are there undamaged."""
+    """Store the files in a folder below `folder`, unless it already holds them undamaged."""
     target, contents = folder / code.entry, {name: text.encode() for name, text in code.texts.items()}
     contents[DIGESTS] = json.dumps(_digests(code), indent=1).encode()
     try:
@@ -222,9 +224,9 @@ def write(code: OwnCode, folder: Path) -> None:
 
 
 def read(spec: str, folder: Path) -> OwnCode | None:
-    """What `write` stored of a function; None if nothing was stored. Executes nothing.
+    """The files of a function that `write` stored; None if it stored none. Executes nothing.
 
-    Raises UserError if a stored file was altered, or is missing.
+    Raises UserError if a stored file was altered or is missing.
     """
     place = spec.rpartition(":")[0]
     target = folder / _entry(place)
@@ -238,7 +240,7 @@ def read(spec: str, folder: Path) -> OwnCode | None:
             return code
     raise UserError(
         f"The files of {spec} in {target} are not those that the run stored: one was altered or is missing. Restore "
-        "them, or remove that folder to continue with your present files."
+        "them, or remove that folder to continue with your current files."
     )
 
 
@@ -248,11 +250,11 @@ def _digests(code: OwnCode) -> dict[str, str]:
 
 
 DIGESTS = "digests.json"
-"""Name of the file beside stored ones with their digests."""
+"""Name of the file with the digests of stored files, in the same folder."""
 _LOADED = dict[str, SourceFile]()
 """Module → its file."""
 _FOLDERS = dict[Path, IO[bytes]]()
-"""Folders that modules were imported from, and their locks; the last one holds those of `_LOADED`."""
+"""Folders that modules were imported from → their locks; the last one holds the modules of `_LOADED`."""
 _LOCK = threading.RLock()
 
 
@@ -263,47 +265,48 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _file_of(folder: Path, module: str) -> Path | None:
-    """A module's file; None also for modules of Python and of this package, whose names the user's cannot take."""
-    top, place = module.partition(".")[0], folder.joinpath(*module.split("."))
+    """A module's file in `folder`, or None. Names of Python's modules and of this package are never the user's."""
+    top, path = module.partition(".")[0], folder.joinpath(*module.split("."))
     if top in _OURS or top in sys.stdlib_module_names:
         return None
-    return next((p for p in (place / "__init__.py", place.with_name(f"{place.name}.py")) if p.is_file()), None)
+    return next((p for p in (path / "__init__.py", path.with_name(f"{path.name}.py")) if p.is_file()), None)
 
 
 def _entry(place: str) -> str:
-    """The module name of a function; for a file, a name that no other module has."""
+    """Name of the module with a function; for a file, a unique name."""
     if not names_file(place):
         return place
     stem, digest = re.sub(r"\W", "_", PurePosixPath(place).stem), hashlib.sha256(place.encode()).hexdigest()
     return f"own_{stem}_{digest[:8]}"
 
 
-def _with_imports(folder: Path, place: str, file: Path, said: str) -> OwnCode:
-    """`file` and all that it imports from `folder`, directly or indirectly, by name."""
-    found, waiting = dict[str, SourceFile](), [(_entry(place), file)]
+def _with_imports(folder: Path, place: str, file: Path, subject: str) -> OwnCode:
+    """`file` and all files that it imports from `folder`, directly or indirectly. `subject` begins error messages."""
+    sources, waiting = dict[str, SourceFile](), [(_entry(place), file)]
     while waiting:
         module, path = waiting.pop()
-        if module in found:
+        if module in sources:
             continue
         try:
             text = path.read_text(encoding="utf-8-sig")
             tree = ast.parse(text, str(path))
         except SyntaxError as error:
-            raise UserError(f"{said}, but {path}, line {error.lineno}, is not Python: {error.msg}.") from None
+            raise UserError(f"{subject}, but {path}, line {error.lineno}, is not Python: {error.msg}.") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{said}, but {path} cannot be read: {error}.") from None
-        found[module] = SourceFile(module, str(path), path.relative_to(folder).as_posix(), text)
+            raise UserError(f"{subject}, but {path} cannot be read: {error}.") from None
+        sources[module] = SourceFile(module, str(path), path.relative_to(folder).as_posix(), text)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         names = {part for name in (module, *_imported(tree, package)) for part in (name, *_parents(name))}
         waiting += [(name, other) for name in sorted(names) if (other := _file_of(folder, name))]
-    for name in {above for module in found for above in _parents(module)} - found.keys():  # folders without __init__.py
+    packages = {parent for module in sources for parent in _parents(module)}
+    for name in packages - sources.keys():  # folders without __init__.py
         path = folder.joinpath(*name.split("."), "__init__.py")
-        found[name] = SourceFile(name, str(path), path.relative_to(folder).as_posix(), "")
-    return OwnCode(_entry(place), tuple(sorted(found.values(), key=lambda each: each.name)))
+        sources[name] = SourceFile(name, str(path), path.relative_to(folder).as_posix(), "")
+    return OwnCode(_entry(place), tuple(sorted(sources.values(), key=lambda source: source.name)))
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Names that may be modules."""
+    """Imported names, which may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

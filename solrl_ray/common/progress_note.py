@@ -1,17 +1,17 @@
-"""What this process is doing, in words for the user: ``loading the transformer``."""
+"""Describes the current work of this process for the user: ``loading the transformer``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_said: list[str] = []
-"""Nested: the last is a part of those before."""
+_notes: list[str] = []
+"""Nested descriptions, the innermost last."""
 
 
 @contextmanager
 def progress_note(words: str) -> Iterator[None]:
-    """State what the ``with`` block does, while it runs.
+    """Describe the work of the ``with`` block while it runs.
 
     >>> with progress_note("loading the transformer"):
     ...     now()
@@ -19,13 +19,13 @@ def progress_note(words: str) -> Iterator[None]:
     >>> now()
     ''
     """
-    _said.append(words)
+    _notes.append(words)
     try:
         yield
     finally:
-        _said.pop()
+        _notes.pop()
 
 
 def now() -> str:
-    """What is being done; else empty. May be called from any thread."""
-    return _said[-1] if _said else ""
+    """Description of the current work; empty if there is none. May be called from any thread."""
+    return _notes[-1] if _notes else ""

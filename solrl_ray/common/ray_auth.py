@@ -1,9 +1,9 @@
-"""Authenticates this process to a Ray cluster, always with an explicit mode; finds this user's clusters on this
-machine.
+"""Authenticates this process to a Ray cluster, and finds this user's clusters on this machine.
 
-Ray reads ``RAY_AUTH_MODE`` when it is first imported. Without it, its commands disagree: a local start uses tokens, a
-job submission does not. So the mode is set before. The token stays where Ray looks for it (``RAY_AUTH_TOKEN``, the file
-of ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``) and enters no configuration, log or run folder.
+Ray reads ``RAY_AUTH_MODE`` when it is first imported. Without it, Ray's commands disagree: a local start uses tokens, a
+job submission does not. So we always set the mode before the import. The token stays where Ray looks for it
+(``RAY_AUTH_TOKEN``, the file of ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``). It is never written to a
+configuration, log or run folder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import psutil
 from solrl_ray.errors import RunError, UserError
 
 CONNECT_SECONDS, ANSWER_SECONDS = 1.5, 10.0
-"""For `cluster_at`: a busy head may answer late."""
+"""Deadlines of `cluster_at`; a busy head may answer late."""
 MODE = "RAY_AUTH_MODE"
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""The first request of Ray's own clients."""
+"""The first request that Ray's clients send."""
 TLS = "RAY_USE_TLS"
 _RIGHT = (
     "it must be the address that `ray start --head` printed, such as head:6379 (not the dashboard's, 8265, nor Ray "
@@ -30,10 +30,10 @@ _RIGHT = (
 
 
 def settle(*, local: bool) -> str:
-    """Set the mode in this process's environment unless the user did, and return it.
+    """Set the mode in this process's environment unless it is set, and return it.
 
-    `local`: a local Ray is about to be started. Tokens are on then, and Ray makes one if there is none. On an existing
-    cluster, they are on if this user has one.
+    `local`: a local Ray is about to be started. Then tokens are on, and Ray makes one if there is none. On an existing
+    cluster, they are on if this user has a token.
     """
     mode = os.environ.get(MODE) or ("token" if local or token() else "disabled")
     os.environ[MODE] = mode
@@ -41,21 +41,21 @@ def settle(*, local: bool) -> str:
 
 
 def check_access(address: str, *, seconds: float, answer_seconds: float | None = None) -> None:
-    """Ask at ``host:port`` whether this user may join; Ray itself would retry for minutes.
+    """Check whether this user may join the cluster at ``host:port``; Ray itself would retry for minutes.
 
     Args:
-        seconds: within which somebody must accept the connection.
-        answer_seconds: within which it must answer; None: `seconds`.
+        seconds: deadline for the connection.
+        answer_seconds: deadline for the answer; None: `seconds`.
 
-    Raises OSError if nothing listens there, RunError if the token is refused or no Ray head answers, UserError if it
-    is a dashboard's address or none.
+    Raises OSError if nothing listens there, RunError if the token is refused or no Ray head answers, UserError if
+    `address` is a dashboard's or not an address.
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
             f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for `ray job submit`; it must be the Ray "
             "cluster's, such as head:6379."
         )
-    if address in ("auto", "local"):  # Ray's own words: its newest cluster on this machine, and a new one
+    if address in ("auto", "local"):  # Ray's names for its newest cluster on this machine, and for a new one
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdecimal()):
@@ -79,23 +79,23 @@ def cluster_at(address: str) -> None:
 def clusters_here() -> list[str]:
     """Addresses of this user's Ray clusters with a node on this machine; inside a cluster, only that one.
 
-    A node is a process of this user. No file names an address: what is read could be somebody else's, and who is asked
-    gets the token and answers with pickled objects.
+    Nodes are found by this user's processes. Addresses in files are not trusted: another user could have written them,
+    and the server at an address gets the token and answers with pickled objects.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return [ray.get_runtime_context().gcs_address]
-    found = set()
+    addresses = set()
     for process in psutil.process_iter(["uids", "cmdline"]):
         owner, command = process.info["uids"], process.info["cmdline"]
         if owner and command and owner.real == os.getuid() and Path(command[0]).name == "raylet":
             flag = "--gcs-address="
-            found |= {word.removeprefix(flag) for word in command if word.startswith(flag)}
-    return sorted(found)
+            addresses |= {word.removeprefix(flag) for word in command if word.startswith(flag)}
+    return sorted(addresses)
 
 
 def refusal() -> str:
-    """What is wrong, and what would be right, if a server refuses `headers`."""
+    """The problem and the remedy, if a server refuses `headers`."""
     has = "it refuses this user's token, which is wrong" if headers() else "it wants a token, and this user has none"
     return (
         f"{has}; `ray get-auth-token` on its head prints the right one, which belongs into RAY_AUTH_TOKEN, with "
@@ -110,9 +110,9 @@ def headers() -> dict[str, str]:
 
 
 def _problem(address: str, seconds: float) -> str:
-    """Why this user cannot join whoever listens there; empty if it is a Ray head that lets it in.
+    """The reason why this user cannot join the server at `address`; empty if it is a Ray head that accepts the token.
 
-    With Ray's TLS, only Ray can ask, so nothing is known.
+    With Ray's TLS, only Ray can check; the result is then empty, too.
     """
     try:
         import grpc  # late: takes a tenth of a second; Ray depends on it
@@ -122,21 +122,21 @@ def _problem(address: str, seconds: float) -> str:
         return ""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         same = bytes  # the request has no fields, and the answer is not read
-        ask = channel.unary_unary(ALIVE, request_serializer=same, response_deserializer=same)
+        check_alive = channel.unary_unary(ALIVE, request_serializer=same, response_deserializer=same)
         try:
-            ask(b"", timeout=seconds, metadata=list(headers().items()))
+            check_alive(b"", timeout=seconds, metadata=list(headers().items()))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return refusal()
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"what listens there did not answer within {seconds:g} s; {_RIGHT}"
+                return f"the server there did not answer within {seconds:g} s; {_RIGHT}"
             if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
-                return f"what listens there is no Ray head; {_RIGHT}"
+                return f"the server there is not a Ray head; {_RIGHT}"
     return ""
 
 
 def token() -> str:
-    """This user's token, from where Ray looks for it; empty if there is none."""
+    """This user's token, from the places where Ray looks for it; empty if there is none."""
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")

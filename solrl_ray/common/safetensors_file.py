@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files with their metadata.
+"""Reads and writes safetensors files with metadata.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -22,12 +22,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Data types by their names in such files."""
+"""Name of a data type in the file format → PyTorch's data type."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read(content: bytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """Metadata and tensors of a file's bytes. Raises ValueError: they are cut off, or no such file."""
+    """Metadata and tensors of a file's bytes. Raises ValueError if the file is truncated or of another format."""
     try:
         tensors = safetensors.torch.load(content)
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a data type that PyTorch lacks
@@ -37,7 +37,7 @@ def read(content: bytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 
 
 def written(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A file's bytes, with its metadata in the order of their names: the package's own order differs each time."""
+    """The bytes of a file, with metadata sorted by name: the order of the safetensors package differs each time."""
     content = safetensors.torch.save(dict(tensors))
     size = int.from_bytes(content[:8], "little")
     header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(content[8 : 8 + size])}

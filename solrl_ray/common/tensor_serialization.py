@@ -1,7 +1,7 @@
-"""Sends records with tensors to another process: as bytes that pickle passes out of band.
+"""Sends records with tensors to another process, as bytes that pickle passes out of band.
 
-A tensor pickled directly is copied byte by byte through its own storage, several times slower than memory. NumPy arrays
-go by reference into Ray's object store (pickle protocol 5), with one copy on each side.
+A tensor that is pickled directly is copied through its storage, several times slower than a memory copy. NumPy arrays
+go into Ray's object store out of band (pickle protocol 5), with one copy on each side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-if TYPE_CHECKING:  # records without tensors, as `solrl status` gets, need neither
+if TYPE_CHECKING:  # not needed for records without tensors, such as those of `solrl status`
     import numpy as np
     import torch
 
@@ -27,10 +27,10 @@ class _Bytes:
 
 
 class Portable:
-    """Base of dataclasses whose fields hold tensors, or dicts of tensors. They arrive equal, on the CPU, writable.
+    """Base of dataclasses whose fields hold tensors, or dicts of tensors. Tensors arrive equal, on the CPU, writable.
 
-    Those of a `read_only` class are views of the object store, which saves copying gigabytes. They must not be written
-    to.
+    In a `read_only` class, received tensors are views of the object store, which saves copying gigabytes. They must not
+    be written to.
     """
 
     __slots__ = ()
@@ -82,10 +82,10 @@ def _rebuild(kind: type[Portable], values: dict[str, Any]) -> Any:
 def to_host(
     tensors: Mapping[str, torch.Tensor], into: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are.
+    """Copy tensors of one dtype from a GPU in one transfer; returns views of one buffer. CPU tensors are not copied.
 
-    `into`: keeps the buffer, under its only key; a later call with the same sizes overwrites it. New memory takes
-    several times as long, because its pages do not exist yet.
+    `into`: a dict that keeps the buffer, under its only key. A later call with the same sizes overwrites it. This is
+    several times as fast as new memory, whose pages do not exist yet.
     """
     import torch
 

@@ -1,5 +1,4 @@
-"""Keys that contradict each other are refused: relations that the schema cannot express. Pure; runs before anything
-starts.
+"""Checks across keys, which the schema cannot express: contradicting keys are rejected before anything starts. Pure.
 
 Checks of files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """
@@ -29,12 +28,12 @@ from solrl_ray.config.strategies import (
 from solrl_ray.errors import UserError
 
 PRUNE = "rollout.preview.prune"
-"""Key of how previews are pruned."""
+"""Key of the pruning of previews."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule: the key to change and what would be right."""
+    """One broken rule: the key to change, and a description of its valid values."""
 
     key: str
     right: str
@@ -60,12 +59,14 @@ def _guidance(config: Config) -> Iterator[Problem]:
         if cfg.interval[0] >= cfg.interval[1]:
             yield Problem(f"{key}.interval", "two rising noise levels from 0 to 1, such as [0.2, 0.8]")
         if not cfg.is_on and cfg != Cfg():
-            yield Problem(f"{key}.scale", f"above 1 if {key} has a negative prompt or an interval: 1 is no guidance")
+            yield Problem(f"{key}.scale", f"above 1 if {key} has a negative prompt or an interval: 1 means no guidance")
 
 
 def _references(config: Config) -> Iterator[Problem]:
     if config.model.references and len(config.model.shapes) > 1:
-        yield Problem("model.resolution", "one shape with model.references: a picture is encoded once, at that size")
+        yield Problem(
+            "model.resolution", "one shape with model.references: a reference image is encoded once, at that size"
+        )
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
@@ -77,8 +78,8 @@ def _rollout(config: Config) -> Iterator[Problem]:
     micro_batch = "rollout.regenerate.micro_batch" if is_one_stage(config) else "rollout.explore.micro_batch"
     size = config.value_of(micro_batch)
     if rollout.pool % size:
-        fits = _divisor(rollout.pool, size)
-        yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {fits}")
+        divisor = _divisor(rollout.pool, size)
+        yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {divisor}")
     precision, full = rollout.explore.precision, full_tier(config.model)
     if precision in UNQUANTIZED_TIERS and precision != full:
         right = f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}"
@@ -86,7 +87,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
 
 
 def _divisor(number: int, below: int) -> int:
-    """The largest divisor of `number` below `below`, which does not divide it."""
+    """The largest divisor of `number` below `below`, which is not a divisor itself."""
     return max(n for n in range(1, min(below, number + 1)) if number % n == 0)
 
 
@@ -104,20 +105,21 @@ def _objective(config: Config) -> Iterator[Problem]:
         yield Problem(f"objective.{key}", right)
     if config.learner.epochs > 1 and not objective.is_bounded:
         bound = "; objective.clip_range does" if "clip_range" in type(objective).model_fields else ""
-        right = f"1: objective.kind {objective.kind} does not bound how far samples move the policy{bound}"
+        right = f"1: objective.kind {objective.kind} does not limit how far samples move the policy{bound}"
         yield Problem("learner.epochs", right)
     if rollout.prompts % config.learner.updates:
-        fits = _divisor(rollout.prompts, config.learner.updates)
-        yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}, such as {fits}")
+        divisor = _divisor(rollout.prompts, config.learner.updates)
+        yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}, such as {divisor}")
     schedule, total = config.learner.schedule, config.run.iterations * config.learner.optimizer_steps
-    room = total - schedule.warmup
+    after_warmup = total - schedule.warmup
     if (schedule.decay == "none") != (schedule.steps == 0):
         right = "0 without learner.schedule.decay" if schedule.steps else "at least 1 with learner.schedule.decay"
         yield Problem("learner.schedule.steps", right)
-    if room < 0:
-        yield Problem("learner.schedule.warmup", f"at most {total}, the optimiser steps of the run")
-    elif schedule.steps > room and schedule.decay != "inverse_sqrt":
-        yield Problem("learner.schedule.steps", f"at most {room}, which the warm-up leaves of the run's {total} steps")
+    if after_warmup < 0:
+        yield Problem("learner.schedule.warmup", f"at most {total}, the number of optimiser steps of the run")
+    elif schedule.steps > after_warmup and schedule.decay != "inverse_sqrt":
+        right = f"at most {after_warmup}, the optimiser steps after the warm-up; the run has {total}"
+        yield Problem("learner.schedule.steps", right)
 
 
 def _step_range(config: Config) -> Iterator[Problem]:
@@ -127,7 +129,7 @@ def _step_range(config: Config) -> Iterator[Problem]:
     last, which = steps, "rollout.regenerate.steps"
     if objective.needs_trajectory:
         if getattr(config.rollout.sampler, "window", None) is not None:
-            yield Problem("objective.step_range", "empty with rollout.sampler.window, whose steps are trained")
+            yield Problem("objective.step_range", "empty with rollout.sampler.window: the window's steps are trained")
             return
         last, which = steps - 1, f"{which} without the last"
     low, high = objective.step_range
@@ -169,30 +171,30 @@ def _strategy(config: Config) -> Iterator[Problem]:
 def _videos(config: Config) -> Iterator[Problem]:
     chosen, key = config.rollout.preview.latent_frames, "rollout.preview.latent_frames"
     if config.model.frames and config.evaluation.reference:
-        yield Problem("evaluation.reference", "empty with model.frames: it draws pictures, not videos")
+        yield Problem("evaluation.reference", "empty with model.frames: it draws images, not videos")
     if chosen is None:
         return
     if not config.model.frames:
-        yield Problem(key, "null without model.frames, which videos have")
+        yield Problem(key, "null without model.frames: only videos have frames")
     if is_one_stage(config):
         yield Problem(key, f"null with rollout.strategy {config.rollout.strategy}, which has no previews")
     if not chosen or chosen != sorted(set(chosen)):
         yield Problem(key, "rising numbers of latent frames, such as [0, 1, 2]")
-    elif len(chosen) == 1 and (clips := [each.kind for each in config.rewards if reward_kinds.kind_of(each).videos]):
-        yield Problem(key, f"null, or several latent frames, with {clips[0]}: one is a single picture, no video")
+    elif len(chosen) == 1 and (video := [one.kind for one in config.rewards if reward_kinds.kind_of(one).videos]):
+        yield Problem(key, f"null, or several latent frames, with {video[0]}: it scores videos, and one frame is none")
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
-    """Why a run may not explore ahead, if it should."""
+    """Reasons why the run cannot explore ahead; none if `rollout.max_staleness` is 0."""
     if not config.rollout.max_staleness:
         return
     if is_one_stage(config):
-        right = f"0 with rollout.strategy {config.rollout.strategy}: only previews may be of an older revision"
+        right = f"0 with rollout.strategy {config.rollout.strategy}: only previews may use an older policy revision"
         yield Problem("rollout.max_staleness", right)
     if is_colocated(config.fleet):
-        yield Problem("rollout.max_staleness", "0 with fleet.placement colocated: a card explores or learns")
+        yield Problem("rollout.max_staleness", "0 with fleet.placement colocated: a GPU either explores or learns")
     if config.checkpoints.keep < 2:
-        right = "at least 2 with rollout.max_staleness 1: a resumed run explores with the checkpoint before"
+        right = "at least 2 with rollout.max_staleness 1: a resumed run explores with the previous checkpoint"
         yield Problem("checkpoints.keep", right)
 
 
@@ -207,14 +209,14 @@ def _rewards(config: Config) -> Iterator[Problem]:
     if not config.model.references:
         fields = {f"rewards.{i}": reward_kinds.needs_references(reward) for i, reward in enumerate(config.rewards)}
         for key in (f"{entry}.{field}" for entry, field in fields.items() if field):
-            yield Problem(key, "one that needs no reference pictures, because model.references is 0")
+            yield Problem(key, "one that needs no reference images, because model.references is 0")
 
 
 def _evaluation(config: Config) -> Iterator[Problem]:
     evaluation = config.evaluation
     if config.run.on_collapse != "warn":
         if not 0 < evaluation.every < config.run.iterations:
-            right = f"warn without evaluations on the way, because evaluation.every is {evaluation.every}"
+            right = f"warn without evaluations during training, because evaluation.every is {evaluation.every}"
             yield Problem("run.on_collapse", f"{right} and run.iterations {config.run.iterations}")
         elif evaluation.prompts < 2:
             yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
@@ -224,16 +226,16 @@ def _evaluation(config: Config) -> Iterator[Problem]:
 
 def _fleet(config: Config) -> Iterator[Problem]:
     if 0 < config.fleet.learners.num_gpus < 1:
-        right = "1: a rank has a whole GPU; with fleet.placement colocated it also explores and regenerates there"
+        right = "1: a rank needs a whole GPU; with fleet.placement colocated it also explores and regenerates on it"
         yield Problem("fleet.learners.num_gpus", right)
     for role in ("explorers", "regenerators", "encoders", "learners"):
         gpus = config.value_of(f"fleet.{role}.num_gpus")
         if gpus > 1 and not float(gpus).is_integer():
-            yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")
+            yield Problem(f"fleet.{role}.num_gpus", "a fraction of one GPU, at most 1, or a whole number of GPUs")
     for name, pool in pools(config.fleet).items():
         if pool.fallback_labels and not pool.labels:
             yield Problem(
-                f"fleet.{name}.fallback_labels", "empty without labels beside it: any node is its first choice"
+                f"fleet.{name}.fallback_labels", f"empty without fleet.{name}.labels: any node is already allowed"
             )
 
 
@@ -242,7 +244,8 @@ def _compile(config: Config) -> Iterator[Problem]:
         yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
     if config.learner.activation_memory not in (None, 0, 1) and not compiled_learner.is_compiled(config):
         why = "compile.learner is false" if config.compile.learner is False else "fleet.learners.num_gpus is 0"
-        yield Problem("learner.activation_memory", f"0 or 1, because {why}: only a compiled learner keeps a share")
+        right = f"0 or 1, because {why}: other values need a compiled learner"
+        yield Problem("learner.activation_memory", right)
 
 
 def _colocated(config: Config) -> Iterator[Problem]:
@@ -253,7 +256,7 @@ def _colocated(config: Config) -> Iterator[Problem]:
         return
     gpus = fleet.learners.num_gpus
     if gpus > 1:
-        yield Problem("fleet.learners.num_gpus", "0 or 1 with fleet.placement colocated: a process has one card")
+        yield Problem("fleet.learners.num_gpus", "0 or 1 with fleet.placement colocated: a process has one GPU")
     for role in ("explorers", "regenerators"):
         if config.value_of(f"fleet.{role}.num_gpus") != gpus:
             right = f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated: they share processes"
@@ -264,13 +267,13 @@ def _colocated(config: Config) -> Iterator[Problem]:
 
 
 def units_and_pruning(config: Config) -> Iterator[Problem]:
-    """Problems of the unit of previews, and of pruning."""
+    """Problems of `rollout.preview`: the work unit and pruning."""
     rollout = config.rollout
     if is_one_stage(config):
         given = {"prune": previews(config).prune, "unit": rollout.preview.unit}
         for name in (name for name, value in given.items() if value is not None):
             key, why = f"rollout.preview.{name}", f"rollout.strategy {rollout.strategy}, which has no previews"
-            yield Problem(key, f"empty with {why}: {key}=null")
+            yield Problem(key, f"empty with {why}: set {key}=null")
         return
     unit, size = rollout.preview.unit, rollout.explore.micro_batch
     if unit is not None and (rollout.pool % unit or unit % size):
@@ -286,26 +289,27 @@ def _selection(config: Config) -> Iterator[Problem]:
     if is_one_stage(config):
         yield Problem("rollout.selection", f"best_worst with rollout.strategy {rollout.strategy}")
     elif previews(config).prune:
-        yield Problem("rollout.selection", f"best_worst with {PRUNE}; {PRUNE}=null finishes all previews")
+        yield Problem("rollout.selection", f"best_worst with {PRUNE}; or set {PRUNE}=null to finish all previews")
 
 
 def _pruning(config: Config, drawn: PoolSampling) -> Iterator[Problem]:
     rollout, prune = config.rollout, drawn.prune
     if prune is None:
         return
-    finish_all = f"{PRUNE}=null finishes all previews"
+    finish_all = f"or set {PRUNE}=null to finish all previews"
     if prune.after is None or prune.after >= drawn.steps:
         steps = "the steps of a preview (rollout.explore.steps)"
         yield Problem(f"{PRUNE}.after", f"a whole number less than {drawn.steps}, {steps}; {finish_all}")
     elif prune.keep is None or prune.keep < rollout.keep:
-        yield Problem(f"{PRUNE}.keep", f"at least rollout.keep, which is {rollout.keep}: those are chosen from them")
+        right = f"at least rollout.keep, which is {rollout.keep}: the kept seeds are chosen from finished previews"
+        yield Problem(f"{PRUNE}.keep", right)
     elif prune.keep % 2:
-        yield Problem(f"{PRUNE}.keep", "even, because half of the previews that go on are the best and half the worst")
+        yield Problem(f"{PRUNE}.keep", "even, because half of the finished previews are the best and half the worst")
     elif prune.keep >= rollout.pool:
         yield Problem(f"{PRUNE}.keep", f"less than rollout.pool, which is {rollout.pool}; {finish_all}")
     elif prune.keep % (2 * drawn.units):
         right = (
-            f"a multiple of {2 * drawn.units}: each of {drawn.units} units (rollout.preview.unit) keeps an even share"
+            f"a multiple of {2 * drawn.units}: each of {drawn.units} units (rollout.preview.unit) keeps an even number"
         )
         yield Problem(f"{PRUNE}.keep", right)
 
@@ -316,12 +320,12 @@ def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Proble
         return
     if steps > most:
         right = (
-            f"at most rollout.regenerate.steps, which is {most}: a stochastic preview takes some of its noise levels"
+            f"at most rollout.regenerate.steps, which is {most}: a stochastic preview uses a subset of its noise levels"
         )
         yield Problem(key, right)
     if not sampler.ranks_with_fewer_steps and steps != most:
-        right = f"rollout.regenerate.steps, which is {most}: with {sampler.kind}, fewer lead elsewhere and cannot rank"
-        yield Problem(key, right)
+        right = f"rollout.regenerate.steps, which is {most}: with {sampler.kind}, fewer steps give other images, so"
+        yield Problem(key, f"{right} previews cannot rank the seeds")
 
 
 def _fidelity(config: Config) -> Iterator[Problem]:
@@ -354,9 +358,9 @@ _RULES = (
 
 
 def check(config: Config, sources: Sources | None = None) -> None:
-    """Refuse a configuration that cannot be run.
+    """Reject a configuration that cannot run. Raises UserError for the first broken rule.
 
-    `sources` lets the message name a value's file. Raises UserError for the first broken rule.
+    `sources`: Sources of the values, so that the message can name a value's file.
     """
     for rules in _RULES:
         for problem in rules(config):

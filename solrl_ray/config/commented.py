@@ -1,4 +1,4 @@
-"""``solrl config``: a configuration as YAML to start from: every key with its meaning, defaults as comments."""
+"""``solrl config``: a commented YAML configuration to start from, every key explained, defaults as comments."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ WIDTH = 110
 
 
 def to_commented_yaml(loaded: LoadedConfig, title: str) -> str:
-    """YAML that reads back as an equal configuration."""
+    """Commented YAML that loads as an equal configuration."""
     return "\n".join([f"# {title}", *_section(loaded.config, (), loaded.sources, "")]) + "\n"
 
 
 def _section(section: BaseModel, key: tuple[str | int, ...], sources: Sources, indent: str) -> Iterator[str]:
     for name, info in type(section).model_fields.items():
-        value, here = getattr(section, name), (*key, name)
-        dotted = ".".join(map(str, here))
-        given = any(origin[: len(here)] == here for origin in sources.origins)
+        value, path = getattr(section, name), (*key, name)
+        dotted = ".".join(map(str, path))
+        given = any(origin[: len(path)] == path for origin in sources.origins)
         if not indent:
             yield ""
         text = " ".join((info.description or "").replace("``", "`").split())
         yield from (f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent) - 2))
         if isinstance(value, BaseModel):
-            inside = list(_section(value, here, sources, indent + "  "))
-            live = any(line.strip() and not line.lstrip().startswith("#") for line in inside)
+            lines = list(_section(value, path, sources, indent + "  "))
+            live = any(line.strip() and not line.lstrip().startswith("#") for line in lines)
             yield f"{indent}{name}:" if live else f"{indent}# {name}:"
-            yield from inside
+            yield from lines
         else:
             origin = f"  # from {sources.of(dotted).rpartition('/')[2]}" if given else ""
             yield from _entry(name, value, indent, origin, live=given)

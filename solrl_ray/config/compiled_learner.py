@@ -1,8 +1,9 @@
-"""Whether the learner's passes are compiled, and what they keep for the backward pass: from the configuration.
+"""Resolves the learner's open settings: whether its passes are compiled, and the share of activations kept for the
+backward pass.
 
-Both settings may choose other kernels and so other bits. They are fixed when a run begins, written to its
-``config.yaml`` and kept when it is resumed. What is kept for the backward pass on a GPU depends on its size, and so may
-the size of micro-batches: `fitting.resolve_auto`.
+Both settings can change the kernels and therefore the bits. They are fixed when a run begins, written to its
+``config.yaml`` and kept when the run is resumed. On GPUs, the kept share and possibly the micro-batch depend on the GPU
+memory: `fitting.resolve_auto`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 from solrl_ray.config.schema import Config
 
 COMPILED, EAGER = 0.5, 0.0
-"""`learner.activation_memory` where it is left open and no card is known."""
+"""Assumed `learner.activation_memory` if it is null and the GPU is unknown: for a compiled and an eager learner."""
 
 
 def is_compiled(config: Config) -> bool:
-    """Whether the learner is compiled: `compile.learner`; if null, where learners have GPUs."""
+    """Whether the learner is compiled: `compile.learner`; if that is null, True if learners have GPUs."""
     wanted = config.compile.learner
     return config.fleet.learners.num_gpus > 0 if wanted is None else wanted
 
 
 def activation_memory(config: Config) -> float:
-    """Share of the activations kept in memory for the backward pass, in [0, 1]; the rest is recomputed. Where a card
-    decides it and none is known, an assumption.
+    """Share of the activations kept in memory for the backward pass, in [0, 1]; the rest is recomputed. If the share
+    depends on the GPU and the GPU is unknown, an assumed value.
     """
     given = config.learner.activation_memory
     if given is not None:
@@ -30,7 +31,7 @@ def activation_memory(config: Config) -> float:
 
 
 def is_open(config: Config) -> bool:
-    """Whether the learners' card decides what is kept for the backward pass, and of how many samples at a time."""
+    """Whether the kept share of activations and the micro-batch still depend on the learners' GPU."""
     on_gpus = config.fleet.learners.num_gpus > 0
     return config.learner.activation_memory is None and on_gpus and is_compiled(config)
 
@@ -42,13 +43,13 @@ def keeping(config: Config, share: float, micro_batch: int | None = None) -> Con
 
 
 def resolve_auto(config: Config) -> Config:
-    """The configuration with actual values for what no card decides."""
+    """The configuration with values for the open settings that do not depend on the GPU."""
     config = config.changed({"compile.learner": is_compiled(config)})
     return config if is_open(config) else keeping(config, activation_memory(config))
 
 
 def inherit_from(given: Config, was: Config) -> Config:
-    """`given` with the values that the run `was` fixed, where `given` has null."""
+    """`given`, with its null settings replaced by the values that the earlier run `was` fixed."""
     if given.compile.learner is None:
         given = given.changed({"compile.learner": was.compile.learner})
     if given.learner.activation_memory is None and was.learner.activation_memory is not None:

@@ -1,5 +1,5 @@
-"""The section `fleet`: number, resources and labels of the workers, strikes, replacements,
-placement, and how long each named wait may take (`deadlines`).
+"""The section `fleet`: number, resources and labels of the workers, their placement, replacement limits, and the
+deadline of each named wait (`deadlines`).
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from solrl_ray.config.section import AtLeastZero, Natural, Positive, Seconds, Se
 
 
 class WorkerResources(Section):
-    """Resources of one actor; always explicit, because Ray holds its implied CPU for the actor's life."""
+    """Resources of one actor. They are always explicit, because otherwise Ray reserves a CPU for the actor's life."""
 
     num_cpus: AtLeastZero = 0.0
-    """CPUs that Ray reserves for each."""
+    """CPUs that Ray reserves per worker."""
     num_gpus: AtLeastZero = 0.0
-    """GPUs that Ray reserves for each; 0 means the CPU. With a share such as 0.5, two explorers or regenerators compute
-    on one GPU at once, each with its own copy of the model; learners have whole GPUs.
+    """GPUs that Ray reserves per worker; 0: the worker computes on CPUs. With a fraction such as 0.5, two explorers or
+    regenerators share one GPU, each with its own copy of the model. Learners need whole GPUs.
     """
     threads: Positive = 1
-    """Compute threads of the process; part of the score class."""
+    """CPU threads of the process; part of the score class."""
     labels: dict[str, str] = {}
-    """Labels that a node must have, as Ray's label selectors: ``{role: explorer}``; ``!x``, ``in(a,b)``."""
+    """Required node labels, as Ray label selectors: ``{role: explorer}``; values may be ``!x`` or ``in(a,b)``."""
 
     @property
     def selectors(self) -> list[dict[str, str]]:
-        """Labels of its nodes, the preferred ones first."""
+        """Label selectors of suitable nodes, the preferred ones first."""
         return [self.labels]
 
 
 class WorkerPool(WorkerResources):
-    """Actors of one kind, each with these resources."""
+    """Workers of one role, all with the same resources."""
 
     count: Workers = 1
-    """How many there are."""
+    """Number of workers."""
     fallback_labels: list[dict[str, str]] = []
-    """Labels of nodes to use if none with `labels` has room, in this order; ``{}``: any node."""
+    """Label selectors to try, in this order, if no node with `labels` has free resources; ``{}``: any node."""
 
     @property
     def selectors(self) -> list[dict[str, str]]:
@@ -43,98 +43,104 @@ class WorkerPool(WorkerResources):
 
 
 class Encoders(WorkerPool):
-    """Workers that embed prompts. Threads, kind of device and `micro_batch` are part of an embedding's identity."""
+    """Prompt encoders. `threads`, the device type and `micro_batch` are part of an embedding's cache key."""
 
     micro_batch: Positive | None = None
-    """Texts encoded at once, always as many; null: 16 on GPUs, 1 on CPUs."""
+    """Texts per encoding batch, always this size; null: 16 on GPUs, 1 on CPUs."""
     ahead: Positive | None = None
-    """How many iterations' prompts are encoded together, if the disk has room: with more, text encoders come to the
-    cards less often; null: 16 on the cards of learners, else 1.
+    """Iterations whose prompts are encoded together, if the disk has space. With more, the text encoders are loaded
+    onto the GPUs less often. null: 16 if the encoders are on the learners' GPUs, else 1.
     """
 
 
 class Learners(WorkerResources):
-    """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
+    """Ranks of the learner group. Their Ray placement group is kept while the learner group is rebuilt."""
 
     placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
-    """Ray's strategies: on few nodes, on one node, on many nodes, each rank on another node."""
+    """Strategy of the Ray placement group. ``PACK``: few nodes. ``STRICT_PACK``: one node. ``SPREAD``: many nodes.
+    ``STRICT_SPREAD``: a different node for each rank.
+    """
 
 
 class Deadlines(Section):
-    """The longest that each named wait may take, seconds."""
+    """Time limit of each named wait, seconds."""
 
     resources: AtLeastZero = 0.0
-    """Waiting for nodes to join before any actor starts; 0: the run ends at once. Later, together with `start`: waiting
-    for a worker's place. Then the worker is reported; if its pool has no other, or it is the learner group, the run
-    ends.
+    """Waiting for nodes to join before any actor starts; 0: the run ends at once if resources are missing. During the
+    run: waiting for a worker's resources takes at most this plus `start`. After that the worker is reported missing;
+    the run ends if its pool has no other worker or if it is the learner group.
     """
 
     start: Seconds = 180.0
-    """An actor's construction once it has a place: imports, weights, attestation."""
+    """Construction of an actor after Ray has placed it: imports, weights, attestation."""
     warm_up: Seconds = 900.0
-    """Compiling a worker's forward for one shape, if it is compiled; minutes if `compile.cache` is empty."""
+    """Compiling a worker's forward for one sample shape, if it is compiled; takes minutes without cached code in
+    `compile.cache`.
+    """
     explore: Seconds = 120.0
-    """One micro-batch of previews; a unit of several gets this much for each."""
+    """Previews, per micro-batch. A unit's deadline is this times its micro-batches."""
     regenerate: Seconds = 300.0
-    """Regeneration or evaluation of one prompt; prompts that are evaluated in one forward get this much for
-    each. Also one unit of a pool in strategies of one stage.
+    """Regeneration or evaluation, per prompt. Prompts evaluated in one forward get this times their number. With
+    one-stage strategies also the sampling of one unit of a pool.
     """
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0
-    """Joining the learner group; also each collective operation of ranks on CPUs, where a rank that hangs ends the run
-    instead of rebuilding the group if this is shorter than `update`. On GPUs only `update` limits them.
+    """Joining the learner group, and each collective operation of ranks on CPUs. If this is shorter than `update`, a
+    hanging rank on a CPU ends the run instead of having the group rebuilt. On GPUs only `update` limits collective
+    operations.
     """
     publish: Seconds = 120.0
-    """Fetching, swapping in and proving one revision; on a card, preparing for it."""
+    """Fetching, loading and attesting one policy revision; in a learner's process, preparing for it."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0
-    """The embedding of one prompt; a batch of several gets this much for each, as much again for each of their
-    reference pictures, and `start` if it must load the text encoders again. Before the run, looking at one picture.
+    """Encoding, per prompt. A batch gets this times the number of its prompts, the same again for each reference image,
+    and `start` if it must reload the text encoders. Before the run: checking one reference image.
     """
     fetch: Seconds = 120.0
-    """Fetching an answer, the samples of an iteration or their embeddings."""
+    """Fetching a worker's result, the samples of an iteration or their embeddings."""
     checkpoint: Seconds = 600.0
-    """Writing a checkpoint to the run folder and removing old ones; also whatever else the controller reads or writes
-    there: metrics, an evaluation, the report.
+    """Writing a checkpoint to the run folder and removing old ones; also any other access of the controller to the run
+    folder: metrics, an evaluation, the report.
     """
     upload: Seconds = 600.0
     """Copying the last checkpoints and the report at the run's end, if `checkpoints.upload` is set."""
     tracking: Seconds = 120.0
-    """One call to one of `tracking.trackers`, and at the run's end all open calls. A slower tracker gets nothing more;
-    the run goes on.
+    """One call to one of `tracking.trackers`; at the run's end, all pending calls together. A tracker that misses it is
+    dropped, and the run continues.
     """
 
 
 class FleetConfig(Section):
-    """The workers, and how long the run waits for them. Changes no result."""
+    """The workers, and how long the run waits for them. These settings do not change results."""
 
     explorers: WorkerPool = WorkerPool(count=2)
     regenerators: WorkerPool = WorkerPool(count=1)
     encoders: Encoders = Encoders()
-    """With GPUs and `placement` colocated, each card has an encoder instead."""
+    """Not used if `placement` is ``colocated`` and `learners` have GPUs: then each learner rank's GPU encodes prompts.
+    """
     learners: Learners = Learners(threads=2)
-    """Resources of each rank; `learner.world_size` is their number."""
+    """Resources of each learner rank; `learner.world_size` is the number of ranks."""
     max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: Natural = 8
-    """Workers that may be replaced in one run before it stops with a diagnosis."""
+    """Maximum number of worker replacements in one run. Beyond it the run stops with a diagnosis."""
     strikes: Positive = 3
-    """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
+    """A worker is replaced after this many invalid results (NaN, wrong revision, too few values)."""
     strict: bool = False
-    """Whether a repeated result with other bytes ends the run; else it is counted and shown."""
+    """End the run if a repeated unit gives different bytes; otherwise the difference is only counted and reported."""
     network: str = ""
-    """Network interface of the learner group, such as ``eth0``; empty: the node's `NCCL_SOCKET_IFNAME` and
-    `GLOO_SOCKET_IFNAME` decide.
+    """Network interface of the learner group, such as ``eth0``; empty: as the node's `NCCL_SOCKET_IFNAME` and
+    `GLOO_SOCKET_IFNAME` say.
     """
     placement: Literal["colocated", "split"] = "split"
-    """``colocated``: explorer, regenerator and learner rank of one number are roles of one process, with one copy of
-    the model; `learners` has its resources. Explorers and regenerators beyond the number of ranks have processes of
-    their own. ``split``: each has its own process and copy.
+    """``colocated``: the explorer, regenerator and learner rank with the same number run in one process, share one copy
+    of the model and use the resources of `learners`. Explorers and regenerators beyond the number of ranks have
+    separate processes. ``split``: each worker has a separate process and its own copy of the model.
     """
     offload: bool | None = None
-    """In a process with several roles: whether frozen weights leave the card while their quantised copies explore. Then
-    a whole iteration is explored before it is regenerated. null: where the card is too small for both.
+    """Offload frozen weights to host memory while their quantised copies explore, in processes with several roles. Then
+    a whole iteration is explored before it is regenerated. null: only if GPU memory is too small for both.
     """
     deadlines: Deadlines = Deadlines()

@@ -1,4 +1,4 @@
-"""The section `cfg`: classifier-free guidance of a model, and, if it is another one, of evaluations."""
+"""The section `cfg`: classifier-free guidance of the training samples and, if it differs, of evaluations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from solrl_ray.config.section import Section, ShareOrZero
 
 
 class Cfg(Section):
-    """Classifier-free guidance (arXiv 2207.12598): v = v_negative + scale (v - v_negative), of two forwards."""
+    """Classifier-free guidance (arXiv 2207.12598): v = v_negative + scale (v - v_negative), from two forwards."""
 
     scale: Annotated[float, Field(ge=1)] = 1.0
-    """Guidance scale as in the paper; 1: none. FLUX and Qwen-Image call it `true_cfg_scale`. The `guidance_scale` of
-    Z-Image's pipeline is this minus 1.
+    """Guidance scale as in the paper; 1: no guidance. The diffusers pipelines of FLUX and Qwen-Image call it
+    `true_cfg_scale`. The `guidance_scale` of Z-Image's pipeline is this value minus 1.
     """
     negative_prompt: str = ""
-    """The text of v_negative."""
+    """Negative prompt, the text of v_negative."""
     interval: tuple[ShareOrZero, ShareOrZero] = (0.0, 1.0)
-    """Lowest and highest noise level at which it acts (arXiv 2404.07724); elsewhere v is that of the prompt alone."""
+    """Lowest and highest noise level with guidance (arXiv 2404.07724). At other noise levels v is the velocity for the
+    prompt only.
+    """
 
     @property
     def is_on(self) -> bool:
@@ -35,5 +37,5 @@ class Cfg(Section):
 
     @property
     def velocities(self) -> int:
-        """That a sample's step needs."""
+        """Number of velocities that one solver step of a sample needs."""
         return 2 if self.is_on else 1

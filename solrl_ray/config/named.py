@@ -1,6 +1,6 @@
 """Finds this package's configurations by name: ``flux1_dev`` is ``configs/models/flux1_dev.yaml``.
 
-The folder ``configs`` is at the top of the repository; a wheel has it inside the package.
+The folder ``configs`` is at the top of the repository; in a wheel it is inside the package.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from solrl_ray.config.problems import listed, nearest
 from solrl_ray.errors import UserError
 
 RUNS = "runs"
-"""Folder of whole runs, which include parts of all other kinds."""
+"""Folder of whole runs, which include presets of all other kinds."""
 ORDER = (RUNS, "models", "scopes", "strategies", "methods", "rewards", "evaluations", "clusters")
-"""Kinds in the order of merging: later ones win."""
+"""Kinds of presets in merge order: later ones win."""
 
 
 def folder() -> Path:
@@ -27,71 +27,71 @@ def folder() -> Path:
 
 
 def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
-    """Names and files of a command line as files, in the order of merging.
+    """Resolve the names and files of a command line to files, in merge order.
 
-    A name is a word without slash and ending, unless such a file exists. Names come first, sorted by kind; then files,
-    in the given order. So a user's file wins over every name.
+    A name is a word without slash and suffix, unless a file with that name exists. Presets come first, sorted by kind,
+    then files in the given order, so a user's file wins over every preset.
 
-    `several`: they are not merged: a kind may have several, and all stay in the given order.
+    `several`: The files are not merged; a kind may have several, and all stay in the given order.
 
-    Raises `UserError`: no configuration of that name, two of a kind that replace each other, or one that another one
-    replaces by what it includes.
+    Raises `UserError`: No preset has this name, two presets are of the same kind, or a preset includes a file that
+    replaces another one.
     """
-    there = {path.stem: path for path in sorted(folder().glob("**/*.yaml"))}
+    known = {path.stem: path for path in sorted(folder().glob("**/*.yaml"))}
     if several:
-        return list(dict.fromkeys(_found(str(path), there) if _is_name(path) else path for path in given))
-    found = [_found(str(path), there) for path in given if _is_name(path)]
+        return list(dict.fromkeys(_preset(str(path), known) if _is_name(path) else path for path in given))
+    presets = [_preset(str(path), known) for path in given if _is_name(path)]
     for kind in ORDER:
-        same = list(dict.fromkeys(path.stem for path in found if kind_of(path) == kind))
+        same = list(dict.fromkeys(path.stem for path in presets if kind_of(path) == kind))
         if len(same) > 1:
             what = f"whole {kind}" if kind == RUNS else kind
-            mixture = ", or list several in one file of your own (docs/guides/rewards.md, Mixtures)"
+            mixture = ", or list several in one YAML file (docs/guides/rewards.md, Mixtures)"
             more = mixture * (kind == "rewards")
             raise UserError(f"{listed(same)} are {what}, of which a run has one; name one of them{more}.")
-    found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
-    for at, path in enumerate(found):
-        _refuse_replaced(path, found[:at])
-    return found + [path for path in given if not _is_name(path)]
+    presets = sorted(dict.fromkeys(presets), key=lambda path: ORDER.index(kind_of(path)))
+    for position, path in enumerate(presets):
+        _refuse_replaced(path, presets[:position])
+    return presets + [path for path in given if not _is_name(path)]
 
 
-def _found(name: str, there: Mapping[str, Path]) -> Path:
-    if name not in there and (what := as_folder(Path(name))):
+def _preset(name: str, known: Mapping[str, Path]) -> Path:
+    if name not in known and (what := as_folder(Path(name))):
         raise UserError(f"The configuration {name} {what}.")
-    if name not in there:
-        near = nearest(name, there, cutoff=0.5)
-        meant = f"did you mean {near}?" if near else "`solrl list` shows them."
+    if name not in known:
+        near = nearest(name, known, cutoff=0.5)
+        meant = f"did you mean {near}?" if near else "`solrl list` shows the presets."
         raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
-    return there[name]
+    return known[name]
 
 
 def as_folder(path: Path) -> str:
-    """What a folder is that was named as a configuration: ``is a folder``; empty if there is none."""
+    """Error text for a folder named as a configuration: ``is a folder …``; empty if `path` is no folder."""
     if not (path / "config.yaml").is_file():
         return "is a folder" if path.is_dir() else ""
-    return f"is a folder; `solrl train --resume {path}` goes on with its run, whose configuration is config.yaml there"
+    return f"is a folder; `solrl train --resume {path}` resumes its run, whose configuration is config.yaml in it"
 
 
 def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
-    """Raise UserError if a file that `path` includes would replace an earlier one of its kind."""
+    """Raise UserError if a file included by `path` would replace an earlier preset of its kind."""
     names = (yaml_text.parse(utf8_text(path, str(path)), str(path)) or {}).get("include", [])
     included = [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
-    for part in included:
+    for preset in included:
         for before in earlier:
-            if kind_of(before) == kind_of(part) and before.stem != part.stem:
-                instead = listed([before.stem, *(other.stem for other in included if other != part)])
+            if kind_of(before) == kind_of(preset) and before.stem != preset.stem:
+                instead = listed([before.stem, *(other.stem for other in included if other != preset)])
                 raise UserError(
-                    f"{path.stem} includes {part.stem}, which would replace {before.stem}: both are {kind_of(part)}, "
-                    f"and a run has one; name {instead} instead, or leave out {before.stem}."
+                    f"{path.stem} includes {preset.stem}, which would replace {before.stem}: both are "
+                    f"{kind_of(preset)}, and a run has one; name {instead} instead, or leave out {before.stem}."
                 )
 
 
 def kind_of(path: Path) -> str:
-    """The kind of one of this package's."""
+    """The kind of a preset: its folder's name."""
     return path.parent.name if path.parent.name in ORDER else RUNS
 
 
 def as_argument(path: Path) -> str | None:
-    """The argument for one of this package's on another machine; None for other files."""
+    """The name of a preset, which is a valid argument on any machine; None for other files."""
     return path.stem if path.resolve().is_relative_to(folder().resolve()) else None
 
 

@@ -1,4 +1,6 @@
-"""The section `objective`: keys of DiffusionNFT, AWM, Flow-GRPO and DanceGRPO, and what each needs of a run."""
+"""The section `objective`: keys of DiffusionNFT, AWM, Flow-GRPO and DanceGRPO, and the passes, policies and
+trajectories that each needs.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,18 @@ from solrl_ray.config.section import AboveZero, AtLeastZero, Natural, Positive, 
 DEFAULT = "diffusion_nft"
 
 Reference: TypeAlias = Literal["base", "anchor"]
-"""Policies beside the trained and the sampling one: the model without adapters, and a third adapter."""
+"""Policies besides the trained and the sampling policy: the model without adapters, and a third adapter."""
 
 
 class OldDecay(Section):
-    """How the sampling policy follows the trained one: old <- d·old + (1 - d)·default after every iteration."""
+    """Update of the sampling policy `old` after every iteration: old <- d·old + (1 - d)·default, with `default` the
+    trained policy.
+    """
 
     kind: Literal["copy", "linear"] = "linear"
     """``copy``: d = 0. ``linear``: d = min(slope · optimiser steps, cap)."""
     slope: AtLeastZero = 0.001
-    """For ``linear``."""
+    """For ``linear``: growth of d per optimiser step."""
     cap: ShareOrZero = 0.5
     """For ``linear``: the largest d."""
 
@@ -33,12 +37,13 @@ class OldDecay(Section):
 
 class Advantage(Section):
     std: Literal["global", "group", "group_unbiased", "none", "gdpo"] = "global"
-    """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
-    n - 1, or 1. ``gdpo``: each of several rewards is divided by its own in the prompt before they are summed, then the
-    sum by that of the whole iteration; seeds are chosen by such sums too (arXiv 2601.05242).
+    """Divisor of (reward - group mean). ``global``: population std of the whole iteration. ``group``: population std of
+    the prompt. ``group_unbiased``: std of the prompt with n - 1. ``none``: 1. ``gdpo``: each reward is divided by its
+    std in the prompt, then the weighted sum by its std in the whole iteration; seeds are selected by these sums too
+    (arXiv 2601.05242).
     """
     clip: AboveZero = 5.0
-    """Advantages are clipped to ± this."""
+    """Advantages are clipped to ± this value."""
 
     @property
     def needs_all(self) -> bool:
@@ -47,7 +52,7 @@ class Advantage(Section):
 
 
 def share_of(count: int, fraction: float) -> int:
-    """floor(fraction · count), at least 1: 0.4, 0.6 and 0.99 of 10 steps are 4, 6 and 9, as published."""
+    """floor(fraction · count), at least 1, as in the papers: 0.4, 0.6 and 0.99 of 10 steps are 4, 6 and 9."""
     # Decimal, because in binary 0.29 * 100 is below 29.
     return max(1, int(Decimal(repr(float(fraction))) * count))
 
@@ -57,7 +62,9 @@ COPY = OldDecay(kind="copy")
 
 
 class Anchor(Section):
-    """A third policy that follows the trained one and restrains it: anchor <- d·anchor + (1 - d)·default."""
+    """A third policy that slowly follows the trained policy and regularises it: anchor <- d·anchor + (1 - d)·default
+    after every optimiser step.
+    """
 
     is_copy: ClassVar[bool] = False
     weight: AtLeastZero = 1.0
@@ -69,63 +76,64 @@ class Anchor(Section):
 
 
 class ObjectiveSection(Section):
-    """Settings of an objective, and its needs: passes, policies, trajectories.
+    """Settings and requirements of an objective: passes, policies, trajectories.
 
-    The section states these needs, not the objective's class, because a plan is made without PyTorch and samplers have
-    no learner. Each kind also has `advantage` and `old_decay`, as keys or as constants.
+    The requirements are here and not in the objective's class, because plans do not import PyTorch and samplers have no
+    learner. Each kind also has `advantage` and `old_decay`, as keys or as constants.
     """
 
     kind: str
     implementation: ClassVar[str]
-    """Module of `solrl_ray.objectives` and class, imported when used."""
+    """``module:class`` of the objective, module relative to `solrl_ray.objectives`; imported when used."""
     needs_trajectory: ClassVar[bool] = False
-    """Whether it learns from the transitions of a stochastic sampler, not from clean latents alone."""
+    """Whether the objective trains on the transitions of a stochastic sampler instead of only clean latents."""
     trains_guided_velocity: ClassVar[bool] = False
-    """Whether, with `model.cfg`, it compares guided velocities: those that made the transitions. Others train the
-    velocity of the prompt alone, on samples that were drawn with guidance.
+    """Whether, with `model.cfg`, the objective trains the guided velocity, with which the transitions were sampled.
+    Other objectives train the velocity for the prompt only, on samples drawn with guidance.
     """
     step_range: tuple[Natural, Positive] | None = None
-    """Which noise levels are trained: steps low … high - 1 of the full schedule, from the noisiest on. A share of the
-    steps is then one of these. null: all; of a trajectory all but the last.
+    """Noise levels to train on: steps low … high - 1 of the full schedule, counted from the noisiest. A
+    `timestep_fraction` then refers to these steps. null: all steps; for trajectories all but the last.
     """
 
     def trained(self, count: int) -> range:
-        """Those of the first `count` steps that are in `step_range`."""
+        """Trained steps among the first `count` steps: those in `step_range`."""
         return range(count)[slice(*self.step_range)] if self.step_range else range(count)
 
     def passes(self, steps: int, transitions: int) -> int:
-        """Noise levels or stored transitions on which each sample is trained, one pass each.
+        """Training passes per sample, one for each trained noise level or stored transition.
 
         Args:
-            steps: of the full schedule, as many as `step_range` has.
-            transitions: of a stored trajectory, likewise.
+            steps: Number of steps of the full schedule that are in `step_range`.
+            transitions: Number of stored transitions that are in `step_range`.
         """
         raise NotImplementedError
 
     @property
     def is_bounded(self) -> bool:
-        """Whether samples move the policy only so far from the one that drew them, at any `learner.epochs`."""
+        """Whether the objective limits how far the policy moves from the sampling policy, at any `learner.epochs`."""
         return getattr(self, "clip_range", None) is not None
 
     def references(self) -> tuple[Reference, ...]:
-        """Policies whose velocities the loss needs, in the order of computing."""
+        """Policies whose velocities the loss needs, in the order of computation."""
         return ()
 
     def anchor_decay(self) -> Anchor | None:
-        """How the policy ``anchor`` follows after each optimiser step; None without one."""
+        """Decay of the policy ``anchor`` after each optimiser step; None without an anchor."""
         return None
 
     def problems(self, steps: int) -> Iterator[tuple[str, str]]:
-        """Keys of the section that do not fit `steps` trained steps, each with what would be right."""
+        """Keys of the section that are invalid for `steps` trained steps, each with a description of valid values."""
         yield from ()
 
 
 class ForwardProcessSection(ObjectiveSection):
-    """Of objectives that noise clean latents again."""
+    """Base of objectives that noise clean latents."""
 
     shared_noise: bool = False
-    """Whether all samples of a prompt get the same noise and the same noise levels, one from each of as many nearly
-    equal slices of the schedule (V-GRPO, arXiv 2604.23380): their comparison has less noise of its own.
+    """Use the same noise and noise levels for all samples of a prompt, which makes their losses easier to compare. The
+    schedule is cut into as many nearly equal slices as there are noise levels, with one level from each slice (V-GRPO,
+    arXiv 2604.23380).
     """
 
 
@@ -135,12 +143,12 @@ class DiffusionNftConfig(ForwardProcessSection):
     implementation: ClassVar[str] = "nft:DiffusionNft"
     kind: Literal["diffusion_nft"] = "diffusion_nft"
     beta: AboveZero = 1.0
-    """NFT mixing coefficient."""
+    """NFT mixing coefficient beta."""
     kl: AtLeastZero = 1e-4
     """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
     clip_range: AboveZero | None = None
-    """How far a sample can move its velocity away from v_old, as a share of the distance from v_old to its own target,
-    eps - x0. null: no bound.
+    """Maximum distance by which a sample can move its velocity away from v_old, as a share of the distance from v_old
+    to the sample's target eps - x0. null: no limit.
     """
     timestep_fraction: Share = 0.6
     """Share of the full schedule's steps on which each sample is trained."""
@@ -160,23 +168,25 @@ class AwmConfig(ForwardProcessSection):
     implementation: ClassVar[str] = "awm:Awm"
     kind: Literal["awm"] = "awm"
     weighting: Literal["uniform", "huber", "ghuber"] = "ghuber"
-    """How the flow-matching error of a sample estimates its negative log-likelihood."""
+    """Estimate of a sample's negative log-likelihood from its flow-matching error."""
     power: Share = 0.25
-    """p of ``ghuber``."""
+    """Exponent p of ``ghuber``."""
     timesteps: Positive = 6
-    """Noise levels per sample, one from each of as many nearly equal slices of the schedule, in whole steps."""
+    """Noise levels per sample. The schedule is cut into this many nearly equal slices of whole steps, with one level
+    from each slice.
+    """
     timestep_fraction: Share = 0.9
-    """The slices cover this leading share of the full schedule's steps."""
+    """Leading share of the full schedule's steps that the slices cover."""
     skip_first: bool = False
-    """Whether the slices begin at the second step, not at pure noise."""
+    """Start the slices at the second step instead of at pure noise."""
     clip_range: AboveZero = 1.0
-    """Ratios are clipped to 1 ± this."""
+    """Ratios are clipped to 1 ± this value."""
     kl: AtLeastZero = 1e-4
     """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
     anchor: Anchor = Anchor()
     advantage: Advantage = Advantage()
     advantage_max: AboveZero = 1.0
-    """Advantages are clipped and then scaled so that the clip becomes this."""
+    """Advantages are clipped to ± `advantage.clip` and then scaled so that this limit becomes ± `advantage_max`."""
     old_decay: ClassVar[OldDecay] = COPY
 
     def passes(self, steps: int, transitions: int) -> int:
@@ -200,16 +210,18 @@ class AwmConfig(ForwardProcessSection):
 
 
 class FlowGrpoConfig(ObjectiveSection):
-    """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions; all but the last, or the window's."""
+    """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions: all but the last, or those of
+    `rollout.sampler.window`.
+    """
 
     implementation: ClassVar[str] = "grpo:FlowGrpo"
     needs_trajectory: ClassVar[bool] = True
     trains_guided_velocity: ClassVar[bool] = True
     kind: Literal["flow_grpo"] = "flow_grpo"
     clip_range: AboveZero = 1e-4
-    """Ratios of mean log-probabilities are clipped to 1 ± this."""
+    """Ratios of mean log-probabilities are clipped to 1 ± this value."""
     kl: AtLeastZero = 0.0
-    """Weight of the transitions' KL divergence to the reference; 0 skips the reference forward."""
+    """Weight of the transitions' KL divergence from the reference; 0 skips the reference forward."""
     advantage: Advantage = Advantage()
     old_decay: ClassVar[OldDecay] = COPY
 
@@ -221,16 +233,16 @@ class FlowGrpoConfig(ObjectiveSection):
 
 
 class DanceGrpoConfig(ObjectiveSection):
-    """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
+    """DanceGRPO (arXiv 2505.07818): Flow-GRPO on a random share of each sample's transitions, without a KL term."""
 
     implementation: ClassVar[str] = "grpo:DanceGrpo"
     needs_trajectory: ClassVar[bool] = True
     trains_guided_velocity: ClassVar[bool] = True
     kind: Literal["dance_grpo"] = "dance_grpo"
     clip_range: AboveZero = 1e-4
-    """Ratios of mean log-probabilities are clipped to 1 ± this."""
+    """Ratios of mean log-probabilities are clipped to 1 ± this value."""
     timestep_fraction: Share = 0.6
-    """Share of the stored transitions on which each sample is trained, drawn separately for each sample."""
+    """Share of the stored transitions to train on, drawn independently for each sample."""
     advantage: Advantage = Advantage(std="group_unbiased")
     kl: ClassVar[float] = 0.0
     old_decay: ClassVar[OldDecay] = COPY

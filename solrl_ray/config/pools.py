@@ -1,4 +1,4 @@
-"""The pools of a fleet: their names, and which workers are roles of a learner's GPU."""
+"""The worker pools of a fleet: their names, and which workers run in the processes of learner ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from solrl_ray.config.fleet import FleetConfig, WorkerPool, WorkerResources
 from solrl_ray.config.schema import Config
 
 EXPLORERS, REGENERATORS = "explorers", "regenerators"
-"""The names of the pools."""
+"""Names of the pools."""
 
 
 def pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
@@ -21,33 +21,33 @@ def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
 
 
 def shares(worker: WorkerResources) -> bool:
-    """Whether a worker has only part of a GPU."""
+    """Whether a worker reserves only a fraction of a GPU."""
     return 0 < worker.num_gpus < 1
 
 
 def is_colocated(fleet: FleetConfig) -> bool:
-    """Whether a card's roles share one process and one copy of the model."""
+    """Whether explorer, regenerator and learner rank share one process and one copy of the model."""
     return fleet.placement == "colocated"
 
 
 def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
-    """Whether this worker of a pool is a role of a learner rank's card."""
+    """Whether this worker of a pool runs in a learner rank's process."""
     return is_colocated(config.fleet) and slot < config.learner.world_size
 
 
 def on_cards(config: Config, pool: str) -> int:
-    """How many workers of a pool are roles of learner ranks' processes; the others have their own."""
+    """Number of workers of a pool that run in learner ranks' processes; all others have separate processes."""
     return is_colocated(config.fleet) * min(pools(config.fleet)[pool].count, config.learner.world_size)
 
 
 def apart(config: Config) -> dict[str, WorkerPool]:
-    """The pools with the workers that have processes of their own, if any."""
+    """The pools with only the workers in separate processes; pools without such workers are left out."""
     counts = {name: (pool, pool.count - on_cards(config, name)) for name, pool in pools(config.fleet).items()}
     return {name: pool.model_copy(update={"count": count}) for name, (pool, count) in counts.items() if count}
 
 
 def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float:
-    """What all processes of workers reserve together."""
+    """CPUs or GPUs that all worker processes reserve together."""
     groups = [(config.learner.world_size, config.fleet.learners), *((p.count, p) for p in apart(config).values())]
     if not encodes_on_cards(config.fleet):
         groups.append((config.fleet.encoders.count, config.fleet.encoders))
@@ -55,35 +55,35 @@ def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float
 
 
 def encodes_on_cards(fleet: FleetConfig) -> bool:
-    """Whether each learner rank's card has an encoder, instead of `fleet.encoders`."""
+    """Whether each learner rank's GPU has an encoder, instead of `fleet.encoders`."""
     return is_colocated(fleet) and fleet.learners.num_gpus > 0
 
 
 def encodes_here(fleet: FleetConfig) -> bool:
-    """Whether the encoders live where the run folder is, because they reserve nothing."""
+    """Whether the encoders run on the machine of the run folder, because they reserve no resources."""
     return not encodes_on_cards(fleet) and not (fleet.encoders.num_gpus or fleet.encoders.num_cpus)
 
 
 def encoders(config: Config) -> int:
-    """How many encoders there are."""
+    """Number of encoders."""
     return config.learner.world_size if encodes_on_cards(config.fleet) else config.fleet.encoders.count
 
 
 def encoder_of(fleet: FleetConfig) -> WorkerResources:
-    """Resources of the process that an encoder lives in."""
+    """Resources of an encoder's process."""
     return fleet.learners if encodes_on_cards(fleet) else fleet.encoders
 
 
 def encoding_batch(fleet: FleetConfig) -> int:
-    """Texts that an encoder embeds at once."""
+    """Texts per encoding batch."""
     return fleet.encoders.micro_batch or (16 if encoder_of(fleet).num_gpus else 1)
 
 
 def encoded_ahead(fleet: FleetConfig) -> int:
-    """How many iterations' prompts are encoded together."""
+    """Number of iterations whose prompts are encoded together."""
     return fleet.encoders.ahead or (16 if encodes_on_cards(fleet) else 1)
 
 
 def needs_packed(config: Config, explorers: int) -> bool:
-    """Whether one of so many `explorers` is no role of a learner rank's card."""
+    """Whether at least one of this many `explorers` runs outside the learner ranks' processes."""
     return not is_colocated(config.fleet) or explorers > config.learner.world_size

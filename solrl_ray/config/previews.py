@@ -1,4 +1,4 @@
-"""The section `rollout.preview`: how a pool of previews is cut into units, and which previews are finished."""
+"""The section `rollout.preview`: work units of a pool of previews, and pruning."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import Any
 from solrl_ray.config.section import Natural, Positive, Section
 
 PRUNED_MICRO_BATCH = 12
-"""`explore.micro_batch` of pruned previews if nobody gave it: the 36 of 96 that go on fill three."""
+"""Default `explore.micro_batch` of pruned previews: the 36 of 96 previews that continue fill three micro-batches."""
 
 
 class Prune(Section):
-    """Which previews are finished: after the first steps, a pool is scored on its estimates of x0, and only the best
-    and the worst continue. Empty: all are.
+    """Early stopping of previews: after the first steps, a pool is scored on its estimates of x0, and only the best and
+    worst previews continue. Empty: all previews are finished.
     """
 
     after: Positive | None = None
-    """Solver steps before the early scores; fewer than the preview has."""
+    """Solver steps before the early scores; fewer than the steps of a preview."""
     keep: Positive | None = None
-    """Seeds of a pool that continue, half of them the best and half the worst; each unit keeps an equal, even share. A
+    """Seeds per pool that continue, half of them the best and half the worst. Each unit keeps an equal, even number. A
     micro-batch that is not full is padded and costs as much as a full one.
     """
 
 
 class PreviewConfig(Section):
-    """How two-stage strategies treat a pool of previews."""
+    """Previews of the two-stage strategy."""
 
     unit: Positive | None = None
-    """Seeds of one work unit, a multiple of `explore.micro_batch` that divides `rollout.pool`. null: the whole pool if
-    previews are pruned, because each unit is pruned by itself; else one micro-batch.
+    """Seeds per work unit: a multiple of `explore.micro_batch` that divides `rollout.pool`. null: the whole pool if
+    previews are pruned, because pruning compares previews only within a unit; else one micro-batch.
     """
     prune: Prune | None = None
-    """null: every preview is finished."""
+    """Early stopping of previews; null: every preview is finished."""
     latent_frames: list[Natural] | None = None
-    """Of videos: the latent frames, rising, that are decoded for a preview's score; null: all. ``[0, 1, 2]`` decodes
-    the beginning, exactly as of the whole video. Frames with gaps are decoded as if they followed one another:
-    approximately, but from all of the video.
+    """Latent frames of a video to decode for a preview's score, in rising order; null: all. ``[0, 1, 2]`` decodes the
+    beginning exactly as in the whole video. Frames with gaps are decoded as if they were consecutive, which is only
+    approximate but covers the whole video.
     """
 
 
 def with_micro_batch(rollout: Any) -> Any:
-    """The section `rollout` as given, and `explore.micro_batch` in it if previews are pruned and nobody gave it.
+    """The section `rollout`, with the default `explore.micro_batch` of pruned previews if that key is not set.
 
-    What is no mapping is left for the schema to refuse.
+    Non-mapping input is returned unchanged; the schema rejects it.
     """
     if not isinstance(rollout, dict):
         return rollout

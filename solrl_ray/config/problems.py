@@ -1,4 +1,4 @@
-"""Turns a schema error into one sentence: the key, its file, its value, and what was probably meant."""
+"""Turns a schema error into one sentence: the key, its file, its value, and the key or value probably meant."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MEANT = {
     "rollout.preview.micro_batch": "rollout.explore.micro_batch",
     "rollout.seeds": "rollout.pool",
 }
-"""Keys that do not exist but are often expected → the keys that have their meaning."""
+"""Keys that do not exist but are often expected → the keys with that meaning."""
 
 _NAMED = {"model": "a model", "rewards": "a reward"}
-"""Keys that every run needs, but for `_PROMPTS` → the parts that have them."""
+"""Keys that every run needs, except `_PROMPTS` → the kind of preset that sets them."""
 
 _PROMPTS = "prompts"
 PROMPT_FILES = "give --set prompts.train=FILE --set prompts.heldout=FILE"
-"""What to do if a run has no prompts."""
+"""Advice if a run has no prompts."""
 
 
 def show(value: Any) -> str:
@@ -51,10 +51,12 @@ def counted(count: float, noun: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that was probably meant: one that begins so, else one that is spelt alike; None: no such."""
+    """The known name that was probably meant: the first that starts with `name`, else the one with the most similar
+    spelling; None if no name is similar enough.
+    """
     names = list(known)
-    begun = [each for each in names if name and each.startswith(name)]
-    return next(iter(begun or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+    longer = [candidate for candidate in names if name and candidate.startswith(name)]
+    return next(iter(longer or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
 def dotted(key: Sequence[str | int]) -> str:
@@ -67,7 +69,7 @@ def sentence(
     source_of: Callable[[tuple[str | int, ...]], str],
     files: Sequence[str | Path],
 ) -> str:
-    """One of a validation's errors as a sentence: a misspelt key if there is one, else the first."""
+    """One validation error as a sentence: the first unknown key if any, else the first error."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
     where = _without_kinds(detail["loc"])
@@ -86,22 +88,23 @@ def sentence(
     elif detail["type"] in ("model_type", "dict_type"):
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {_of_a_section(key, values)}"
     else:
-        said = detail["msg"].replace("a valid array", "a list").replace("an object", "a section")  # of JSON and of YAML
-        said = "too few entries" if too_short else said[:1].lower() + said[1:]
-        said += "; write it in quotes" if detail["type"] == "string_type" else ""
-        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}: {said}."
+        # pydantic's messages use JSON's terms; the user wrote YAML.
+        reason = detail["msg"].replace("a valid array", "a list").replace("an object", "a section")
+        reason = "too few entries" if too_short else reason[:1].lower() + reason[1:]
+        reason += "; write it in quotes" if detail["type"] == "string_type" else ""
+        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}: {reason}."
     return text
 
 
 def _missing(key: Sequence[str | int], details: Sequence[ErrorDetails], files: str) -> str:
-    """The sentence on a missing key. If every run needs it, the other missing ones of that kind are named, too."""
+    """The sentence for a missing key. If every run needs the key, other missing keys of that kind are named, too."""
     needed = [*_NAMED, _PROMPTS]
     absent = [detail["loc"][0] for detail in details if detail["type"] == "missing" and len(detail["loc"]) == 1]
     keys = [name for name in needed if name in absent] if dotted(key) in needed else [dotted(key)]
-    parts = [_NAMED[name] for name in keys if name in _NAMED]
-    ways = [f"name {listed(parts)}, too (`solrl list` shows them)"] if parts else []
-    ways += [PROMPT_FILES] if _PROMPTS in keys else []
-    advice = f"; {', and '.join(ways)}" if ways else ""
+    presets = [_NAMED[name] for name in keys if name in _NAMED]
+    actions = [f"name {listed(presets)}, too (`solrl list` shows them)"] if presets else []
+    actions += [PROMPT_FILES] if _PROMPTS in keys else []
+    advice = f"; {', and '.join(actions)}" if actions else ""
     if len(keys) > 1:
         return f"The keys {listed(keys)} are missing from {files}{advice}."
     return f"The key {keys[0]} is missing from {files}{advice}."
@@ -117,7 +120,7 @@ def _at(values: Any, key: Sequence[str | int]) -> Any:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections in an annotation, also inside ``list[…]`` and ``Annotated[…]``."""
+    """The section classes in an annotation, also inside ``list[…]`` and ``Annotated[…]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -125,7 +128,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """The key of an error, as the user wrote it: pydantic inserts the kind of a section."""
+    """The key of an error as the user wrote it, without the section kinds that pydantic inserts."""
     for section in KINDS:
         if location[: len(section)] == section:
             location = section + location[len(section) + 1 :]
@@ -133,9 +136,9 @@ def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _section(key: Sequence[str | int], values: dict[str, Any]) -> dict[str, FieldInfo]:
-    """The fields in the section of `key` by name; empty if there is none.
+    """Fields of the section `key` by name; empty if `key` is not a section.
 
-    `values` decides the section's kind where there are several.
+    If the section has several kinds, `values` decides which one.
     """
     section: type[BaseModel] | None = Config
     for position, part in enumerate(key):
@@ -147,13 +150,13 @@ def _section(key: Sequence[str | int], values: dict[str, Any]) -> dict[str, Fiel
 
 
 def takes_text(key: Sequence[str | int], values: dict[str, Any]) -> bool:
-    """Whether the key's value is a text, whatever it looks like."""
+    """Whether the key's value is always text, even if it looks like a number."""
     found = _section(key[:-1], values).get(str(key[-1]))
     return found is not None and found.annotation is str
 
 
 def _of_a_section(key: Sequence[str | int], values: dict[str, Any]) -> str:
-    """What is right in place of a value that is no section: its keys, and the first one if that takes the value."""
+    """Description of the section `key`: its keys, and a suggestion if its first key accepts the given value."""
     fields, value = _section(key, values), _at(values, key)
     first = next(iter(fields), "")
     keys = f" with the keys {listed(list(fields))}" if len(fields) > 1 else ""
@@ -170,15 +173,15 @@ def _takes(info: FieldInfo, value: Any) -> bool:
 
 
 def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
-    """The annotation's section of the value's kind, else the first."""
+    """The annotation's section class with the value's kind, else the first section class."""
     models = list(_models(annotation))
     kind = value.get("kind") if isinstance(value, dict) else None
-    fitting = [m for m in models if "kind" in m.model_fields and kind in get_args(m.model_fields["kind"].annotation)]
-    return next(iter(fitting or models), None)
+    of_kind = [m for m in models if "kind" in m.model_fields and kind in get_args(m.model_fields["kind"].annotation)]
+    return next(iter(of_kind or models), None)
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the schema, sections before their fields; an entry of a list is ``rewards.0``."""
+    """Every dotted key of the schema, sections before their fields; a list entry is written ``rewards.0``."""
     for name, info in section.model_fields.items():
         yield prefix + name
         for inner in _models(info.annotation):
@@ -187,13 +190,13 @@ def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
 
 
 def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
-    name, here = str(key[-1]), _section(key[:-1], values)
+    name, siblings = str(key[-1]), _section(key[:-1], values)
     elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
-    near = nearest(name, here)
+    near = nearest(name, siblings)
     if dotted(key) in elsewhere:
         return (
-            f"this kind of {dotted(key[:-1])} has the keys {', '.join(here)}, and a file for another kind comes before "
-            "the one that names this kind."
+            f"this kind of {dotted(key[:-1])} has the keys {', '.join(siblings)}; probably a file for another kind is "
+            "merged before the file that sets this kind."
         )
     if dotted(key) in _MEANT:
         return f"did you mean {_MEANT[dotted(key)]}?"
@@ -202,5 +205,5 @@ def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
     if everywhere := nearest(dotted(key), keys(), cutoff=0.5):
-        return f"the nearest one is {everywhere}."
-    return f"the keys there are {', '.join(here)}."
+        return f"the nearest key is {everywhere}."
+    return f"the keys of this section are {', '.join(siblings)}."

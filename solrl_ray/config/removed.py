@@ -1,4 +1,4 @@
-"""Keys and commands that earlier versions had, and what to use now."""
+"""Removed keys, commands and options, and their replacements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _RANK_FIDELITY = "benchmarks/rank_fidelity.py measures rank fidelity on whole po
 _OWN_CODE = "leave it out; a resumed run continues with the copy of your files in the run folder's code/"
 
 KEYS = {
-    "evaluation.share": "`solrl eval RUN` samples on GPUs of its own, also while the run is live",
+    "evaluation.share": "`solrl eval RUN` samples on separate GPUs, also while the run is live",
     "evaluation.reference_code": _OWN_CODE,
     "fidelity.audit_prompts": _RANK_FIDELITY,
     "fidelity.audit_seeds": _RANK_FIDELITY,
@@ -19,18 +19,18 @@ KEYS = {
     "rewards.0.code": _OWN_CODE,
     "rollout.audit": _RANK_FIDELITY,
 }
-"""Dotted key, at the first position of a list → what to use now."""
+"""Dotted key, for list entries that of the first entry → replacement."""
 
 COMMANDS = {
     "submit": "use `ray job submit --working-dir . -- solrl train …` (docs/guides/cluster.md)",
     "trace": "a run writes trace.json in its folder; open that at ui.perfetto.dev",
-    "verify": "`solrl train --resume RUN` checks the same checksums before it goes on",
+    "verify": "`solrl train --resume RUN` checks the same checksums before it continues",
 }
-"""Command → what to use now."""
+"""Command → replacement."""
 
 OPTIONS = {
-    "--alone": "`solrl eval` always samples on GPUs of its own; leave it out",
+    "--alone": "`solrl eval` always samples on separate GPUs; leave it out",
     "--resolution": "use --set model.resolution=512, or --set 'model.resolution=[512, 768]'",
     "--explorers-of": "a run has one kind of explorer; use --explorers",
 }
-"""Option → what to use now."""
+"""Option → replacement."""

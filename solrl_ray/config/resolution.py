@@ -1,4 +1,4 @@
-"""The key `model.resolution`: how the shapes of samples are written."""
+"""The key `model.resolution`: parsing and writing of sample shapes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from solrl_ray.records import SampleShape
 
 Pair = tuple[Positive, Positive]
 MOST = 8
-"""Shapes of a run: each is compiled for itself in every worker (`models.compilation.VARIANTS`)."""
+"""Maximum number of shapes per run: every worker compiles each shape separately (`models.compilation.VARIANTS`)."""
 
 
 def as_shape(value: Any) -> SampleShape:
-    """A side or ``[height, width]``. Raises ValueError for anything else."""
+    """The shape of a side or of ``[height, width]``, pixels. Raises ValueError for anything else."""
     sides = value if isinstance(value, (list, tuple)) else (value, value)
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
         raise ValueError("it must be a whole number of pixels above 0, or two of them as [height, width]")
@@ -26,25 +26,25 @@ def as_shape(value: Any) -> SampleShape:
 
 
 class Shapes(tuple[SampleShape, ...]):
-    """Those of a run, as configured."""
+    """The configured sample shapes of a run."""
 
     @property
     def largest(self) -> SampleShape:
-        """That with the most pixels."""
+        """The shape with the most pixels."""
         return max(self, key=lambda shape: shape.pixels)
 
     @property
     def smallest(self) -> SampleShape:
-        """That with the fewest."""
+        """The shape with the fewest pixels."""
         return min(self, key=lambda shape: shape.pixels)
 
     @property
     def volume(self) -> float:
-        """Pixels of a sample with all its frames, as a mean."""
+        """Mean number of pixels per sample, over all its frames."""
         return sum(shape.volume for shape in self) / len(self)
 
     def with_frames(self, frames: int) -> Shapes:
-        """These as videos of `frames` frames; 0: pictures."""
+        """The shapes as videos of `frames` frames; 0: images."""
         return Shapes(replace(shape, frames=frames) for shape in self)
 
     def __str__(self) -> str:
@@ -57,7 +57,9 @@ class Shapes(tuple[SampleShape, ...]):
 
 
 def as_shapes(value: Any) -> Shapes:
-    """One shape, or a list of pairs. Raises ValueError for anything else, too many, and a shape that comes twice."""
+    """The shapes of one shape or of a list of pairs. Raises ValueError for anything else, for more than `MOST` shapes
+    and for a repeated shape.
+    """
     pairs = value if isinstance(value, (list, tuple)) else ()
     try:
         if not pairs or not all(isinstance(pair, (list, tuple)) for pair in pairs):
@@ -66,14 +68,14 @@ def as_shapes(value: Any) -> Shapes:
     except ValueError as error:
         raise ValueError(f"{error}, or a list of such pairs") from None
     if len(shapes) > MOST:
-        raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled for itself, not {len(shapes)}")
+        raise ValueError(f"it must be at most {MOST} shapes, each of which is compiled separately, not {len(shapes)}")
     if twice := next((shape for shape in shapes if shapes.count(shape) > 1), None):
-        raise ValueError(f"[{twice.height}, {twice.width}] comes twice; name each shape once")
+        raise ValueError(f"[{twice.height}, {twice.width}] is listed twice; name each shape once")
     return shapes
 
 
 def written(shapes: Sequence[SampleShape]) -> int | tuple[int, int] | list[tuple[int, int]]:
-    """The one way to write shapes of pictures; a configuration has it, whichever way its file had."""
+    """Image shapes in canonical form: a side, a pair or a list of pairs. Loaded configurations use this form."""
     pairs = [(shape.height, shape.width) for shape in shapes]
     (height, width), *others = pairs
     if others:
@@ -83,7 +85,7 @@ def written(shapes: Sequence[SampleShape]) -> int | tuple[int, int] | list[tuple
 
 def _written_by(read: Callable[[Any], Sequence[SampleShape]]) -> BeforeValidator:
     def checked(value: Any) -> Any:
-        try:  # a union of types would give one error for each of them
+        try:  # a union of types would report one error per type
             return written(read(value))
         except ValueError as error:
             raise PydanticCustomError("resolution", str(error)) from None  # type: ignore[arg-type]

@@ -1,6 +1,4 @@
-"""The registered rewards: class, keys, memory and time of each kind, and what an entry of it may say. Imports none of
-them.
-"""
+"""The registered rewards: class, keys, memory and time of each kind, and checks of its entries. Imports no reward."""
 
 from __future__ import annotations
 
@@ -14,33 +12,33 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
 COMMON = {"kind", "weight", "normalize", "reproducible", "frames"}
-"""Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
+"""Fields of an entry that every reward reads. Other fields are read only by the kinds that list them in `options`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardKind:
     source: str = ""
-    """Module of `solrl_ray.rewards` and class, imported when used."""
+    """``module:class`` of the reward, module relative to `solrl_ray.rewards`; imported when used."""
     options: frozenset[str] = frozenset()
-    """Fields of an entry that it reads besides `COMMON`."""
+    """Fields of an entry that the reward reads besides `COMMON`."""
     required: frozenset[str] = frozenset()
-    """Required fields among them."""
+    """Fields of `options` that an entry must set."""
     extra: str = "rewards"
-    """The package's extra with its library."""
+    """Extra of this package that installs the reward's library."""
     reproducible: bool = True
-    """Whether it gives a picture the same score each time, unless its entry says otherwise."""
+    """Whether an image gets the same score each time. An entry's `reproducible` overrides it."""
     videos: bool = False
-    """Whether it scores whole videos; else pictures, and of videos chosen frames."""
+    """Whether the reward scores whole videos. If not, it scores images, and selected frames of videos."""
     references: bool = False
-    """Whether it needs reference pictures, whatever its entry says."""
+    """Whether the reward always needs reference images, whatever its entry says."""
     together: Literal["", "can", "must"] = ""
-    """Whether it can see chosen frames of a video together, or must."""
+    """Whether the reward can or must score the selected frames of a video in one call; empty: it cannot."""
     gpu_bytes: int = 0
-    """Bytes of the published checkpoint as loaded: in float32, of a vision-language model in bfloat16. 0 for what
-    computes on the CPU or elsewhere.
+    """Bytes of the published checkpoint when loaded: in float32, for vision-language models in bfloat16. 0 for rewards
+    that compute on the CPU or on a server.
     """
     ms: float = 0.0
-    """Estimated milliseconds of an image on an H100; 0: in a plan it counts as CLIPScore."""
+    """Estimated milliseconds per image on an H100; 0: a plan counts the reward as CLIPScore."""
 
 
 _PATH, _BOTH = frozenset({"path"}), frozenset({"path", "base"})
@@ -59,7 +57,7 @@ REGISTERED = {
     ),
     "hpsv2": RewardKind(source="hpsv2:HPSv2", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
     "hpsv2_v20": RewardKind(source="hpsv2:HPSv20", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
-    # 960 tokens through 6.5e9 weights and 1,024 patches through 0.67e9: 14 TFLOP, at half of 989 a second.
+    # 960 tokens through 6.5e9 weights, 1,024 patches through 0.67e9 weights: 14 TFLOP, at half of 989 TFLOP/s.
     "hpsv3": RewardKind(source="hpsv3:HPSv3", options=_BOTH, required=_BOTH, gpu_bytes=15_500_000_000, ms=28),
     "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
     "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE, reproducible=False, together="can"),
@@ -67,11 +65,11 @@ REGISTERED = {
     "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
     "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, required=_PATH, gpu_bytes=3_940_000_000),
     "remote": RewardKind(source="remote:RemoteReward", options=_REMOTE, required=_REMOTE),
-    # 80 tokens one after another at 25 ms for a batch of 24, and 7 TFLOP before them.
+    # Prefill of 7 TFLOP, then 80 decoded tokens at 25 ms for a batch of 24.
     "unifiedreward": RewardKind(
         source="unifiedreward:UnifiedReward", options=_PATH, required=_PATH, gpu_bytes=16_590_000_000, ms=100
     ),
-    # Of 6 frames of 200,704 pixels 1,600 tokens through 1.5e9 weights and 3,072 patches through 0.67e9: 9 TFLOP.
+    # 6 frames of 200,704 pixels: 1,600 tokens through 1.5e9 weights and 3,072 patches through 0.67e9 weights: 9 TFLOP.
     "videoreward": RewardKind(
         source="videoreward:VideoReward",
         options=_BOTH,
@@ -81,18 +79,18 @@ REGISTERED = {
         ms=18,
     ),
 }
-"""By name in a configuration."""
+"""Registered rewards by their name in a configuration."""
 FUNCTION = RewardKind()
-"""A function of the user, whose memory on a GPU is unknown."""
+"""The kind of a user's function; its GPU memory is unknown."""
 
 
 def kind_of(config: RewardConfig) -> RewardKind:
-    """An unknown one, which `check` refuses, counts as a function."""
+    """The registered kind of an entry; `FUNCTION` for any other kind. `check` rejects unknown kinds."""
     return REGISTERED.get(config.kind, FUNCTION)
 
 
 def needs_references(config: RewardConfig) -> str:
-    """The field by which a reward needs reference pictures; empty if it does not."""
+    """The field that makes a reward need reference images; empty if it needs none."""
     if kind_of(config).references:
         return "kind"
     if config.judge and config.judge.question.references:
@@ -101,9 +99,9 @@ def needs_references(config: RewardConfig) -> str:
 
 
 def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
-    """Raise `UserError` for an unknown kind, a field that it does not read, or a missing one.
+    """Raise `UserError` for an unknown kind, a field that the kind does not read, or a missing field.
 
-    `keys`: turns a field such as ``path`` into its name in a message.
+    `keys`: returns the name of a field such as ``path`` in messages.
     """
     if ":" not in config.kind and config.kind not in REGISTERED:
         raise UserError(_unknown(config.kind, keys("kind")))
@@ -121,8 +119,8 @@ def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
 
 
 def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) -> None:
-    """Raise `UserError` if an entry does not fit the run's samples: videos of `frames` frames, or pictures (0). Own
-    functions are asked when they are tried.
+    """Raise `UserError` if an entry does not fit the run's samples: videos of `frames` frames, or images (0). Functions
+    of the user are checked when they are tried.
     """
     kind, chosen = kind_of(config), config.frames
     if not frames:
@@ -131,7 +129,7 @@ def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) 
         if chosen or kind.together == "must":
             raise UserError(
                 f"{keys('frames') if chosen else keys('kind')} is {'given' if chosen else repr(config.kind)}, but "
-                f"model.frames is not: the samples are pictures; {'leave it out' if chosen else 'take another reward'}."
+                f"model.frames is not: the samples are images; {'leave it out' if chosen else 'use another reward'}."
             )
         return
     if kind.videos and chosen:
@@ -139,26 +137,29 @@ def check_frames(config: RewardConfig, keys: Callable[[str], str], frames: int) 
     if kind.together == "must" and (not chosen or chosen.combine != "together" or chosen.count % 2):
         shown = f"{{count: {chosen.count}, combine: {chosen.combine}}}" if chosen else "missing"
         raise UserError(
-            f"{keys('frames')} is {shown}, but {config.kind} sees an even number of frames together; its authors show "
-            "two a second, so for three seconds it is {count: 6, combine: together}."
+            f"{keys('frames')} is {shown}, but {config.kind} scores an even number of frames together; its authors use "
+            "two frames per second, so set {count: 6, combine: together} for three seconds."
         )
     if not kind.videos and not chosen and kind is not FUNCTION:
         raise UserError(
-            f"{keys('frames')} is missing: {config.kind} scores pictures, so say which frames of a video, such as "
-            "{count: 4} for the mean of four or {count: 2, combine: worst} for the worse of the first and the last."
+            f"{keys('frames')} is missing: {config.kind} scores images, so choose frames of the video, such as "
+            "{count: 4} for the mean of four frames or {count: 2, combine: worst} for the worse of the first and the "
+            "last frame."
         )
     if chosen and chosen.count > frames:
-        raise UserError(f"{keys('frames.count')} is {chosen.count}, but model.frames is {frames}; at most so many.")
+        raise UserError(
+            f"{keys('frames.count')} is {chosen.count}, but model.frames is {frames}; set it to at most {frames}."
+        )
     if chosen and chosen.combine == "together" and not kind.together:
         able = listed(sorted(name for name, each in REGISTERED.items() if each.together))
-        raise UserError(f"{keys('frames.combine')} is 'together', which only {able} can; take 'mean' or 'worst'.")
+        raise UserError(f"{keys('frames.combine')} is 'together', which only {able} support; use 'mean' or 'worst'.")
 
 
 def _unknown(kind: str, key: str) -> str:
     part, near = named.folder() / "rewards" / f"{kind}.yaml", nearest(kind, REGISTERED)
     meant = f"; did you mean {near}?" if near else "."
     if part.is_file():
-        meant = f"; it is the name of a part, whose entry is in {part}."
+        meant = f"; it is the name of a preset, whose entry is in {part}."
     return (
         f"{key} is {kind!r}, which is neither a registered reward ({', '.join(sorted(REGISTERED))}) "
         f"nor of the form 'module:function'{meant}"

@@ -1,4 +1,4 @@
-"""The entries of the section `rewards`: what is maximised, how it is computed, and from which frames of a video."""
+"""The entries of the section `rewards`: kind, weight, checkpoint or server, and the scored frames of a video."""
 
 from __future__ import annotations
 
@@ -11,124 +11,137 @@ from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, 
 
 
 class Normalization(Section):
-    """(reward - mean) / std with fixed numbers, because a score must not depend on earlier scores."""
+    """Normalisation of a reward: (reward - mean) / std. The numbers are fixed, because a score must not depend on
+    earlier scores.
+    """
 
     mean: float
     """Mean of the reward on images of your base model."""
     std: AboveZero
-    """Its standard deviation on them."""
+    """Standard deviation of the reward on images of your base model."""
 
 
 class Remote(Section):
-    """A reward server. docs/guides/rewards.md has its protocol."""
+    """A reward server. Its protocol is documented in docs/guides/rewards.md."""
 
     url: str
-    """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
+    """URL to which batches are posted, such as ``http://rewards.internal:8000/score``."""
     timeout: Seconds = 60.0
-    """Limit of one attempt, seconds."""
+    """Time limit per attempt, seconds."""
     retries: Natural = 3
-    """Further attempts after a temporary failure."""
+    """Retries after a temporary failure."""
     token_variable: str = ""
-    """Environment variable with the server's bearer token, on every machine that scores."""
+    """Environment variable that holds the server's bearer token. It must be set on every machine that scores."""
     references: bool = False
-    """Whether the server also gets each prompt's reference pictures."""
+    """Also send each prompt's reference images to the server."""
 
 
 class Question(Section):
-    """What a judge is asked about a picture, and how its answer becomes a score between 0 and 1."""
+    """The question for a judge about an image, and the conversion of its answer to a score between 0 and 1."""
 
     text: Location
-    """``{prompt}`` stands for the picture's prompt. A question for a number names `low` and `high`."""
+    """Text of the question. ``{prompt}`` is replaced by the image's prompt. A question for a number should state `low`
+    and `high`.
+    """
     references: bool = False
-    """Whether the question shows the prompt's reference pictures before the picture."""
+    """Show the prompt's reference images before the image."""
     answer: Literal["number", "yes"] = "number"
-    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
-    the first token's log-probabilities.
+    """``number``: the number in the answer, between `low` and `high`. ``yes``: the probability of "yes" against "no",
+    from the first token's log-probabilities.
     """
     low: float = 0.0
-    """The number that scores 0."""
+    """Number that scores 0."""
     high: float = 10.0
-    """The number that scores 1."""
+    """Number that scores 1."""
     pattern: str = ""
-    """Regular expression of the place of the number in an answer, where its group begins, if it has one; empty: the
-    answer is the number alone, and is asked for as JSON where the endpoint can. All matches must be the same number.
+    """Regular expression that locates the number in the answer: the number begins at the expression's group, or at its
+    match if it has no group. All matches must give the same number. Empty: the answer is only the number, requested as
+    JSON if the endpoint supports it.
     """
     max_tokens: Positive = 16
-    """Limit of an answer; reasoning takes hundreds. An answer that was cut has no score."""
+    """Maximum number of tokens of an answer; reasoning takes hundreds. A truncated answer has no score."""
 
 
 class JudgeConfig(Section):
-    """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
+    """A vision-language model that scores images through an OpenAI-compatible chat API: vLLM, SGLang or a service."""
 
     url: str
-    """Base URL of the interface, such as ``http://127.0.0.1:8000/v1``."""
+    """Base URL of the API, such as ``http://127.0.0.1:8000/v1``."""
     model: Location
-    """The model's name at the endpoint."""
+    """Model name at the endpoint."""
     question: Question
     timeout: Seconds = 60.0
-    """Limit of one attempt, seconds."""
+    """Time limit per attempt, seconds."""
     retries: Natural = 3
-    """Further attempts after a temporary failure, or an answer without a score."""
+    """Retries after a temporary failure, or after an answer without a score."""
     concurrency: Positive = 8
-    """Pictures that one worker asks about at a time."""
+    """Concurrent requests per worker, one image each."""
     token_variable: str = ""
-    """Environment variable with the endpoint's bearer token, on every machine that scores."""
+    """Environment variable that holds the endpoint's bearer token. It must be set on every machine that scores."""
     request: dict[str, Any] = {}
-    """More fields of every request, or other values, such as ``{chat_template_kwargs: {enable_thinking: false}}``; null
-    leaves a field out: ``{max_tokens: null, max_completion_tokens: 16}``.
+    """Additional or replaced fields of every request, such as ``{chat_template_kwargs: {enable_thinking: false}}``.
+    null removes a field: ``{max_tokens: null, max_completion_tokens: 16}``.
     """
 
 
 class Frames(Section):
-    """Which frames of a video a reward sees, and how their scores become one."""
+    """The frames of a video that a reward scores, and the combination of their scores."""
 
     count: Positive
-    """Evenly spaced frames, the first and the last among them; 2: these two; 1: the middle one. Of a preview with fewer
-    frames at most all.
+    """Number of evenly spaced frames, including the first and the last; 2: these two; 1: the middle frame. A preview
+    with fewer frames is scored on all of them.
     """
     combine: Literal["mean", "worst", "together"] = "mean"
-    """The ``mean`` of their scores, or the ``worst``, which is the lowest. ``together``, for ``judge`` and
-    ``videoreward``: one question about all of them, in their order.
+    """``mean``: the mean of the frames' scores. ``worst``: the lowest of them. ``together``, for ``judge`` and
+    ``videoreward``: one question about all frames, in their order.
     """
 
 
 class RewardConfig(Section):
     kind: str
-    """A registered reward (docs/guides/rewards.md) or an own function, ``module:function`` or ``file.py:function``."""
+    """A registered reward (docs/guides/rewards.md) or your function, ``module:function`` or ``file.py:function``."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
-    """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
-    tokenizer of ``imagereward``, CLIP model of ``aesthetic``, Qwen2-VL of ``hpsv3`` and
-    ``videoreward``."""
+    """Folder or Hugging Face id of the base checkpoint: tokenizer and image processor of ``pickscore``, tokenizer of
+    ``imagereward``, CLIP model of ``aesthetic``, Qwen2-VL of ``hpsv3`` and ``videoreward``.
+    """
     weight: float = 1.0
-    """Its factor in the sum of all rewards."""
+    """Weight of the reward in the sum of all rewards."""
     normalize: Normalization | None = None
-    """Brings the reward to a common scale before it is weighted."""
+    """Normalises the reward to a common scale before it is weighted."""
     preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
-    """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
+    """For ``clipscore``: ``checkpoint`` is the checkpoint's image processor, ``torchvision`` the bilinear resizing of
+    the published results.
+    """
     reference_weight: AtLeastZero = 0.2
-    """For ``clip_edit``: weight of the cosine with the reference picture; that of the cosine with the prompt is 1."""
+    """For ``clip_edit``: weight of the cosine similarity with the reference image; the similarity with the prompt has
+    weight 1.
+    """
     frames: Frames | None = None
-    """Of videos; null for a reward that takes whole videos: ``motion``, and own functions whose first parameter is
-    ``video`` or ``videos``.
+    """Frames of a video to score; null for rewards that take whole videos: ``motion``, and your functions whose first
+    parameter is ``video`` or ``videos``.
     """
     enough: AboveZero | None = None
-    """For ``motion``: the change from frame to frame, of a range of 1, that scores 1; more scores no more."""
+    """For ``motion``: the change between consecutive frames that scores 1, with pixel values in [0, 1]. A larger change
+    scores no more.
+    """
     remote: Remote | None = None
-    """The server, for kind ``remote``."""
+    """For ``remote``: the reward server."""
     judge: JudgeConfig | None = None
-    """The model and what it is asked, for kind ``judge``."""
+    """For ``judge``: the model and the question."""
     reproducible: bool | None = None
-    """Whether the same picture always gets the same score; null: yes, except for ``judge``. If one reward does not, the
-    first score of a unit counts, late units are not repeated, and digests of equal runs may differ.
+    """Whether the same image always gets the same score; null: yes, except for ``judge``. If any reward is not
+    reproducible, the first score of a unit counts, late units are not repeated, and digests of equal runs may differ.
     """
     _own: OwnCode | None = PrivateAttr(default=None)
-    """The files, attached for workers; see `config.own_functions`."""
+    """Source files of the function, attached for workers; see `config.own_functions`."""
 
 
 def evenly_spaced(frames: int, count: int) -> list[int]:
-    """Positions of `count` frames, all if no more: first, last and evenly spaced ones between; of one the middle."""
+    """Positions of `count` evenly spaced frames, including the first and the last; the middle one if `count` is 1; all
+    frames if there are no more than `count`.
+    """
     if count == 1:
         return [frames // 2]
     count = min(count, frames)

@@ -1,4 +1,4 @@
-"""The section `rollout.sampler`: how noise becomes an image, by ODE or by one of the published SDEs."""
+"""The section `rollout.sampler`: the ODE or one of the published SDEs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ DEFAULT = "ode"
 
 
 class Window(Section):
-    """Noise in a few consecutive steps only; the others are Euler steps. Drawn once a prompt and iteration."""
+    """A window of consecutive steps with noise; all other steps are Euler steps. Its start is drawn once per prompt and
+    iteration.
+    """
 
     size: Positive
-    """Steps with noise."""
+    """Number of steps with noise."""
     range: tuple[Natural, Positive]
-    """The window lies in the full schedule's steps low … high - 1; its start is uniform."""
+    """The window lies within steps low … high - 1 of the full schedule; its start is uniform."""
 
 
 class Ode(Section):
-    """Deterministic, with `rollout.solver`."""
+    """Deterministic sampling with `rollout.solver`."""
 
     kind: Literal["ode"] = "ode"
 
     def recorded(self, steps: int) -> int:
-        """No transition has a density."""
+        """Always 0: deterministic transitions have no density."""
         return 0
 
 
 class _Stochastic(Section):
     ranks_with_fewer_steps: ClassVar[bool] = True
-    """Whether a preview with fewer steps than the sample leads to nearly the same picture."""
+    """Whether a preview with fewer steps than the sample gives nearly the same image."""
     window: Window | None = None
-    """null: noise in every step."""
+    """Window of steps with noise; null: noise in every step."""
     shared_noise: bool = False
-    """Whether a prompt's candidates begin at the same latent and differ only by the noise of the steps."""
+    """Start all candidates of a prompt from the same latent, so that they differ only by the noise of the steps."""
 
     def recorded(self, steps: int) -> int:
-        """Transitions of a full trajectory that can be trained on: the window's; else all but the last, which has the
-        least noise; or none.
+        """Number of trainable transitions of a full trajectory: those of the window, else all but the last, which has
+        the least noise.
         """
         return steps - 1 if self.window is None else self.window.size
 
@@ -50,17 +52,17 @@ class FlowSde(_Stochastic):
 
     kind: Literal["flow_sde"] = "flow_sde"
     noise_level: AboveZero = 0.7
-    """a. Published: 0.7 SD3.5, 0.9 FLUX.1-dev."""
+    """Noise level a. Published values: 0.7 for SD3.5, 0.9 for FLUX.1-dev."""
 
 
 class DanceSde(_Stochastic):
-    """The SDE of DanceGRPO (arXiv 2505.07818): s = eta; the picture is decoded from the last step's estimate of x0."""
+    """The SDE of DanceGRPO (arXiv 2505.07818): s = eta. The image is decoded from the last step's estimate of x0."""
 
     kind: Literal["dance_sde"] = "dance_sde"
     eta: AboveZero = 0.3
     """Standard deviation of the noise, for a step of length 1."""
     shared_noise: bool = True
-    """Whether a prompt's candidates begin at the same latent and differ only by the noise of the steps."""
+    """Start all candidates of a prompt from the same latent, so that they differ only by the noise of the steps."""
 
 
 class Cps(_Stochastic):
@@ -69,10 +71,10 @@ class Cps(_Stochastic):
     ranks_with_fewer_steps: ClassVar[bool] = False
     kind: Literal["cps"] = "cps"
     noise_level: Share = 0.8
-    """a."""
+    """Noise level a."""
 
 
 Stochastic: TypeAlias = FlowSde | DanceSde | Cps
 STOCHASTIC = tuple(str(each.model_fields["kind"].default) for each in get_args(Stochastic))
-"""The kinds that have transitions to train on."""
+"""The sampler kinds that have trainable transitions."""
 SamplerConfig: TypeAlias = Annotated[Ode | Stochastic, Field(discriminator="kind")]

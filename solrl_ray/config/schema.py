@@ -1,7 +1,7 @@
-"""The one typed schema of a run: every section and key with its type, bounds and default. YAML parts merge into it;
-unknown keys are refused (see `config.loading`).
+"""The typed schema of a run: every section and key with its type, bounds and default. YAML presets are merged and then
+validated against it; unknown keys are rejected (see `config.loading`).
 
-A field's docstring states its unit and the source of its default.
+A field's docstring is its entry in the configuration reference. It states the unit and the source of the default.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 class RunConfig(Section):
     name: str = "run"
-    """Name of the run; its folder is ``<root>/<name>``."""
+    """Name of the run. The run folder is ``<root>/<name>``."""
     root: Location = "runs"
-    """Folder that holds run folders."""
+    """Parent folder of the run folders."""
     seed: Natural = 42
-    """The run seed: part of every random address."""
+    """Random seed of the run; every random draw depends on it."""
     iterations: Annotated[int, Field(ge=1, le=1_000_000)] = 20
-    """Iterations to train; each ends with an update of `learner.updates` × `learner.epochs` optimiser steps."""
+    """Training iterations. Each ends with an update of `learner.updates` × `learner.epochs` optimiser steps."""
     deterministic: bool = False
-    """Whether GPUs use kernels with the same bits each time, at a cost; CPUs always do. Part of the score class."""
+    """Use deterministic kernels on GPUs, so that every run gives the same bits; this costs speed. CPUs are always
+    deterministic. Part of the score class.
+    """
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
-    """What follows if an evaluation on the way (`evaluation.every`) finds that held-out reward has fallen by more than
-    its error allows: a warning, the end of the run, or going on from the best evaluated checkpoint with half of the
-    learning rate. Decided after the next update.
+    """Reaction if an evaluation during training (`evaluation.every`) finds that the held-out reward has dropped by more
+    than its standard error explains. ``warn``: log a warning. ``stop``: end the run. ``rollback``: continue from the
+    best evaluated checkpoint with half the learning rate. Decided after the next update.
     """
     init: str = ""
-    """Where the first policy is from: a run folder, one of its checkpoints, or a LoRA file; empty: the base model."""
+    """Source of the initial policy: a run folder, one of its checkpoints, or a LoRA file. Empty: the base model."""
     init_digest: str = ""
-    """LoRA digest of the factors in `init`. The run writes it when it begins; a given one must match."""
+    """LoRA digest of the factors in `init`. The run records it at its start; if you set it, the factors must match."""
 
 
 class Lora(Section):
     rank: Positive = 32
-    """Columns of a factor: a layer [out, in] gets A [rank, in] and B [out, rank]."""
+    """LoRA rank: a layer [out, in] gets the factors A [rank, in] and B [out, rank]."""
     alpha: AboveZero = 64.0
     """LoRA scaling is alpha / rank."""
     targets: list[str]
@@ -65,19 +67,21 @@ class Lora(Section):
 
 class QuantizationScope(Section):
     skip: list[str] = []
-    """Linears whose module path contains one of these stay unquantised; ``^`` marks its start: ``^proj_out``."""
+    """Linear layers whose module path contains one of these strings stay unquantised. A leading ``^`` anchors the
+    string to the start of the path: ``^proj_out``.
+    """
     min_features: Natural = 0
-    """Linears with max(in_features, out_features) <= this stay unquantised."""
+    """Linear layers with max(in_features, out_features) <= this value stay unquantised."""
 
 
 class SigmaSchedule(Section):
     kind: Literal["linear", "shift", "flow_shift", "flux", "flux2"]
-    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flow_shift``: shifted once, as the
-    published schedulers of video models do it. ``flux``: exponential shift by mu. ``flux2``: the same with the mu of
-    FLUX.2, which also depends on the number of steps.
+    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flow_shift``: a single shift, as in the
+    published schedulers of video models. ``flux``: exponential shift by mu. ``flux2``: exponential shift by FLUX.2's
+    mu, which also depends on the number of steps.
     """
     shift: AboveZero = 3.0
-    """Constant of ``shift`` and ``flow_shift``."""
+    """Shift constant of ``shift`` and ``flow_shift``."""
     base_shift: float = 0.5
     """``flux``: mu at `base_tokens` image tokens."""
     max_shift: float = 1.15
@@ -85,83 +89,91 @@ class SigmaSchedule(Section):
     base_tokens: Positive = 256
     """``flux``: image tokens at which mu is `base_shift`."""
     max_tokens: Positive = 4096
-    """``flux``: image tokens at which mu is `max_shift`; between them mu is linear."""
+    """``flux``: image tokens at which mu is `max_shift`. Between `base_tokens` and `max_tokens`, mu is linear."""
     terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """``flux``: noise level to which the start of the last step is stretched; null: it is not."""
+    """``flux``: the schedule is stretched so that its last step starts at this noise level; null: not stretched."""
 
 
 class Decoding(Section):
-    """How latents become images. It fixes their bits, so it never depends on free memory."""
+    """How the autoencoder decodes latents. These settings decide the bits of the images, so they never depend on free
+    memory.
+    """
 
     micro_batch: Natural = 0
-    """Images decoded at once; 0: all of a forward's."""
+    """Images decoded at once; 0: all images of the sampling micro-batch."""
     tiling: bool = False
-    """Decode in overlapping tiles: less memory at high resolutions, with seams blended."""
+    """Decode in overlapping tiles with blended seams, which needs less memory at high resolutions."""
 
 
 class Model(Section):
     family: str
-    """A name in `solrl_ray.models.FAMILIES`."""
+    """Model family, a name in `solrl_ray.models.FAMILIES`."""
     path: Location
-    """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
+    """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` ships with the package."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of everything that is not quantised: the "full precision" tier."""
+    """Data type of all unquantised weights and activations: the "full precision" tier."""
     resolution: Resolution
-    """Pixels of the images: the side of a square, ``[height, width]``, or a list of such pairs, of which each prompt
-    has one: that which its file names, else an addressed draw.
+    """Image size in pixels: the side of a square, ``[height, width]``, or a list of such pairs. With a list, each
+    prompt uses the pair that its prompt file names, otherwise a seeded random one.
     """
     frames: Annotated[int, Field(ge=2)] | None = None
-    """Frames of a video, for families that make videos; null: pictures. Wan's are 1 + a multiple of 4."""
+    """Frames per video, for video families; null: images. Wan needs 1 + a multiple of 4."""
     fps: Positive = 16
-    """Frames a second with which clips are played; 16 of Wan 2.1, 24 of Wan 2.2 TI2V."""
+    """Playback rate of videos, frames per second: 16 for Wan 2.1, 24 for Wan 2.2 TI2V."""
     max_sequence_length: Positive
-    """Tokens of the long text encoder (T5, Gemma, Qwen)."""
+    """Maximum number of tokens of the long text encoder (T5, Gemma, Qwen)."""
     references: Natural = 0
-    """Reference pictures of each prompt, for models that edit. They are brought to the size of the samples."""
+    """Reference images per prompt, for image-editing models. They are resized to the size of the samples."""
     guidance: AtLeastZero = 1.0
-    """Value fed to the guidance embedding, for models that have one (FLUX.1-dev); 1 for others."""
+    """Input of the guidance embedding, for models that have one (FLUX.1-dev); 1 for other models."""
     cfg: Cfg = Cfg()
-    """Of all samples. `docs/reference/objectives.md` says what an objective trains with it."""
+    """Classifier-free guidance of all samples. `docs/reference/objectives.md` states which velocity each objective
+    trains under guidance.
+    """
     schedule: SigmaSchedule
     lora: Lora
     quantization: QuantizationScope = QuantizationScope()
     preview_decoder: str = ""
-    """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
+    """Folder or Hugging Face id of a small autoencoder (TAESD) with which explorers decode previews; empty: the model's
+    VAE.
+    """
     decoding: Decoding = Decoding()
 
     def describe_guidance(self) -> str:
-        """``embedded 3.5, scale 4.5 against "blurry"``: both guidances, as far as they are not 1; empty without."""
+        """Embedded and classifier-free guidance in words: ``embedded 3.5, scale 4.5 against "blurry"``. A guidance of 1
+        is left out; empty if both are 1.
+        """
         embedded = f"embedded {self.guidance:g}" if self.guidance != 1 else ""
         return ", ".join(filter(None, (embedded, self.cfg.describe())))
 
     @property
     def shapes(self) -> Shapes:
-        """Of samples; all of a prompt have the same one."""
+        """Shapes of the samples. All samples of a prompt have the same shape."""
         return as_shapes(self.resolution).with_frames(self.frames or 0)
 
     @property
     def unguided(self) -> Model:
-        """The model with the velocity of the prompt alone."""
+        """The model without classifier-free guidance: the velocity for the prompt only."""
         return self.model_copy(update={"cfg": Cfg()})
 
 
 class Prompts(Section):
     train: Location
-    """Text (one prompt a line) or JSONL (key ``text``; with `model.references` also ``reference``, a picture's path or
-    a list of them); ``builtin:`` paths are inside the package.
+    """File of training prompts: text (one prompt per line) or JSONL (key ``text``; with `model.references` also
+    ``reference``, an image path or a list of them). ``builtin:`` paths are inside the package.
     """
     heldout: Location
-    """Prompts of the evaluation; must not share a prompt with `train`."""
+    """File of evaluation prompts, in the same formats. It must not share a prompt with `train`."""
 
 
 class ExploreConfig(Section):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
-    """Images of one forward: divides `rollout.pool`. If it is not given and previews are pruned, it is 12."""
+    """Previews per forward; must divide `rollout.pool`. If previews are pruned and this key is not set, it is 12."""
     precision: Precision = "auto"
-    """Tier of the explorers. ``auto``: on GPUs the fastest with kernels for the cards (nvfp4, else fp8, else none), on
-    CPUs nvfp4-emulated; the start prints it.
+    """Precision of the previews. ``auto``: on GPUs the fastest format with kernels for the GPU model (nvfp4, else fp8,
+    else unquantised), on CPUs nvfp4-emulated. The run prints the chosen format at its start.
     """
 
 
@@ -169,33 +181,33 @@ class RegenerateConfig(Section):
     steps: Positive = 10
     """Solver steps of a regenerated sample."""
     micro_batch: Positive = 24
-    """Images of one regeneration forward; the last one of a prompt is padded."""
+    """Samples per regeneration forward. The last micro-batch of a prompt is padded."""
 
 
 class RolloutConfig(Section):
     strategy: Strategy = "two_stage"
-    """``two_stage``: low-precision previews rank, and the chosen seeds are sampled again in full precision. The others
-    have one stage, with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes,
-    ``quantized`` on extremes sampled at `explore.precision`.
+    """``two_stage``: low-precision previews rank the seeds, and the chosen seeds are regenerated in full precision. The
+    other strategies have one stage, with `regenerate.steps` steps: ``direct`` trains on the whole pool, ``scaled`` on
+    the best and worst samples of the pool, ``quantized`` on the best and worst samples at `explore.precision`.
     """
     accept_quantized_training: bool = False
     """Must be true for ``quantized``, a baseline that trains on low-precision samples and is known to be bad."""
     prompts: Positive = 48
-    """Prompts of one iteration."""
+    """Prompts per iteration."""
     pool: Positive = 96
     """N: candidate seeds per prompt."""
     keep: Positive = 24
-    """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
+    """K: seeds per prompt that are regenerated and trained on. Even: half are the best, half the worst."""
     selection: SelectionKind = "best_worst"
-    """Which K seeds of a pool ``two_stage`` regenerates. ``best`` and ``random`` (an addressed draw) are for
-    comparison: they lose the contrast that the method learns from.
+    """Which K seeds of a pool ``two_stage`` regenerates. ``best`` and ``random`` (a seeded draw) are for comparison:
+    they lose the contrast between good and bad samples that the method learns from.
     """
     max_staleness: Literal[0, 1] = 0
-    """Revisions that explorers are behind. With 1 they explore the next iteration, with the revision before, while the
-    present one is regenerated and learned from. Training samples are never stale.
+    """Policy revisions by which previews may lag. With 1, explorers preview the next iteration with the previous
+    revision while the current iteration is regenerated and trained on. Training samples are never stale.
     """
     solver: Literal["euler", "dpm2"] = "dpm2"
-    """Solver of the ODE, for the sampler ``ode`` and every evaluation; ``dpm2`` is DPM-Solver++(2M)."""
+    """ODE solver of the sampler ``ode`` and of every evaluation; ``dpm2`` is DPM-Solver++(2M)."""
     sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
     preview: PreviewConfig = PreviewConfig()
@@ -203,17 +215,21 @@ class RolloutConfig(Section):
 
 
 class Fidelity(Section):
-    """How rank fidelity is measured, and what a low one triggers. Measuring changes neither selection nor learning."""
+    """Rank fidelity: how well previews rank the seeds, and the reaction to a low value. Measuring it changes neither
+    selection nor learning.
+    """
 
     measure: Literal["spearman", "kendall"] = "spearman"
-    """What is compared with `floor`: an iteration's mean over prompts, on the regenerated seeds."""
+    """Rank correlation of preview and sample rewards over a prompt's regenerated seeds. Its mean over the prompts of an
+    iteration is compared with `floor`.
+    """
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
-    """Least value of `measure`, between -1 and 1; null: no limit."""
+    """Lowest acceptable value of `measure`, between -1 and 1; null: no limit."""
     patience: Positive = 3
-    """Iterations in a row below `floor` that trigger `on_low`."""
+    """Consecutive iterations below `floor` that trigger `on_low`."""
     on_low: Literal["warn", "stop"] = "warn"
-    """``warn`` prints which keys to change, once each time the measure falls; ``stop`` ends the run with that sentence,
-    after its checkpoint.
+    """``warn``: print which keys to change, once each time the measure drops below `floor`. ``stop``: end the run with
+    the same message, after writing its checkpoint.
     """
 
 
@@ -221,95 +237,101 @@ class OptimizerConfig(Section):
     """AdamW, as in PyTorch."""
 
     lr: AboveZero = 3e-4
-    """Learning rate; `learner.schedule` changes it."""
+    """Peak learning rate; see `learner.schedule`."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay of the running means of the gradient and of its square."""
+    """AdamW's beta1 and beta2: decay rates of the first and second moment."""
     eps: AboveZero = 1e-8
-    """Added to the denominator of a step."""
+    """AdamW's epsilon, added to the denominator of a step."""
     weight_decay: AtLeastZero = 1e-4
     """Decoupled weight decay of the LoRA factors."""
 
 
 class Schedule(Section):
-    """How the learning rate rises to `optimizer.lr` and falls from it. By default it is constant."""
+    """Learning-rate schedule: warm-up to `optimizer.lr`, then decay. Constant by default."""
 
     warmup: Natural = 0
-    """Optimiser steps in which it rises: the s-th has s / warmup of it."""
+    """Warm-up length in optimiser steps: step s uses s / warmup of `optimizer.lr`."""
     decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
-    """How the rate falls after the warm-up: not at all, in a straight line, by half a cosine, or as
-    1 / sqrt(1 + s / steps) after s steps, which needs no planned end.
+    """Decay after the warm-up. ``none``: constant. ``linear``: a straight line. ``cosine``: half a cosine.
+    ``inverse_sqrt``: 1 / sqrt(1 + s / steps) after s steps, which needs no planned end.
     """
     steps: Natural = 0
-    """Length of the fall in optimiser steps; for ``inverse_sqrt`` the number after which the rate is 0.71 of
-    `optimizer.lr`. It is a third of it after 8 times as many.
+    """Length of the decay in optimiser steps. For ``inverse_sqrt``: after this many steps the rate is 0.71 of
+    `optimizer.lr`, and after 8 times as many a third of it.
     """
     floor: ShareOrZero = 0.0
-    """Share of `optimizer.lr` that stays after the fall."""
+    """Final learning rate after the decay, as a share of `optimizer.lr`."""
 
 
 class LearnerConfig(Section):
     world_size: Workers = 1
-    """Ranks of the learner group, which share the optimiser's state (ZeRO-1). Fixes the LoRA digest."""
+    """Number of data-parallel learner ranks. They shard the optimiser state (ZeRO-1). Changes the LoRA digest."""
     micro_batch: Positive = 12
-    """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""
+    """Samples per forward and backward pass. If `activation_memory` is null, this is the maximum: a smaller micro-batch
+    may be chosen to fit the GPU.
+    """
     updates: Positive = 1
-    """Equal shares of an iteration's prompts, of an optimiser step each; divides `rollout.prompts`."""
+    """Optimiser steps per epoch. Each step trains on an equal share of the iteration's prompts, so this must divide
+    `rollout.prompts`.
+    """
     epochs: Positive = 1
-    """How often an iteration's samples are trained on, each time in `updates` optimiser steps and, where they are
-    noised, with other noise at other levels. More than 1 needs an objective with a `clip_range`.
+    """Passes over an iteration's samples, with `updates` optimiser steps each. Objectives that noise the samples draw
+    new noise and noise levels in each epoch. More than 1 needs an objective with a `clip_range`.
     """
     gradient_clip: AtLeastZero = 1.0
-    """Largest global gradient norm; 0: no clipping."""
+    """Maximum global gradient norm; 0: no clipping."""
     activation_memory: ShareOrZero | None = None
-    """Share of the activations that a forward keeps for the backward pass; the rest is recomputed, which takes less
-    memory and more time. Without compilation 0 or 1. null: for a compiled learner the first of 1, 0.5 and 0 that
-    leaves room on its card, with a smaller `micro_batch` if that keeps the card busy, decided when the run begins; else
-    0. Fixes the LoRA digest together with `compile.learner` and `micro_batch`.
+    """Share of the activations kept for the backward pass. The rest is recomputed, which takes less memory and more
+    time. Without compilation only 0 and 1 are possible. null: a compiled learner takes the first of 1, 0.5 and 0 that
+    fits in GPU memory, with a smaller `micro_batch` if that still keeps the GPU busy; any other learner takes 0.
+    Decided when the run begins. Changes the LoRA digest, as do `compile.learner` and `micro_batch`.
     """
     ema_cap: ShareOrZero = 0.9
-    """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
+    """Maximum EMA decay. After update s the decay is min((1 + s) / (10 + s), `ema_cap`)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: Schedule = Schedule()
 
     @property
     def optimizer_steps(self) -> int:
-        """Of an iteration."""
+        """Optimiser steps per iteration."""
         return self.updates * self.epochs
 
 
 class Publish(Section):
-    """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
+    """How a new policy revision reaches the explorers. Regenerators always merge the LoRA factors themselves."""
 
     mode: Literal["packed", "lora"] = "packed"
-    """How explorers without a card get it. ``packed``: quantised by the learner ranks. ``lora``: they get the factors,
-    merge and quantise them, and must arrive at the same bytes; less to send, and more memory for the base.
+    """Format of a revision for explorers in processes without a learner rank. ``packed``: weights merged and quantised
+    by the learner ranks. ``lora``: LoRA factors, which each explorer merges and quantises, and whose result must have
+    the same bytes. ``lora`` sends less data, and explorers need more memory for the base weights.
     """
 
 
 class EvaluationConfig(Section):
     every: Natural = 0
-    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. They run beside
-    the next update, in `colocated` placement after it.
+    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last iteration. An
+    evaluation runs during the next update, or after it if `fleet.placement` is ``colocated``.
     """
     prompts: Positive = 64
     """Held-out prompts used, at most: the first ones of the file, or all of a shorter one."""
     samples: Positive = 4
-    """Fixed addresses per prompt."""
+    """Samples per prompt, with the same seeds in every evaluation."""
     micro_batch: Natural = 0
-    """Samples in one forward, of as many whole prompts as fit, and of one at least. A larger one keeps a GPU busier
-    where the model or `samples` is small. It changes the last bits of a score.
+    """Samples per forward. A forward has all samples of as many prompts as fit, but of at least one prompt. A larger
+    value keeps a GPU busier if the model or `samples` is small. It changes the last bits of a score.
     """
     steps: Positive = 10
     """Solver steps of an evaluated sample."""
     guidance: AtLeastZero | None = None
-    """As `model.guidance`, for evaluated samples; null: that one."""
+    """Embedded guidance of evaluated samples; null: as `model.guidance`."""
     cfg: Cfg | None = None
-    """As `model.cfg`, for evaluated samples, also if the run trains without; null: that one."""
+    """Classifier-free guidance of evaluated samples, even if the run trains without it; null: as `model.cfg`."""
     pictures: Natural = 8
     """Prompts of the before/after image grid, at most."""
     reference: str = ""
-    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt (and for
-    its references, if a parameter is named `reference` or `references`). Its reward is `reward_real`.
+    """Optional function, ``module:function`` or ``file.py:function``, that draws a real image for a prompt. It also
+    gets the prompt's reference images if it has a parameter named `reference` or `references`. The reward of the real
+    images is reported as `reward_real`.
     """
     _own: OwnCode | None = PrivateAttr(default=None)
 
@@ -320,47 +342,51 @@ class EvaluationConfig(Section):
 
 
 class Compile(Section):
-    """What is compiled. Part of the score class of explorers and regenerators."""
+    """Compilation with `torch.compile`. Part of the score class of explorers and regenerators."""
 
     enabled: bool | None = None
-    """Explorers and regenerators compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
+    """Compile the transformer's blocks one by one in explorers and regenerators; null: on GPUs yes, on CPUs no."""
     learner: bool | None = None
-    """Learners compile the blocks, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA digest."""
+    """Compile the blocks' forward and backward in learners; null: yes if `fleet.learners` have GPUs. Changes the LoRA
+    digest.
+    """
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-    """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
+    """Mode of `torch.compile`. ``max-autotune-no-cudagraphs`` chooses kernels by timing them, so they may differ from
+    run to run.
+    """
     decoder: bool = False
-    """Compile the decoder as well, where the transformer is compiled or (tier ``nvfp4-emulated``) would be: faster
-    images for a longer start.
+    """Also compile the decoder where the transformer is compiled, or would be but for the tier ``nvfp4-emulated``.
+    Decoding is faster, the start takes longer.
     """
     cache: str = ""
-    """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
+    """Cache folder of compiled code, reused by later runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 
 
 class Checkpoints(Section):
     keep: Positive = 2
-    """Newest checkpoints kept; older ones are removed."""
+    """Number of newest checkpoints to keep; older ones are removed."""
     every: Natural = 0
-    """Every n-th checkpoint is kept for good; 0: none."""
+    """Keep every n-th checkpoint permanently; 0: none."""
     upload: str = ""
-    """Path or fsspec URL (``s3://bucket/folder``) to which checkpoints are copied in the background, below the run's
-    name. Put credentials in the provider's own environment variables or files, not here.
+    """Path or fsspec URL (``s3://bucket/folder``) to which checkpoints are copied in the background, in a subfolder
+    with the run's name. Put credentials in the provider's environment variables or files, not here.
     """
     min_free_gb: AtLeastZero = 0.2
-    """Free space that the run folder's disk must have at the start, GB."""
+    """Minimum free disk space for the run folder at the start, GB."""
 
 
 class TrackingConfig(Section):
-    """TensorBoard's events are always written. If a tracker fails, the run says so and goes on."""
+    """Experiment tracking. TensorBoard events are always written. If a tracker fails, the run logs it and continues."""
 
     trackers: list[Literal["trackio", "wandb"]] = []
-    """Trackers that get the metrics as well, under the same names. Each is an extra of this package."""
+    """Additional trackers for the metrics, with the same metric names. Each one is an extra of this package."""
     project: Location = "solrl"
-    """The tracker's project."""
+    """Project name in the trackers."""
     entity: str = ""
-    """User or team at ``wandb``; empty: the login's."""
+    """User or team at ``wandb``; empty: the account's default."""
     space: str = ""
-    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run; if missing, it is made, private. Empty:
-    ``trackio show`` on this machine.
+    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run. A missing Space is created, private.
+    Empty: ``trackio show`` on this machine.
     """
 
 

@@ -1,4 +1,4 @@
-"""The base of all sections of the configuration, and their types of numbers with bounds."""
+"""The base class of all configuration sections, and number types with bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Workers = Annotated[int, Field(ge=1, le=4096)]
-"""How many of a kind. A plan puts each one on a card, so a number without bound would keep it busy for hours."""
+"""Number of workers. The bound keeps plans fast, because a plan assigns every worker to a GPU."""
 AboveZero = Annotated[float, Field(gt=0)]
 Seconds = AboveZero
 AtLeastZero = Annotated[float, Field(ge=0)]
@@ -21,12 +21,12 @@ Location = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A section of the configuration: immutable, no unknown keys."""
+    """A section of the configuration: immutable; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """A copy with other values by dotted key, such as ``learner.micro_batch``; they are not validated."""
+        """A copy with the given values by dotted key, such as ``learner.micro_batch``. The values are not validated."""
         section = self
         for key, value in values.items():
             name, _, rest = key.partition(".")
@@ -35,7 +35,7 @@ class Section(BaseModel):
         return section
 
     def value_of(self, key: str) -> Any:
-        """The value of a dotted key; a whole number picks an entry of a list. None if this kind of section lacks it."""
+        """The value of a dotted key; a whole number selects a list entry. None if this section lacks the key."""
         value: Any = self
         for name in key.split("."):
             value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name, None)

@@ -1,8 +1,9 @@
-"""The rules by which the seeds of a pool are chosen (`rollout.selection`): what each keeps, its words and its limits.
+"""The selection rules for the seeds of a pool (`rollout.selection`): the kept seeds, the description and the limits of
+each rule.
 
-A pool is ranked by reward, the highest first; of equal rewards the smaller index comes first. A rule keeps some of the
-ranking: ``top`` is the first floor(K / 2) of these seeds and ``bottom`` the last ceil(K / 2), so the K chosen seeds are
-distinct whatever the ties. Another rule is a row of `RULES` and a name in `SelectionKind`.
+A pool is ranked by reward, the highest first; ties are ordered by index, the smaller first. A rule keeps some of the
+ranked seeds: ``top`` is the first floor(K / 2) of the kept seeds and ``bottom`` the last ceil(K / 2), so the K chosen
+seeds are distinct even with ties. To add a rule, add a row to `RULES` and a name to `SelectionKind`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Literal
 
 SelectionKind = Literal["best_worst", "best", "random"]
 Draw = Callable[[int], Sequence[int]]
-"""A permutation of so many positions, by an address."""
+"""Returns a seeded permutation of the given number of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     words: str
-    """The chosen seeds, for plan and report, with the fields ``keep`` and ``half``."""
+    """Description of the chosen seeds for plan and report, a format string with the fields ``keep`` and ``half``."""
     kept: Callable[[list[int], int, Draw], list[int]]
-    """Positions as ranked, K and a draw → the positions that it keeps, K or more, as ranked."""
+    """Ranked positions, K and a draw → the kept positions, K or more, in the same order."""
     keeps_ends: bool = False
-    """Whether it chooses the highest and the lowest rewards of every pool. Only then the middle of a pool may be
-    pruned, and equal rewards of the chosen seeds mean that all of the pool's rewards are equal.
+    """Whether the rule chooses the highest and the lowest rewards of every pool. Only such a rule allows pruning the
+    middle of a pool. With it, equal rewards of the chosen seeds mean that all rewards of the pool are equal.
     """
 
 
@@ -43,7 +44,7 @@ RULES: dict[SelectionKind, Rule] = {
 def choose(
     rewards: Sequence[float], keep: int, kind: SelectionKind = "best_worst", draw: Draw = range
 ) -> tuple[list[int], list[int]]:
-    """Positions of top, in falling order of rewards, and of bottom, in rising order.
+    """Positions of the top seeds in falling order of rewards, and of the bottom seeds in rising order.
 
     Raises:
         ValueError: K is below 2 or above the number of rewards.
@@ -56,7 +57,7 @@ def choose(
 
 
 def describe(kind: SelectionKind, keep: int, pool: int) -> str:
-    """For plan and report: ``8 of 24 seeds per prompt (4 best and 4 worst)``."""
+    """The selection in words, for plan and report: ``8 of 24 seeds per prompt (4 best and 4 worst)``."""
     if keep == pool:
         return f"all {pool} seeds per prompt"
     return f"{keep} of {pool} seeds per prompt ({RULES[kind].words.format(keep=keep, half=keep // 2)})"

@@ -1,1 +1,1 @@
-"""One copy of a model for all roles of a GPU: merged, quantised, offloaded and restored."""
+"""One copy of a model, shared by all roles on a GPU: merged, quantised, offloaded and restored."""

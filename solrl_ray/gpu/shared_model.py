@@ -1,14 +1,15 @@
-"""One copy of a model for all roles of a card: merged, quantised, offloaded and restored before each call.
+"""One copy of a model, shared by all roles on a GPU: merged, quantised, offloaded and restored before each call.
 
 ::
 
     base ─┬─ regenerator   the same tensors; a policy is merged in place
-          ├─ learner       the same tensors, with adapters; needs them as they were loaded
-          └─ explorer      the same tensors, except quantised layers and merged ones, which are its own
+          ├─ learner       the same tensors, with adapters; needs the weights as loaded
+          └─ explorer      the same tensors, except for its private quantised and merged layers
 
-Each role has a tree of modules of its own over these tensors. Before it computes, `bring_weights_for` is called. For a
-learner, the base is written back from a copy of what LoRA touches, and the explorer's layers are freed. When samplers
-need them, both are made again from the last revision. All of this is exact: no bit of a result depends on it.
+Each role has its own module tree over these tensors. `bring_weights_for` must be called before a role computes. For a
+learner, it restores the base from copies of the layers LoRA modifies, and frees the explorer's layers. When a sampler
+runs again, merged and quantised weights are rebuilt from the last revision. All of this is exact: no bit of a result
+depends on it.
 """
 
 from __future__ import annotations
@@ -42,30 +43,34 @@ Role = Literal["encoder", "explorer", "regenerator", "learner"]
 
 
 class SharedModel:
+    """The model, the rewards and the receivers of one process, for the roles that run in it."""
+
     def __init__(self, config: Config) -> None:
         self._config = config
         self._model: DiffusionModel | None = None
         self._base: dict[str, Tensor] = {}
-        """Path of each linear that LoRA touches → a copy of its weight as it was loaded."""
+        """Path of each linear LoRA modifies → a copy of its weight as loaded."""
         self._reward: Reward | None = None
         self._merged: Receiver | None = None
-        """The regenerator's; its policy is in the base if `_is_merged`."""
+        """The regenerator's receiver; its policy is merged into the base if `_is_merged`."""
         self._is_merged = False
         self._explored: _QuantizedCopy | None = None
         self._applied: Payload | None = None
-        """The last revision that a role was given, with its factors."""
+        """The last revision applied to a role, with its factors on the device."""
         self.factors: Callable[[Policy], dict[str, Tensor]] | None = None
-        """Gives a policy of the learner; None without a learner."""
+        """Returns the learner's factors of a policy; None without a learner."""
         self.free_text: Callable[[], None] | None = None
-        """Frees the text encoders of the card; None without an encoder."""
+        """Frees the text encoders on this GPU; None without an encoder."""
         self._kernels = attention.kernels()
         self.kernels: dict[Role, str] = {}
-        """Attention kernels (`attention.kernels`) of a role that needs other ones than the process began with."""
+        """Role → attention kernels (`attention.kernels`), if they differ from those that the process started with."""
 
-    # What roles start with
+    # At the start of a role
 
     def load(self, device: torch.device, components: Collection[Component]) -> DiffusionModel:
-        """The model with these components, and a transformer of its own that shares all tensors."""
+        """Load the missing components; returns the model with `components`. Its transformer is a separate module tree
+        that shares all tensors.
+        """
         config = self._config.model
         wanted: set[Component] = {
             "vae" if c == "preview_decoder" and not config.preview_decoder else c for c in components
@@ -73,14 +78,14 @@ class SharedModel:
         missing = wanted - (self._model.components if self._model else frozenset())
         if missing:
             if self.free_text is not None:
-                self.free_text()  # an encoder may have started before, and not encoded yet
+                self.free_text()  # an encoder may have started earlier and not have encoded yet
             loaded = models.load(config, device, components=missing)
             self._model = self._model.joined(loaded) if self._model else loaded
             if "transformer" in missing:
                 linears = touched_linears(loaded.transformer, config.lora.targets)
                 self._base = {path: linear.weight.detach().clone() for path, linear in linears.items()}
         assert self._model is not None
-        self._restore()  # a role starts with the base as it was loaded
+        self._restore()  # a role starts with the base weights as loaded
         return self._model.view(wanted)
 
     def reward(self, device: torch.device) -> Reward:
@@ -90,12 +95,15 @@ class SharedModel:
         return self._reward
 
     def merged(self, transformer: nn.Module) -> Receiver:
-        """The receiver of a regenerator's transformer, made by `load`."""
+        """Make the receiver for a regenerator's transformer, which `load` returned."""
         self._merged = Receiver(transformer, base=self._base)
         return self._merged
 
     def quantized(self, transformer: nn.Module, config: Config) -> tuple[QuantizationReport, Receiver]:
-        """Quantise an explorer's transformer, made by `load`, in its tier; what was quantised, and its receiver."""
+        """Quantise an explorer's transformer, which `load` returned, to its tier.
+
+        Returns which layers were quantised, and the transformer's receiver.
+        """
         tier = pool_sampling(config).tier
         assert self._model is not None
         frozen = _FrozenWeights(self._model.transformer, offload=bool(config.fleet.offload))
@@ -115,22 +123,22 @@ class SharedModel:
         return report, receiver
 
     def leave(self, role: Role) -> None:
-        """Forget what a role had, which has ended."""
+        """Release the state of a role that has ended."""
         if role == "explorer" and self._explored is not None:
-            self._explored.free()  # also brings back what was offloaded
+            self._explored.free()  # also brings offloaded weights back to the device
             self._explored = None
         elif role == "regenerator":
             self._restore()
             self._merged = None
 
-    # While they are at work
+    # While roles run
 
     def bring_weights_for(self, role: Role) -> None:
-        """Make the weights those that a role computes with."""
+        """Put the weights that `role` computes with in place, and select its attention kernels."""
         if role == "explorer" and self._explored is not None:
             self._explored.make()
         elif role == "encoder" and self._explored is not None and self._explored.frozen.offload:
-            self._explored.rest()
+            self._explored.unload()
         elif self._explored is not None and (role in ("encoder", "learner") or self._explored.frozen.offload):
             self._explored.free()
         if role == "regenerator" and self._merged is not None and not self._is_merged:
@@ -144,14 +152,14 @@ class SharedModel:
             compilation.prepare(self._config.compile)
 
     def prepare(self) -> None:
-        """Have the explorer's quantised layers that do not depend on the revision that will be applied to it."""
+        """Rebuild the explorer's quantised layers that do not depend on the next revision."""
         if self._explored is not None and not self._explored.frozen.offload:
             self._explored.make(touched=False)
 
     def apply(self, receiver: Receiver, payload: Payload) -> tuple[int, str]:
-        """`Receiver.apply` for the receiver of one of the roles; a payload without factors is of the learner here.
+        """`Receiver.apply` for the receiver of one role. A payload without factors takes those of this GPU's learner.
 
-        Raises also Unusable: the learner holds other ones.
+        Raises Unusable if the learner has no factors of that revision, and RunError as `Receiver.apply` does.
         """
         if self._applied is None or self._applied.manifest != payload.manifest:
             self._applied = self._on_device(payload)
@@ -166,18 +174,20 @@ class SharedModel:
         return applied
 
     def _on_device(self, payload: Payload) -> Payload:
-        """With a copy of its factors, which the roles share."""
+        """The payload with one copy of its factors on the device, which all roles share."""
         manifest, factors = payload.manifest, payload.tensors
         if not factors:
             factors = {} if self.factors is None else self.factors(manifest.policy)
-            if not factors or any(manifest.tensors.get(name) != each for name, each in stamps(factors).items()):
-                raise Unusable(f"{manifest.name} came without its factors, and the learner of this card holds others")
+            if not factors or any(manifest.tensors.get(name) != found for name, found in stamps(factors).items()):
+                raise Unusable(
+                    f"{manifest.name} came without its factors, and the learner on this GPU does not hold them either"
+                )
         device = next(iter(self._base.values())).device
         return replace(payload, tensors={name: factor.to(device, copy=True) for name, factor in factors.items()})
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Write the base back, if a policy is merged into it."""
+        """Undo the merge: write the base weights back if a policy is merged into them."""
         if not self._is_merged:
             return
         assert self._model is not None
@@ -189,27 +199,27 @@ class SharedModel:
 
 
 class _QuantizedCopy:
-    """An explorer's own layers: there while it works, made again from the base and its last revision."""
+    """An explorer's private layers: allocated while it runs, rebuilt from the base and the last revision."""
 
     def __init__(
         self, receiver: Receiver, layers: dict[str, QuantizedLinear], frozen: _FrozenWeights, touched: dict[str, Tensor]
     ) -> None:
         """
         Args:
-            frozen: of the quantised layers that LoRA does not touch.
-            touched: path → base weight, bfloat16, of each that it touches.
+            frozen: full-precision weights of the quantised layers that LoRA does not modify.
+            touched: path → base weight, bfloat16, of each quantised layer that LoRA modifies.
         """
         self.frozen = frozen
         self._receiver, self._layers, self._touched = receiver, layers, touched
         self._amax = {path: _frozen_amax(weight, layers[path].format) for path, weight in touched.items()}
-        self._there = self.complete = True
-        """Whether the layers are there; and those that LoRA touches among them."""
+        self._allocated = self.complete = True
+        """Whether the layers are in memory; `complete`: also those that LoRA modifies."""
 
     @torch.no_grad()
     def make(self, *, touched: bool = True) -> None:
-        """Have the layers; without `touched`, those that LoRA touches are left to a revision that follows."""
-        if not self._there:
-            self._there, self.complete = True, False
+        """Rebuild the layers; without `touched`, those LoRA modifies are left for the next revision to write."""
+        if not self._allocated:
+            self._allocated, self.complete = True, False
             for path, weight in self.frozen.weights.items():
                 self.frozen.to_device([path])
                 self._load(path, weight, self.frozen.amax[path])
@@ -226,28 +236,28 @@ class _QuantizedCopy:
         layer.load(pack(layer.format, weight, amax, finite=True))
 
     def free(self) -> None:
-        """Give the layers' memory back, and bring back what was offloaded."""
+        """Free the layers and bring offloaded weights back to the device."""
         self._free_layers()
         self.frozen.to_device(self.frozen.weights)
 
-    def rest(self) -> None:
-        """Have neither the layers nor what is offloaded on the device."""
+    def unload(self) -> None:
+        """Free the layers and move offloaded weights to the host."""
         self._free_layers()
         for path in self.frozen.weights:
             self.frozen.to_host(path)
 
     def _free_layers(self) -> None:
-        if self._there:
+        if self._allocated:
             for layer in self._layers.values():
                 layer.free()
-            self._there = False
+            self._allocated = False
 
 
 class _FrozenWeights:
-    """Full-precision weights that LoRA does not touch; they may leave the device, to copies that are made once."""
+    """Full-precision weights that LoRA does not modify. They can be offloaded: each has one host copy, made once."""
 
     def __init__(self, transformer: nn.Module, *, offload: bool) -> None:
-        """`offload`: whether they leave while their quantised layers are there."""
+        """`offload`: whether the weights move to the host while their quantised layers are in memory."""
         self.offload = offload
         self.weights: dict[str, Tensor] = {}
         self.amax: dict[str, float | None] = {}
@@ -255,7 +265,9 @@ class _FrozenWeights:
         self._host: dict[str, tuple[Tensor, Stamp]] = {}
 
     def add(self, path: str, stored: Format) -> None:
-        """The weight of a linear that was just quantised. It leaves now: a small card has no room for all of both."""
+        """Add the weight of a linear that was just quantised. With `offload` it leaves at once: a small GPU cannot hold
+        all weights in both precisions.
+        """
         linear = self._transformer.get_submodule(path)
         assert isinstance(linear, nn.Linear)
         self.weights[path] = linear.weight

@@ -1,1 +1,1 @@
-"""The update of the policy, on the ranks of the learner group."""
+"""Policy updates on the ranks of the learner group."""

@@ -1,11 +1,12 @@
-"""From an iteration's sample groups to the fixed micro-batches of each learner rank.
+"""Splits an iteration's sample groups into the fixed micro-batches of each learner rank.
 
-Samples are in prompt order and, inside a prompt, in the order of its selection. Consecutive `micro_batch` of them form
-a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. A forward has one shape; so in a run with
-several shapes no micro-batch has samples of two prompts, and their number does not depend on which prompt has which.
+Samples are in prompt order and, within a prompt, in the order of its selection. Each `micro_batch` consecutive samples
+form a micro-batch; micro-batch ``i`` belongs to rank ``i % world_size``. All samples of a forward have one shape. So in
+a run with several shapes no micro-batch has samples of two prompts, and the number of micro-batches does not depend on
+the shapes of the prompts.
 
-A micro-batch is filled up with repetitions of its last sample that weigh exactly 0. Every rank must make the same
-number of passes, so the list is filled up with micro-batches of such repetitions.
+A short micro-batch is filled up with repetitions of its last sample, whose weight is exactly 0. Every rank must make
+the same number of passes, so the list is filled up with micro-batches of such repetitions.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def check_groups(
     transitions: int = 0,
     checked: int = 0,
 ) -> None:
-    """Refuse samples that must not be learned from.
+    """Check that the learner may train on these samples.
 
     Args:
-        latent_shapes: of the samples of each shape that a group may have.
-        checked: number of first groups that were checked before.
+        latent_shapes: shape of a sample → shape of its latent.
+        checked: the first `checked` groups were checked before.
         transitions: length of each sample's trajectory; 0 if the objective needs none.
 
-    Raises RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
-    that are not finite, missing trajectories; the message names the prompt.
+    Raises RunError if there are no groups or a prompt occurs twice. Also if samples belong to another iteration or
+    revision, have wrong shapes or dtypes, values that are not finite, or no trajectories. The message names the prompt.
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
@@ -66,7 +67,7 @@ def _problem(
     if group.iteration != iteration:
         return f"were made in iteration {group.iteration}"
     if group.revision != revision:
-        return f"were drawn by revision {group.revision}, not by {revision}, which v_old is"
+        return f"were drawn by revision {group.revision}, not by {revision}, the revision of `old`"
     if count == 0 or len(set(group.indices)) != count or len(group.rewards) != count:
         return f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
     if not np.isfinite(np.asarray(group.rewards, dtype=np.float64)).all():
@@ -78,7 +79,7 @@ def _problem_of_tensors(
     group: SampleGroup, latent_shapes: Mapping[SampleShape | None, tuple[int, ...]], transitions: int
 ) -> str | None:
     if group.shape not in latent_shapes:
-        return f"have the shape {group.shape}, which is none of model.resolution"
+        return f"have the shape {group.shape}, which is not in model.resolution"
     count, latent_shape = len(group.indices), latent_shapes[group.shape]
     tensors = [("latents", group.latents, (count, *latent_shape))]
     if transitions:
@@ -94,7 +95,7 @@ def _problem_of_tensors(
 
 
 def rewards_and_groups(groups: Sequence[SampleGroup]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Rewards in sample order, float64 [n], and each sample's group: its prompt's position, int64 [n]."""
+    """Rewards in sample order, float64 [n], and each sample's group (the position of its prompt), int64 [n]."""
     rewards = [reward for group in groups for reward in group.rewards]
     positions = [i for i, group in enumerate(groups) for _ in group.rewards]
     return np.asarray(rewards, dtype=np.float64), np.asarray(positions, dtype=np.int64)
@@ -105,15 +106,15 @@ class Slots:
     """The samples of one micro-batch and their weights."""
 
     samples: tuple[int, ...]
-    """Positions in sample order, rising; the last sample is repeated to fill up."""
+    """Positions in sample order, ascending; the last sample is repeated to fill up."""
     weights: tuple[float, ...]
     """1 for a sample, 0 for a repetition."""
 
 
 def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[range]:
-    """Consecutive positions in parts of `micro_batch`, the last one perhaps shorter.
+    """Cut consecutive positions into parts of `micro_batch`; the last part may be shorter.
 
-    `sizes`: of the iteration's groups, if no part may have samples of two of them.
+    `sizes`: sizes of the iteration's groups, if no part may have samples of two groups.
     """
     inner = [end for end in accumulate(sizes) if samples.start < end < samples.stop]
     bounds = pairwise([samples.start, *inner, samples.stop])
@@ -123,20 +124,21 @@ def cut(samples: range, micro_batch: int, sizes: Sequence[int] = ()) -> list[ran
 
 
 def rank_slots(parts: Sequence[range], *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
-    """The micro-batches of one rank, of those of all ranks. Every rank gets the same number. Each is filled up with its
-    last sample; one without any, with the last of all.
+    """The micro-batches of one rank, out of `parts`, those of all ranks. Every rank gets the same number.
+
+    A short micro-batch is filled up with its last sample, an empty one with the last sample of all.
     """
-    end, found = parts[-1].stop, []
+    end, slots = parts[-1].stop, []
     for part in [*parts, *[range(end, end)] * (-len(parts) % world_size)][rank::world_size]:
         missing, repeated = micro_batch - len(part), part[-1] if part else end - 1
-        found.append(Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing)))
-    return found
+        slots.append(Slots((*part, *[repeated] * missing), (*[1.0] * len(part), *[0.0] * missing)))
+    return slots
 
 
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
     """The micro-batch of `slots`.
 
-    `samples`: (group, position inside the group) in sample order, at least as far as the slots reach.
+    `samples`: (group, position in the group) in sample order, at least up to the last sample of `slots`.
     """
     chosen = [samples[i] for i in slots.samples]
     paths = [(group.trajectory, k) for group, k in chosen if group.trajectory is not None]
@@ -152,15 +154,15 @@ def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBat
 
 
 def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
-    """Splits the groups, in prompt order, into `count` parts as even as possible: positions of their samples.
+    """Split the groups, in prompt order, into `count` parts of nearly equal size; returns positions of their samples.
 
-    `sizes`: samples of each group.
+    `sizes`: number of samples of each group.
     """
     cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
 
 
 def fingerprint(groups: Sequence[SampleGroup]) -> int:
-    """A 32-bit checksum of prompts, indices and rewards, to compare between ranks."""
+    """A 32-bit checksum of prompts, indices and rewards, to compare ranks."""
     text = ";".join(f"{g.iteration}/{g.revision}/{g.prompt_id}/{g.indices}/{g.rewards}{g.components}" for g in groups)
     return zlib.crc32(text.encode())

@@ -1,9 +1,10 @@
 """DeepSpeed for one rank: the process group, the engine around the LoRA factors, its optimiser state.
 
-DeepSpeed touches little. The engine's module holds only the trained factors, so the base weights are neither cast,
-moved nor broadcast. Its mixed precision stays off: the factors are float32, and the model decides the arithmetic of its
-forward. The engine (ZeRO-1) reduces gradients once an update, clips them by their
-global norm, and runs AdamW on this rank's slice of one flat float32 vector of all factors, in the given order.
+The engine's module holds only the trained factors, so DeepSpeed neither casts, moves nor broadcasts the base weights.
+Its mixed precision is off: the factors are float32, and the model chooses the arithmetic of its forward.
+
+The engine (ZeRO-1) reduces gradients once per update and clips them by their global norm. AdamW then works on this
+rank's slice of one flat float32 vector, which holds all factors in the given order.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from solrl_ray.config.schema import LearnerConfig
 from solrl_ray.errors import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
+"""PyTorch's names of AdamW's state per parameter: running means of the gradient and of its square."""
 
 
 def free_port() -> int:
-    """A TCP port that is free now; rank 0 sends it to the others."""
+    """A TCP port that is free now; rank 0 sends it to the other ranks."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -53,11 +54,11 @@ def process_group(
         address: host name or IP of rank 0.
         port: free TCP port on rank 0 (`free_port`).
         device: ``cpu`` (gloo) or ``cuda`` (NCCL); on CUDA each rank sees exactly one device.
-        timeout: limit of joining, and of each later collective, seconds.
-        one_host: every rank is on this machine; gloo then uses only the loopback interface.
-        network: interface of both back-ends; empty: they choose.
+        timeout: time limit for joining and for each later collective, seconds.
+        one_host: all ranks are on this machine; gloo then uses only the loopback interface.
+        network: network interface of both back-ends; empty: they choose one.
 
-    Raises RunError: DeepSpeed was already set up for another kind of device in this process.
+    Raises RunError if DeepSpeed was already set up for another kind of device in this process.
     """
     os.environ.update(
         RANK=str(rank),
@@ -68,7 +69,7 @@ def process_group(
         MASTER_PORT=str(port),
         DS_ACCELERATOR=device.type,
     )
-    # Otherwise PyTorch ends this process when NCCL reports that a rank is gone. `Collectives` aborts the group instead.
+    # Otherwise PyTorch ends this process when NCCL reports a lost rank. `Collectives` aborts the group instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if network:
         os.environ.update(NCCL_SOCKET_IFNAME=network, GLOO_SOCKET_IFNAME=network)
@@ -76,12 +77,12 @@ def process_group(
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     deepspeed = import_large("deepspeed")  # late: it reads the environment and takes seconds
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    found = deepspeed.accelerator.get_accelerator().device_name()
-    if found != device.type:
-        raise RunError(f"DeepSpeed is set up for {found} in this process but the learner is on {device.type}")
+    accelerator = deepspeed.accelerator.get_accelerator().device_name()
+    if accelerator != device.type:
+        raise RunError(f"DeepSpeed is set up for {accelerator} in this process but the learner is on {device.type}")
     if device.type == "cpu":
-        # Not public. Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that
-        # leaves 66 MiB in /dev/shm per rank and run. Gloo replaces it.
+        # Not public API. Otherwise the set-up compiles a shared-memory operator (half a minute, needs a C++ compiler),
+        # which leaves 66 MiB in /dev/shm per rank and run. We use gloo instead.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="gloo" if device.type == "cpu" else "nccl",
@@ -94,27 +95,28 @@ def process_group(
 
 
 def abort_process_group(device: torch.device) -> None:
-    """End collectives that wait for a rank that is gone: NCCL's kernels may do so for ever. What they and later ones
-    return is of no use, until later ones raise (`Collectives.watched`). Any thread may call it, also before the group
-    exists: nothing is to be ended then.
+    """End collectives that wait for a lost rank, as NCCL kernels may do forever.
+
+    Their results are invalid, and so are those of later collectives until these raise (`Collectives.watched`). Any
+    thread may call it. Before the group exists it does nothing.
     """
     if device.type == "cuda" and torch.distributed.is_initialized():
-        torch.distributed.distributed_c10d._abort_process_group()  # not public; there is no other way for all groups
+        torch.distributed.distributed_c10d._abort_process_group()  # not public API; nothing public aborts all groups
 
 
 def leave_process_group() -> None:
-    """Leave the learner group, also after `abort_process_group`, so that the process can end or join another one."""
+    """Leave the learner group, also after `abort_process_group`. The process can then end or join another group."""
     import deepspeed
 
     if torch.distributed.is_initialized():
         deepspeed.comm.destroy_process_group()
-    else:  # aborted; not public: DeepSpeed keeps the groups that it made
+    else:  # aborted. Not public API: DeepSpeed keeps references to the groups it made.
         deepspeed.utils.groups._release_process_group_references()
-    deepspeed.comm.comm.cdb = None  # not public: else the next group is taken for the one that is gone
+    deepspeed.comm.comm.cdb = None  # not public API: otherwise DeepSpeed would keep using the old group
 
 
 class _Policy(torch.nn.Module):
-    """The module that DeepSpeed wraps: it owns the trained factors and borrows the forward."""
+    """The module that DeepSpeed wraps: it owns the trained factors and calls the given forward."""
 
     def __init__(self, factors: Sequence[torch.nn.Parameter], velocity: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -127,9 +129,9 @@ class _Policy(torch.nn.Module):
 
 @dataclass
 class Engine:
-    """One rank's DeepSpeed engine over `factors`, all of them trained and float32.
+    """The DeepSpeed engine of one rank; all `factors` are trained and float32.
 
-    Life cycle of an update: ``velocity → backward(last=False)`` any number of times, the last one with ``last=True``,
+    Life cycle of an update: ``velocity → backward(last=False)`` any number of times, the last time with ``last=True``,
     then ``step``. Every rank makes the same calls.
     """
 
@@ -140,7 +142,10 @@ class Engine:
     def build(
         cls, config: LearnerConfig, factors: Sequence[torch.nn.Parameter], velocity: Callable[..., torch.Tensor]
     ) -> Engine:
-        """`velocity` is the trained forward. `factors` move into one flat vector: their ``.data`` changes."""
+        """Build the engine. DeepSpeed moves `factors` into one flat vector, so their ``.data`` changes.
+
+        `velocity`: the forward that is trained.
+        """
         import deepspeed
 
         adamw = config.optimizer
@@ -153,8 +158,8 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        # DeepSpeed imports every optimiser that it knows. One is decorated with `torch.compile`, which would import the
-        # compiler: two seconds of each start.
+        # DeepSpeed imports all its optimisers. One is decorated with `torch.compile`, which would import the compiler:
+        # two seconds per start.
         with _environment(TORCHDYNAMO_DISABLE="1"):
             engine, *_ = deepspeed.initialize(
                 model=_Policy(factors, velocity),
@@ -164,7 +169,7 @@ class Engine:
             )
         built = cls(list(factors), engine)
         flat, states = built._internals()
-        # As AdamW would at its first step, so that a state can be saved and restored before it.
+        # The state that AdamW creates at its first step, created now so that it can be saved and restored earlier.
         states[flat] = {"step": torch.tensor(0.0), **{key: torch.zeros_like(flat.detach()) for key in MOMENTS}}
         return built
 
@@ -174,15 +179,15 @@ class Engine:
         return output
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update."""
+        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last`: the last one of the update."""
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
     def step(self, lr: float) -> float:
-        """Clip, run AdamW with learning rate `lr`, gather the new factors on every rank; returns the global gradient
-        norm before clipping.
+        """Clip the gradient, run AdamW with learning rate `lr`, and gather the new factors on every rank.
 
-        Raises RunError: the gradient is not finite; factors and moments are unchanged.
+        Returns the global gradient norm before clipping. Raises RunError if the gradient is not finite; factors and
+        moments are then unchanged.
         """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr
@@ -197,7 +202,7 @@ class Engine:
         return {key: self._gather(states[flat][key]) for key in MOMENTS}
 
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
-        """Take over moments made at any world size, the step count, and the present factors."""
+        """Load moments, saved at any world size, and the step count; also pick up the current factors."""
         flat, states = self._internals()
         size, ranks, rank = flat.numel(), torch.distributed.get_world_size(), torch.distributed.get_rank()
         for key in MOMENTS:
@@ -209,14 +214,14 @@ class Engine:
 
     def close(self) -> None:
         """Remove the engine's hooks from the factors."""
-        # After `abort_process_group` DeepSpeed misses its rank, which it asks for when all hooks are gone.
+        # After `abort_process_group` DeepSpeed fails to look up its rank, once all hooks are removed.
         with nullcontext() if torch.distributed.is_initialized() else suppress(AssertionError):
             self.deepspeed.destroy()
 
     def _internals(self) -> tuple[torch.Tensor, dict[torch.Tensor, dict[str, torch.Tensor]]]:
-        """This rank's slice of the flat vector that AdamW works on, and AdamW's state of it.
+        """This rank's slice of AdamW's flat vector, and AdamW's state.
 
-        Not of DeepSpeed's public interface: that knows no state before the first step, and reduces each factor's alone.
+        Not DeepSpeed's public API, which has no state before the first step and gathers each factor's state separately.
         """
         zero = self.deepspeed.optimizer
         return zero.single_partition_of_fp32_groups[0], zero.optimizer.state
@@ -232,7 +237,7 @@ class Engine:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """A block with these environment variables."""
+    """Set environment variables for a block; restores the previous ones at its end."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -245,10 +250,10 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration; a bucket of `numel` trained elements makes one reduction of all."""
+    """DeepSpeed's configuration. A bucket holds all `numel` trained elements, so there is one reduction for all."""
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch,
-        # The number of passes varies between updates; the learner marks the last one itself.
+        # Not used: the number of passes varies between updates, and the learner marks the last one.
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.gradient_clip,
         "zero_allow_untested_optimizer": True,

@@ -1,16 +1,18 @@
-"""One iteration's update of the policy, on one rank: each pass as soon as its samples are there.
+"""The policy update of an iteration, on one rank. Each pass runs as soon as its samples have arrived.
+
+::
 
     groups, in prompt order ─► check ─► in each of `learner.epochs`, for each of `learner.updates` parts of the prompts:
                                         │
          for every micro-batch of this rank:
-             passes of the objective ─► reference velocities (no gradient), all passes   as samples come in
-             for every pass: v_theta ─► loss ─► backward                                 as advantages are known
+             passes of the objective ─► reference velocities (no gradient), all passes   as samples arrive
+             for every pass: v_theta ─► loss ─► backward                                 once advantages are known
                                         │
          loss finite on all ranks? ─► one AdamW step ─► EMA ─┐
                                                              └─► decay of `old` ─► revision + 1
 
-Randomness is addressed, the order of all sums is fixed, and the input is only full-precision samples with
-full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size.
+Randomness is addressed, the order of all sums is fixed, and the only input is full-precision samples with
+full-precision rewards (`SampleGroup`). So, at a given world size, an update is a function of state and samples.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ from solrl_ray.sampling.schedules import sigmas
 
 
 class Learner:
-    """Trains ``default`` and keeps ``old`` (the sampling policy) and the EMA beside it.
+    """Trains ``default``, and updates ``old`` (the sampling policy) and the EMA.
 
-    The process group must have been joined (`engine.process_group`). `update` and `state` are collective: every rank
-    calls them, `update` with equal arguments.
+    Join the process group first (`engine.process_group`). `update`, `finish` and `state` are collective: every rank
+    must call them, `update` with equal arguments.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Learner:
     ) -> None:
         """Attach the adapters to `model.transformer` at revision 0.
 
-        `check`: called before each pass with gradient; raises if the update cannot end.
+        `check`: called before each pass with gradient; it raises if the update cannot be completed.
 
         Raises UserError if the learner cannot be compiled as configured.
         """
@@ -84,19 +86,20 @@ class Learner:
 
     @property
     def revision(self) -> int:
-        """Revision of `old`, whose samples the next update takes."""
+        """Revision of `old`; the next update trains on samples of this revision."""
         return self._updates
 
     @property
     def compiled(self) -> str:
-        """Which of its passes are compiled, in words; empty if none."""
+        """A description of the compiled passes; empty if none is compiled."""
         return self._passes.compiled
 
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None = None) -> float:
-        """Compile one kind of passes, for a micro-batch of one shape; returns seconds. Changes no state and is not
-        collective.
+        """Compile the passes of one policy, for a micro-batch of one shape; returns the seconds it took.
 
-        `shape`: None: the only one of the run.
+        It changes no state and is not collective.
+
+        `shape`: None: the run's only shape.
         """
         started = time.perf_counter()
         self._passes.warm_up(policy, embedding, shape)
@@ -107,11 +110,11 @@ class Learner:
     def update(
         self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
     ) -> UpdateMetrics:
-        """A whole update at once: `begin`, `add_groups` and `finish`.
+        """Make a whole update at once: `begin`, `add_groups` and `finish`. Collective.
 
         Args:
-            groups: every group of the iteration, in prompt order, drawn by revision `self.revision`.
-            embeddings: by prompt id.
+            groups: all groups of the iteration, in prompt order, drawn by revision `self.revision`.
+            embeddings: prompt id → embedding.
         """
         self.begin(iteration, [len(group.indices) for group in groups])
         try:
@@ -121,10 +124,11 @@ class Learner:
             self._open = None
 
     def begin(self, iteration: int, sizes: Sequence[int]) -> None:
-        """Open the update of an iteration, unless it is open. Not collective.
+        """Open the update of an iteration; does nothing if it is already open. Not collective.
 
-        `sizes`: samples of each prompt, in prompt order. Raises RunError: another update is open, or one failed
-        half-way.
+        `sizes`: number of samples of each prompt, in prompt order.
+
+        Raises RunError if the update of another iteration is open, or an earlier one failed half-way.
         """
         self._check_whole()
         if self._open is not None and self._open.iteration == iteration:
@@ -145,14 +149,15 @@ class Learner:
 
     @property
     def taken(self) -> int:
-        """Groups that the open update has taken."""
+        """Number of groups that the open update has taken."""
         return 0 if self._open is None else len(self._open.groups)
 
     def add_groups(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
-        """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
-        ranks.
+        """Add the next groups to the open update, in prompt order, and run all passes that are possible now.
 
-        Raises RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
+        These are the passes that need neither later groups nor other ranks.
+
+        Raises RunError if the learner must not train on a group (`batches.check_groups`); then nothing changes.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -165,24 +170,25 @@ class Learner:
             checked=len(update.groups),
         )
         update.add(groups, embeddings)
-        if not update.complete:  # else `finish` follows, which holds one micro-batch at a time
+        if not update.complete:  # otherwise `finish` follows, which keeps one micro-batch at a time in memory
             with self._poison_on_error():
                 self._advance(update, update.parts[0], final=False)
         update.seconds += time.perf_counter() - started
 
     def finish(self, iteration: int) -> UpdateMetrics:
-        """The optimiser steps of the open update over all samples, each followed by the EMA's; then the sampling
-        policy's. Collective.
+        """Make the optimiser steps of the open update, then update the sampling policy. Collective.
 
-        Raises RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
-        failed step has changed no weight; after a half-way failure the learner refuses further updates.
+        The EMA is updated after each optimiser step.
+
+        Raises RunError if samples are missing, ranks have different samples, or a loss or gradient is not finite. The
+        failed step changes no weight. If an update fails half-way, the learner refuses further updates.
         """
         started = time.perf_counter()
         update = self._opened()
         if update.iteration != iteration or not update.complete:
             raise RunError(
-                f"iteration {iteration} cannot be learned from: "
-                f"of iteration {update.iteration} {len(update.groups)} of {len(update.sizes)} prompts are there"
+                f"the update of iteration {iteration} cannot be finished: the open update, of iteration "
+                f"{update.iteration}, has {len(update.groups)} of {len(update.sizes)} prompts"
             )
         self._failed = any(part.sums.passes for part in update.parts)  # gradients cannot be undone
         self._check_ranks_agree(fingerprint(update.groups))
@@ -211,7 +217,7 @@ class Learner:
         self._failed = False
 
     def _step(self, update: OpenUpdate, part: StepShare) -> Step:
-        """One optimiser step: sums over all ranks, and the gradient norm."""
+        """Make one optimiser step; returns its sums over all ranks and the gradient norm."""
         self._advance(update, part, final=True)
         sums = part.sums
         torch.distributed.all_reduce(sums.shares)
@@ -227,9 +233,9 @@ class Learner:
         return sums, gradient_norm
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
-        """Make this rank's forward and backward passes over a part's samples, as far as they are there.
+        """Run this rank's forward and backward passes on those samples of a part that have arrived.
 
-        `final`: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
+        `final`: also run the backward pass of the last micro-batch, which reduces gradients over ranks.
         """
         if part.old_is_default is None:
             part.old_is_default = self._old_is_default()
@@ -243,14 +249,16 @@ class Learner:
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
                 is_next = final or len(known) > one.slots.samples[-1]
-                # Only the micro-batch at work stays on the device.
+                # Only the micro-batch in progress stays on the device.
                 part.prepared.append(one if is_next else one.to("cpu"))
             else:
                 break
 
     def _prepare(self, update: OpenUpdate, part: StepShare, slots: Slots) -> Prepared:
-        """A micro-batch's passes without gradient: never between a forward and its backward, and all together, which
-        changes adapters once instead of once a pass.
+        """Run a micro-batch's passes without gradient.
+
+        They never run between a forward and its backward. All run together, so that adapters are switched once instead
+        of once per pass.
         """
         batch = gather(update.samples, slots)
         passes = self._objectives[batch.shape].passes(batch, self._model.device, update.iteration, part.epoch)
@@ -261,21 +269,22 @@ class Learner:
     def _learn(
         self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: torch.Tensor, *, last: bool
     ) -> None:
-        """The gradient of a micro-batch.
+        """Accumulate the gradient of a micro-batch.
 
-        `last`: whether it is this rank's last one before the optimiser's step.
+        `last`: whether it is this rank's last one before the optimiser step.
         """
         adapters.use(self._model.transformer, "default")
         embedding = self._embedding(update, one.batch)
         weights = one.batch.weights.to(self._model.device)
         scale = 1.0 / (len(part.samples) * len(one.passes))
-        for k, each in enumerate(one.passes):
+        for k, inputs in enumerate(one.passes):
             self._check_peers()
-            v_theta = self._engine.velocity(each.x_t, each.t, embedding, one.batch.shape)
-            # The ratio of an unchanged policy is exactly 1.
+            v_theta = self._engine.velocity(inputs.x_t, inputs.t, embedding, one.batch.shape)
+            # Reusing v_theta makes the ratio of an unchanged policy exactly 1.
             old = {"old": v_theta.detach()} if part.old_is_default else {}
-            given = {name: v[k] for name, v in one.references.items()}
-            loss = self._objectives[one.batch.shape].loss(each, Velocities(theta=v_theta, **old, **given), advantages)
+            references = {name: v[k] for name, v in one.references.items()}
+            v = Velocities(theta=v_theta, **old, **references)
+            loss = self._objectives[one.batch.shape].loss(inputs, v, advantages)
             part.sums.add(loss, weights, scale)
             # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
             total = (loss.total * weights).sum() * (scale * self._world_size)
@@ -292,24 +301,24 @@ class Learner:
         *,
         old_is_default: bool,
     ) -> dict[str, list[torch.Tensor]]:
-        """Velocities of each pass under the objective's other policies; `old` only if it differs."""
+        """Velocities of each pass under the objective's other policies; `old` only if it differs from `default`."""
         wanted: tuple[adapters.Active, ...] = self._config.objective.references()
         if not old_is_default:
             wanted = (*wanted, "old")
-        found: dict[str, list[torch.Tensor]] = {}
+        velocities: dict[str, list[torch.Tensor]] = {}
         with torch.no_grad():
             for name in wanted:
                 adapters.use(self._model.transformer, name)
-                found[name] = [self._passes.velocity(one.x_t, one.t, embedding, shape) for one in passes]
-        return found
+                velocities[name] = [self._passes.velocity(one.x_t, one.t, embedding, shape) for one in passes]
+        return velocities
 
     def _old_is_default(self) -> bool:
-        """Whether v_old would repeat v_theta bit for bit: before the first update, and after a decay of 0.
+        """Whether v_old equals v_theta bit for bit, as before the first update and after a decay of 0.
 
-        It stays the same for all passes of an optimiser step.
+        The answer is the same for all passes of an optimiser step.
         """
         old = adapters.parameters(self._model.transformer, "old")
-        # One answer for all factors: separate ones would wait for the GPU hundreds of times.
+        # One comparison result for all factors: separate ones would wait for the GPU hundreds of times.
         differs = torch.stack([torch.ne(value, old[name]).any() for name, value in self._parameters.items()])
         return not bool(differs.any())
 
@@ -321,7 +330,7 @@ class Learner:
             raise RunError("the ranks of the learner group were given different samples")
 
     def _follow(self) -> None:
-        """Move the sampling policy towards the trained one; count the revision."""
+        """Update the sampling policy `old` by its decay, and count the revision."""
         self._updates += 1
         adapters.decay_(self._model.transformer, follower_decay(self._config.objective.old_decay, self._steps))
 
@@ -330,20 +339,20 @@ class Learner:
     ) -> dict[str, torch.Tensor]:
         """Copies of LoRA factors by name, float32; those of ``base`` have B = 0.
 
-        `on_host`: on the CPU; else on their own device.
+        `on_host`: True: on the CPU; False: on the learner's device.
         """
         if name == "base":
-            found = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
+            copies = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
         elif name == "ema":
-            found = self._ema.factors
+            copies = self._ema.factors
         else:
-            found = adapters.factors(self._model.transformer, name)
-        return to_host(found) if on_host else found
+            copies = adapters.factors(self._model.transformer, name)
+        return to_host(copies) if on_host else copies
 
     def state(self, buffers: defaultdict[str, dict[str, torch.Tensor]] | None = None) -> LearnerState:
-        """Everything the next update depends on. Collective: moments are gathered from all ranks.
+        """All state that the next update depends on. Collective: moments are gathered from all ranks.
 
-        `buffers`: host memory that is used again in the next call, so that this state is valid until then.
+        `buffers`: host memory for the result. The next call reuses it, so the state is valid only until then.
         """
         moments = self._engine.moments()
         names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchor_decay else [])]
@@ -353,9 +362,9 @@ class Learner:
         return LearnerState(updates=self._updates, steps=self._steps, rollbacks=self._rollbacks, **on_host)
 
     def load(self, state: LearnerState) -> None:
-        """Continue from `state`, whatever world size it was made at.
+        """Continue from `state`, saved at any world size.
 
-        Raises UserError: it belongs to another model or LoRA configuration.
+        Raises UserError if it belongs to another model or LoRA configuration, RunError if an update is open.
         """
         if self._open is not None:
             raise RunError(f"the update of iteration {self._open.iteration} is open; no state can be loaded")
@@ -370,5 +379,5 @@ class Learner:
         self._updates, self._steps, self._rollbacks = state.updates, state.steps, state.rollbacks
 
     def close(self) -> None:
-        """Remove DeepSpeed's hooks from the factors; the process group stays."""
+        """Remove DeepSpeed's hooks from the factors; the process group remains."""
         self._engine.close()

@@ -1,8 +1,8 @@
-"""The update of an iteration whose samples still arrive, in prompt order.
+"""An open update: the samples of its iteration are still arriving, in prompt order.
 
-Work is done as early as possible. Passes without gradient need only samples. A backward pass needs its samples'
-advantages, which with `advantage.std: group` follow from the prompt's own rewards. Only the time differs: the passes,
-the order in which gradients are added, and so every bit, are as if all samples had come at once.
+Passes run as early as possible. Passes without gradient need only samples. A backward pass also needs advantages; with
+`advantage.std: group` these depend only on the rewards of one prompt. The passes and the order in which gradients are
+added stay the same, so every bit is the same as if all samples had arrived at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from solrl_ray.records import PromptEmbedding, SampleGroup
 
 @dataclass(slots=True)
 class Sums:
-    """Sums of a rank over the passes of one optimiser step."""
+    """Sums over the passes of one optimiser step, on one rank."""
 
     shares: torch.Tensor
     """This rank's share of the means of (total, policy, kl, ratio, clipped) over all ranks, float64 [5]."""
@@ -66,21 +66,24 @@ class Prepared:
     """Velocities of each pass under the objective's other policies."""
 
     def to(self, device: torch.device | str) -> Prepared:
-        """The same with its tensors on `device`, bit for bit."""
+        """A copy with its tensors on `device`, bit for bit."""
         references = {name: [v.to(device) for v in all_passes] for name, all_passes in self.references.items()}
-        there: dict[int, torch.Tensor] = {}
-        return replace(self, passes=[_moved(one, device, there) for one in self.passes], references=references)
+        copies: dict[int, torch.Tensor] = {}
+        return replace(self, passes=[_moved(one, device, copies) for one in self.passes], references=references)
 
 
-def _moved(value: Any, device: torch.device | str, there: dict[int, torch.Tensor]) -> Any:
-    """A dataclass of tensors and of such dataclasses; `there` keeps a shared tensor shared."""
+def _moved(value: Any, device: torch.device | str, copies: dict[int, torch.Tensor]) -> Any:
+    """A copy of a (nested) dataclass of tensors on `device`.
+
+    `copies`: id of a tensor → its copy, so that shared tensors stay shared.
+    """
     if isinstance(value, torch.Tensor):
-        if id(value) not in there:
-            there[id(value)] = value.to(device)
-        return there[id(value)]
+        if id(value) not in copies:
+            copies[id(value)] = value.to(device)
+        return copies[id(value)]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    return replace(value, **{f.name: _moved(getattr(value, f.name), device, there) for f in fields(value)})
+    return replace(value, **{f.name: _moved(getattr(value, f.name), device, copies) for f in fields(value)})
 
 
 @dataclass(slots=True)
@@ -88,16 +91,16 @@ class StepShare:
     """One optimiser step's share of the samples, on one rank."""
 
     samples: range
-    """Positions of its samples on all ranks."""
+    """Positions of the step's samples, over all ranks."""
     epoch: int
-    """How often they were trained on before in this iteration."""
+    """Number of earlier trainings on these samples in this iteration."""
     slots: deque[Slots]
     """Micro-batches that are not prepared yet."""
     sums: Sums
     prepared: deque[Prepared] = field(default_factory=deque)
     """Micro-batches that wait for their advantages."""
     old_is_default: bool | None = None
-    """Whether v_old repeats v_theta bit for bit; None before the step begins."""
+    """Whether v_old equals v_theta bit for bit; None before the step begins."""
 
 
 class OpenUpdate:
@@ -114,18 +117,18 @@ class OpenUpdate:
     ) -> None:
         """
         Args:
-            sizes: samples of each prompt, in prompt order.
-            config: in how many equal parts of the prompts, of an optimiser step each, and how often all parts are
-                trained on, in the same order.
-            one_shape: whether samples of two prompts may share a micro-batch.
+            sizes: number of samples of each prompt, in prompt order.
+            config: `updates`: number of equal parts of the prompts, with one optimiser step each; `epochs`: number of
+                trainings on all parts, in the same order; `micro_batch`.
+            one_shape: whether samples of different prompts may share a micro-batch.
         """
         self.iteration, self.sizes = iteration, tuple(sizes)
         self.groups: list[SampleGroup] = []
         self.embeddings: dict[str, PromptEmbedding] = {}
         self.samples: list[tuple[SampleGroup, int]] = []
-        """(group, position inside the group) of all samples so far, in sample order."""
+        """(group, position in the group) of all samples so far, in sample order."""
         self.seconds = 0.0
-        """Time spent on it."""
+        """Time spent on this update."""
         self.parts = list[StepShare]()
         for epoch, part in product(range(config.epochs), equal_parts(self.sizes, config.updates)):
             cuts = cut(part, config.micro_batch, () if one_shape else self.sizes)
@@ -133,17 +136,18 @@ class OpenUpdate:
             self.parts.append(StepShare(part, epoch, deque(slots), Sums.zero(device)))
 
     def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
-        """Take the next groups.
+        """Add the next groups.
 
-        Raises RunError: another number of samples than announced, a group too many, or no embedding.
+        Raises RunError if a group has not the announced number of samples, there are too many groups, or an embedding
+        is missing.
         """
         for group in groups:
-            place = len(self.groups)
-            if place == len(self.sizes) or len(group.indices) != self.sizes[place]:
-                wanted = self.sizes[place] if place < len(self.sizes) else "no"
+            position = len(self.groups)
+            if position == len(self.sizes) or len(group.indices) != self.sizes[position]:
+                wanted = self.sizes[position] if position < len(self.sizes) else "no"
                 raise RunError(
-                    f"iteration {self.iteration} was opened for {len(self.sizes)} prompts; number {place + 1}, "
-                    f"{group.prompt_id}, comes with {len(group.indices)} samples, expected {wanted}"
+                    f"iteration {self.iteration} was opened for {len(self.sizes)} prompts; number {position + 1}, "
+                    f"{group.prompt_id}, has {len(group.indices)} samples, expected {wanted}"
                 )
             if group.prompt_id not in embeddings:
                 raise RunError(f"iteration {self.iteration} has no embedding of prompt {group.prompt_id}")
@@ -156,11 +160,11 @@ class OpenUpdate:
         return len(self.groups) == len(self.sizes)
 
     def advantages(self, config: Config) -> NDArray[np.float64]:
-        """Advantages that are known so far, in sample order, float64."""
+        """Advantages known so far, in sample order, float64."""
         advantage, weights = config.objective.advantage, reward_weights(config)
         if not self.groups or (advantage.needs_all and not self.complete):
             return np.empty(0)
-        own = [each for group in self.groups for each in group.components]
+        rows = [row for group in self.groups for row in group.components]
         return advantages(
-            *rewards_and_groups(self.groups), advantage, components=np.array(own) if own else None, weights=weights
+            *rewards_and_groups(self.groups), advantage, components=np.array(rows) if rows else None, weights=weights
         )

@@ -1,9 +1,9 @@
-"""The learner's passes through its transformer: adapter, attention, compiler, and what they keep.
+"""The learner's passes through its transformer: adapters, attention kernel, compilation, activation memory.
 
 ::
 
-    base, anchor, old   without gradient      each kind is compiled once for each shape of samples, if
-    default             with gradient         `compile.learner` is on; adapters are switched without compiling again
+    base, anchor, old   without gradient      with `compile.learner`, each kind is compiled once per shape of samples;
+    default             with gradient         switching adapters does not compile again
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from solrl_ray.records import PromptEmbedding, SampleShape
 
 class PolicyPasses:
     def __init__(self, config: Config, model: DiffusionModel) -> None:
-        """Attach the adapters to `model.transformer` at revision 0, and set this process up for training.
+        """Attach the adapters to `model.transformer` at revision 0, and set up this process for training.
 
-        Raises UserError: it cannot be compiled as configured.
+        Raises UserError if the transformer cannot be compiled as configured.
         """
         guidance = config.model if trains_guided_velocity(config) else config.model.unguided
         self._config, self._model = config, model.with_guidance(guidance, together=False)
         self._by_shape = by_shape(self._model, config.model.shapes)
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
-        # cuDNN's attention was measured in compiled passes on Hopper; eager passes keep their kernels.
-        seen = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)
-        cudnn = compiled and model.TRAINS_ON_CUDNN and seen and not config.run.deterministic
+        # cuDNN's attention was measured only in compiled passes on Hopper; eager passes keep their kernels.
+        is_measured = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)
+        cudnn = compiled and model.TRAINS_ON_CUDNN and is_measured and not config.run.deterministic
         attention.choose_for_training(cudnn=cudnn)
         if not compiled and kept == 0:
             model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
         anchor = config.objective.anchor_decay() is not None
         adapters.attach(model.transformer, config.model.lora, config.run.seed, anchor=anchor)
         self.compiled = compile_learner(model.transformer, config.compile, model.device, kept) if compiled else ""
-        """What is compiled, in words; empty if nothing is."""
+        """A description of the compiled passes; empty if none is compiled."""
 
     def velocity(
         self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor], shape: SampleShape | None = None
     ) -> torch.Tensor:
-        """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast.
+        """The model's velocity, float32. A bfloat16 base uses autocast, because the factors are float32.
 
-        `shape`: of the samples; None: the only one of the run.
+        `shape`: shape of the samples; None: the run's only shape.
         """
         bfloat16 = self._config.model.dtype == "bfloat16"
         with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
             return self._by_shape[shape].velocity(x_t, t, embedding)
 
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding, shape: SampleShape | None = None) -> None:
-        """One pass with `policy` on a micro-batch of zeros; the gradient of ``default`` is discarded."""
+        """Run one pass with `policy` on a micro-batch of zeros; the gradient of ``default`` is discarded."""
         model, samples = self._by_shape[shape], self._config.learner.micro_batch
         x_t = torch.zeros(samples, *model.latent_shape, device=model.device)
         t = torch.full((samples,), 0.5, device=model.device)
@@ -68,7 +68,7 @@ class PolicyPasses:
 
 
 def by_shape(model: DiffusionModel, shapes: Sequence[SampleShape]) -> dict[SampleShape | None, DiffusionModel]:
-    """The model for samples of each shape, as `SampleGroup.shape` names it: None if there is only one."""
+    """Shape → the model for samples of that shape. The key is None if there is only one, as in `SampleGroup.shape`."""
     if len(shapes) == 1:
         return {None: model}
     return {shape: model.of_shape(shape) for shape in shapes}

@@ -1,8 +1,12 @@
-"""The learner's whole state, independent of world size, and its folder on disk.
+"""The learner's state, independent of world size, and its folder on disk.
 
-A state folder holds ``policy.safetensors`` (``default/…``, ``old/…``, ``ema/…`` and maybe ``anchor/…`` factors),
-``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counters, each file's size
-and SHA-256, and its own. It gets its name only when it is complete and on the disk.
+Files of a state folder:
+
+- ``policy.safetensors``: factors ``default/…``, ``old/…``, ``ema/…`` and maybe ``anchor/…``.
+- ``optimizer.safetensors``: ``exp_avg/…`` and ``exp_avg_sq/…``.
+- ``state.json``: counters, size and SHA-256 of both files, and the SHA-256 of these entries.
+
+The folder gets its final name only when it is complete and on the disk.
 """
 
 from __future__ import annotations
@@ -33,54 +37,53 @@ _PARTS = [part for parts in _FILES.values() for part in parts]
 
 @dataclass(frozen=True, slots=True)
 class PolicyFactors(Portable, read_only=True):
-    """One policy of a learner: LoRA factors by name, float32 on the CPU, which must not be changed."""
+    """One policy of a learner: LoRA factors by name, float32 on the CPU. Do not change them."""
 
     factors: Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState(Portable, read_only=True):
-    """All that the next update depends on. Tensors are float32 on the CPU, by LoRA factor, and must not be changed."""
+    """All state that the next update depends on. Tensors are float32 on the CPU, by LoRA factor. Do not change them."""
 
     updates: int
-    """Iterations done: also the revision of `old`."""
+    """Number of finished iterations, which is also the revision of `old`."""
     steps: int
-    """Optimiser steps done: AdamW's step count, the EMA's and the decays'."""
+    """Number of optimiser steps: the step count of AdamW, of the EMA and of the decays."""
     default: Tensors
     old: Tensors
     ema: Tensors
     exp_avg: Tensors
     exp_avg_sq: Tensors
     anchor: Tensors = field(default_factory=dict)
-    """Empty if the objective has none."""
+    """Empty if the objective has no anchor."""
     rollbacks: int = 0
-    """How often the run has gone back to a checkpoint; each makes steps smaller (`schedules.learning_rate`)."""
+    """Number of times the run has gone back to a checkpoint; each lowers the learning rate (`schedules`)."""
 
     @classmethod
     def first(cls, factors: Tensors) -> LearnerState:
-        """The state before the first update, if all policies have these factors."""
+        """The state before the first update, with these factors for all policies."""
 
-        def copy() -> Tensors:  # a file holds no tensor twice
+        def copy() -> Tensors:  # copies, because a safetensors file may not hold a tensor twice
             return {name: factor.clone() for name, factor in factors.items()}
 
         mean, square = zeros_like(factors), zeros_like(factors)
         return cls(updates=0, steps=0, default=copy(), old=copy(), ema=copy(), exp_avg=mean, exp_avg_sq=square)
 
     def save(self, folder: Path) -> None:
-        """Write the state; `folder` appears when all of it is on the disk.
+        """Write the state; `folder` appears once all of it is on the disk.
 
-        A resumed run makes the same update again. An existing folder is then the same state or a damaged one, and is
-        replaced.
+        An existing folder is replaced: a resumed run repeats an update, so it holds the same state or a damaged one.
 
-        Raises RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
+        Raises RunError if a tensor has NaN or Inf. Then nothing is written, so the previous state can be resumed.
         """
         self.check_finite()
         contents: dict[str, bytes] = {}
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": tensor for part in parts for key, tensor in getattr(self, part).items()}
-            # As NumPy's arrays: of tensors, the package refuses those that share memory.
+            # Saved as NumPy arrays: safetensors refuses PyTorch tensors that share memory.
             contents[name] = safetensors.numpy.save(
-                {key: each.detach().contiguous().numpy() for key, each in tensors.items()}
+                {key: tensor.detach().contiguous().numpy() for key, tensor in tensors.items()}
             )
         files = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
@@ -95,15 +98,15 @@ class LearnerState(Portable, read_only=True):
             if key := first_not_finite(getattr(self, part)):
                 raise RunError(
                     f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved; the "
-                    "one before stays"
+                    "previous one is kept"
                 )
 
     @classmethod
     def load(cls, folder: Path) -> LearnerState:
         """Read a state written by `save`.
 
-        Raises UserError: the folder is missing, of another format, the disk does not give it, any file differs from its
-        checksum, or was not written by `save`.
+        Raises UserError if the folder is missing, unreadable or of another format, or if a file differs from its
+        checksum or was not written by `save`.
         """
         manifest = _read_manifest(folder)
         parts: dict[str, Any] = {part: {} for part in _PARTS}
@@ -116,24 +119,24 @@ class LearnerState(Portable, read_only=True):
                     parts[part][factor] = tensor
             updates, steps, rollbacks = (operator.index(manifest.get(n, 0)) for n in ("updates", "steps", "rollbacks"))
         except (LookupError, TypeError, safetensors.SafetensorError) as error:
-            raise UserError(f"{folder} is no state of a learner: {type(error).__name__}: {error}") from error
+            raise UserError(f"{folder} is not a learner state: {type(error).__name__}: {error}") from error
         return cls(updates=updates, steps=steps, rollbacks=rollbacks, **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
-        """Refuse a state of another model or LoRA configuration.
+        """Check that the state fits the model and its LoRA configuration.
 
-        Raises UserError: factor names or shapes differ from `shapes`.
+        Raises UserError if factor names or shapes differ from `shapes`.
         """
         for part in _PARTS:
-            found = {name: tuple(tensor.shape) for name, tensor in getattr(self, part).items()}
-            if part == "anchor" and not found:
+            saved = {name: tuple(tensor.shape) for name, tensor in getattr(self, part).items()}
+            if part == "anchor" and not saved:
                 continue
-            for name in sorted(found.keys() | shapes.keys()):
+            for name in sorted(saved.keys() | shapes.keys()):
                 wanted = tuple(shapes.get(name, ()))
-                if found.get(name, ()) != wanted:
+                if saved.get(name, ()) != wanted:
                     raise UserError(
                         f"the saved learner state does not fit the model and model.lora: {part} of {name} is "
-                        f"{found.get(name, 'missing')}, the model has {wanted or 'no such factor'}"
+                        f"{saved.get(name, 'missing')}, the model has {wanted or 'no such factor'}"
                     )
 
 
@@ -153,7 +156,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise UserError(f"{path} is damaged: it does not say which files belong to it")
+        raise UserError(f"{path} is damaged: it does not list the files of the state")
     if manifest.get("format") != FORMAT or set(manifest.get("files", ())) != set(_FILES):
         raise UserError(f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT!r}")
     if manifest.pop("sha256", None) != _manifest_digest(manifest):
@@ -173,7 +176,7 @@ def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
 
 
 def _read(path: Path, missing: str, most: int = MOST_BYTES) -> bytes:
-    """The content of a file of at most so many bytes. Raises UserError, which is `missing` if there is none."""
+    """The content of a file of at most `most` bytes. Raises UserError; its message is `missing` if there is no file."""
     try:
         return read_regular(path, most)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

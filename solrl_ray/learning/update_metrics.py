@@ -1,4 +1,4 @@
-"""The metrics of an update."""
+"""Metrics of an update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solrl_ray.learning.open_update import OpenUpdate, Sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """Metrics of one iteration's update. Losses are means over samples and passes of all ranks and optimiser steps."""
+    """Metrics of one iteration's update. Losses are means over the samples and passes of all ranks and steps."""
 
     iteration: int
     revision: int
@@ -19,29 +19,29 @@ class UpdateMetrics:
     loss: float
     policy_loss: float
     kl: float
-    """Divergence from the reference, before its weight in the loss."""
+    """Divergence from the reference, before weighting."""
     gradient_norm: float
-    """Global L2 norm before clipping, mean over optimiser steps."""
+    """Global L2 norm of the gradient before clipping, mean over optimiser steps."""
     samples: int
     passes: int
-    """Forward and backward passes of this rank."""
+    """Number of forward and backward passes on this rank."""
     seconds: float
     ratio_mean: float | None = None
-    """Mean ratio of probabilities under trained and sampling policy; None if the objective has none."""
+    """Mean of p_theta / p_old, trained over sampling policy; None if the objective has no ratio."""
     ratio_deviation: float | None = None
     """Largest abs(ratio - 1)."""
     first_ratio_deviation: float | None = None
-    """The same in the first optimiser step; expected to be 0 if the sampling policy is a copy of the trained one."""
+    """Largest abs(ratio - 1) in the first optimiser step; 0 if the sampling policy is a copy of the trained one."""
     clip_fraction: float | None = None
-    """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without one."""
+    """Share of samples and passes whose ratio, or velocity, was outside the clip range; None without a clip range."""
 
 
 Step = tuple[Sums, float]
-"""Of an optimiser step: sums over all ranks, and the gradient norm."""
+"""Result of an optimiser step: sums over all ranks, and the gradient norm."""
 
 
 def update_metrics(update: OpenUpdate, done: Sequence[Step], *, revision: int) -> UpdateMetrics:
-    """`done`: each optimiser step."""
+    """The metrics of a finished update; `done` has one entry per optimiser step."""
     loss, policy_loss, kl, ratio, clipped = (
         math.fsum(float(sums.shares[i]) for sums, _ in done) / len(done) for i in range(5)
     )

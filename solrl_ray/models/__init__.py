@@ -1,4 +1,4 @@
-"""Diffusion models behind one small interface; each family is one file, and its name in `FAMILY_FILES`."""
+"""Diffusion models behind one small interface. Each family is one file, listed in `FAMILY_FILES`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleShape
 
-if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
+if TYPE_CHECKING:  # importing torch takes seconds; finding a checkpoint does not need it
     import torch
 
     from solrl_ray.models.base import DiffusionModel
@@ -29,41 +29,41 @@ FAMILY_FILES = (
     "wan_i2v",
     "z_image",
 )
-"""Modules of this package that describe families. Importing one imports no model library."""
+"""Modules of this package that define families. Importing them imports no model library."""
 FAMILIES: Mapping[str, type[DiffusionModel]] = {
     name: model for file in FAMILY_FILES for name, model in sorted(import_module(f"{__name__}.{file}").FAMILIES.items())
 }
-"""By ``model.family``."""
+"""``model.family`` → class of the family."""
 DISTILLED = frozenset[str]().union(*(model.DISTILLED for model in FAMILIES.values()))
 """Ids of checkpoints with built-in guidance."""
 
 
 def scored(config: Config) -> tuple[SampleShape, ...]:
-    """The shapes that rewards get: of samples, then of previews that are decoded from some latent frames."""
-    shapes, chosen = config.model.shapes, config.rollout.preview.latent_frames
-    made_by = FAMILIES.get(config.model.family)
-    if not chosen or made_by is None:
+    """The shapes that rewards score: those of samples, and those of previews if only some latent frames are decoded."""
+    shapes, latent_frames = config.model.shapes, config.rollout.preview.latent_frames
+    model = FAMILIES.get(config.model.family)
+    if not latent_frames or model is None:
         return tuple(shapes)
-    return *shapes, *shapes.with_frames(made_by.SIZES.frames(len(chosen)))
+    return *shapes, *shapes.with_frames(model.SIZES.frames(len(latent_frames)))
 
 
 def family(config: Model) -> type[DiffusionModel]:
-    """The class of ``model.family``. Raises `UserError` if there is no such family."""
+    """The class of ``model.family``. Raises `UserError` if the family is unknown."""
     if config.family not in FAMILIES:
         raise UserError(f"model.family is {config.family!r}; it must be one of {', '.join(sorted(FAMILIES))}.")
     return FAMILIES[config.family]
 
 
 def encoder_components(config: Model) -> frozenset[str]:
-    """The components with which a prompt is encoded."""
+    """The components that are needed to encode a prompt."""
     return frozenset({"text", "vae"} if config.references else {"text"})
 
 
 def load(config: Model, device: torch.device | str, *, components: Collection[str] | None = None) -> DiffusionModel:
     """Load components onto `device`: ``text``, ``transformer``, ``vae``, ``preview_decoder``; None: the first three.
 
-    Raises `UserError` naming the key (usually ``model.path``) if the checkpoint is missing, incomplete or of another
-    family, or if sizes do not fit it.
+    Raises `UserError` naming the key (usually ``model.path``) if the checkpoint is missing, incomplete, of another
+    family, or does not support the configured sizes.
     """
     from solrl_ray.models.components import COMPONENTS, check_components
 

@@ -1,7 +1,7 @@
 """The project's interface to a diffusion model: encode, velocity (with guidance), decode.
 
-A family is one subclass: the classes of its diffusers pipeline, how a prompt becomes tensors, how its transformer is
-called, and how its latents go into the autoencoder. The rest is here.
+A family is one subclass. It names the classes of its diffusers pipeline, and defines how a prompt is encoded, how the
+transformer is called, and how latents enter the autoencoder. Everything else is here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class DiffusionModel(FamilyCheckpoint, ABC):
     """A rectified-flow model: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0.
 
     Only requested components are loaded; using another one raises `ValueError`. Modules are frozen and in eval mode.
-    States between solver steps are float32, the network computes in `dtype`. Guidance is part of the configuration:
-    with `cfg` a velocity is made of two, of a prompt and of a negative prompt, else one forward is one velocity.
+    The state between solver steps is float32; the network computes in `dtype`. Guidance is part of the configuration:
+    with `cfg` the velocities for the prompt and the negative prompt are combined; otherwise a velocity is one forward.
     """
 
     shape: SampleShape
-    """Of the samples that it takes; see `of_shape`."""
+    """Shape of the samples that this model takes; see `of_shape`."""
     latent_shape: tuple[int, ...]
-    """Shape of one sample's state as the transformer takes it, without the batch dimension."""
+    """Shape of one sample's state as the transformer takes it, without batch dimension."""
     image_tokens: int
-    """Length of the image sequence, which shifts resolution-dependent sigma schedules."""
+    """Number of image tokens; resolution-dependent sigma schedules shift with it."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)
 
     def stock_latents(self, latents: Tensor) -> Tensor:
-        """Our initial noise in the format of the stock call."""
+        """Initial noise in the format of the stock pipeline's argument."""
         return latents
 
     def predicted(self, latents: Tensor) -> Tensor:
-        """A view of what the transformer predicts of latents; the rest is given."""
+        """View of the part of `latents` that the transformer predicts; the rest, such as a first frame, is given."""
         return latents
 
     @property
@@ -107,12 +107,12 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         return self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
 
     def joined(self, other: Self) -> Self:
-        """This model with the components of another as well, which has the same configuration."""
+        """This model plus the components of `other`, which has the same configuration."""
         return self._with({**self._modules, **other._modules})
 
     def view(self, components: Collection[Component]) -> Self:
-        """This model with some of its components; its transformer is a tree of modules over the same tensors, which may
-        be changed without changing this one's.
+        """This model with only these components. Its transformer is a separate module tree over the same tensors:
+        replacing a module there does not change this model.
         """
         modules = {name: self._modules[name] for name in components}
         if "transformer" in modules:
@@ -127,7 +127,7 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         return made
 
     def of_shape(self, shape: SampleShape) -> Self:
-        """This model, with the same components, for samples of `shape`."""
+        """This model with the same components, for samples of `shape`."""
         made = copy.copy(self)
         made._take_shape(shape)
         return made
@@ -139,27 +139,29 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         self._set_up_shape(*self._grid)
 
     def with_guidance(self, config: Model, *, together: bool = True) -> Self:
-        """This model with the guidance of `config`, its own in all else.
+        """This model with the guidance of `config`; nothing else changes.
 
-        `together`: one forward of 2 B, so that a sampler compiles one shape; else two of B, as a learner needs them: no
-        activations of the negative prompt are kept, and v_old has the bits of an equal v_theta.
+        Args:
+            together: True computes both velocities in one forward of batch 2 B, so a sampler compiles one shape. False
+                uses two forwards of B, as a learner needs: no activations of the negative prompt are kept, and v_old
+                has the same bits as an equal v_theta.
         """
         made = copy.copy(self)
         made.config, made._together = config, together
         return made
 
     def use_transformer(self, transformer: nn.Module) -> None:
-        """Use a transformer that was made from this family's `skeleton` and is already on the device."""
+        """Use a transformer that was built from this family's `skeleton` and is already on the device."""
         self._modules["transformer"] = freeze(transformer)
 
     @no_grad
     def encode(self, texts: Sequence[str], micro_batch: int = 1) -> list[dict[str, Tensor]]:
-        """Encode texts in batches of one shape, so that an embedding depends on its text alone.
+        """Encode texts in batches of one fixed shape, so that an embedding depends only on its text.
 
-        Kernels differ between shapes, so the rest of a batch is filled up. They also differ without a mask, which
-        transformers drops if no row is padded. Therefore a batch of several has an empty text as one row more.
+        Kernels differ between shapes, so an incomplete batch is filled up. They also differ without a mask, which
+        transformers drops if no row is padded. So a batch of several texts gets an empty text as an extra row.
 
-        Returns one dict a text: tensors by name in `dtype`, without batch dimension, on the CPU.
+        Returns one dict per text: name → tensor in `dtype`, without batch dimension, on the CPU.
         """
         encoded: list[dict[str, Tensor]] = []
         for first in range(0, len(texts), micro_batch):
@@ -167,14 +169,14 @@ class DiffusionModel(FamilyCheckpoint, ABC):
             rows = part + part[-1:] * (micro_batch - len(part)) + [""] * (micro_batch > 1)
             batch = self._encode(self._text.pipeline, rows)
             batch = {name: tensor[: len(part)].to("cpu", self.dtype) for name, tensor in batch.items()}
-            # Copies: a row that is a view would be sent and kept with its whole batch.
+            # Cloned: a view of a row would keep, and send, its whole batch.
             encoded += [{name: tensor[row].clone() for name, tensor in batch.items()} for row in range(len(part))]
         return encoded
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
-        """What fixes the bits of `encode` besides the text: weights, settings, libraries, device.
+        """Everything besides the text that determines the bits of `encode`: weights, settings, libraries, device.
 
-        Reads every weight once: about as long as loading, seconds for T5-XXL.
+        Reads all weights once. This takes about as long as loading them: seconds for T5-XXL.
         """
         import transformers  # late: most processes never encode
 
@@ -190,14 +192,14 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         }
 
     def velocity(self, latents: Tensor, sigma: float | Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        """Predict the velocity, with classifier-free guidance (arXiv 2207.12598) as the configuration says: of the
-        prompts alone where it is off or does not act.
+        """Predict the velocity, with classifier-free guidance (arXiv 2207.12598) as configured. Where guidance is off,
+        or outside its interval, the result is the velocity for the prompt only.
 
         Args:
             latents: [B, *latent_shape], any float dtype.
             sigma: noise level in [0, 1], one number or a tensor [B].
-            embedding: what `batch_embeddings` returns, batched B or 1 (one prompt for all). With `cfg` it has the
-                negative prompt, whose velocity gets no gradient.
+            embedding: result of `batch_embeddings`, with batch size B or 1 (one prompt for all). With `cfg` it includes
+                the negative prompt, whose velocity has no gradient.
 
         Returns:
             float32 [B, *latent_shape].
@@ -215,9 +217,11 @@ class DiffusionModel(FamilyCheckpoint, ABC):
         if not cfg.is_on:
             return self._velocity(state, sigmas, own).float()
         if len(prompts) != 2 * len(own):
-            raise ValueError("guidance needs the negative prompt, which the embedding lacks")
+            raise ValueError(
+                "guidance needs the embedding of a negative prompt, which is missing: encode it with model.cfg set"
+            )
         negative = {name: prompts[NEGATIVE + name] for name in own}
-        positive, other = (each.float() for each in self._both(state, sigmas, own, negative))
+        positive, other = (velocity.float() for velocity in self._both(state, sigmas, own, negative))
         low, high = cfg.interval
         acts = ((sigmas >= low) & (sigmas <= high)).view(-1, *[1] * (positive.dim() - 1))
         return torch.where(acts, self._combined(positive, other, cfg.scale), positive)
@@ -225,42 +229,42 @@ class DiffusionModel(FamilyCheckpoint, ABC):
     def _both(
         self, latents: Tensor, sigmas: Tensor, own: dict[str, Tensor], negative: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The velocities of the prompts and of the negative prompt; the second one never has a gradient."""
+        """The velocities for the prompts and for the negative prompt; the latter never has a gradient."""
         if self._together:
             texts = {name: torch.cat([tensor, negative[name]]) for name, tensor in own.items()}
             twice = latents.repeat(2, *[1] * (latents.dim() - 1))
             positive, other = self._velocity(twice, sigmas.repeat(2), texts).chunk(2)
             return positive, other.detach()
-        # In this order, so that no cast of a weight that autocast may keep was made without gradient.
+        # In this order, because autocast caches casts of weights, and a cached cast must not lack its gradient.
         positive = self._velocity(latents, sigmas, own)
         with torch.no_grad():
             return positive, self._velocity(latents, sigmas, negative)
 
     @no_grad
     def decode(self, latents: Tensor) -> Tensor:
-        """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1], of videos [B, 3, T, H, W].
+        """Decode clean latents [B, *latent_shape] to images [B, 3, H, W] or videos [B, 3, T, H, W], float32 in [0, 1].
 
-        The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. A loaded preview decoder is
-        used.
+        The decoder computes in `dtype`, on `model.decoding.micro_batch` images at a time. If a preview decoder is
+        loaded, it is used instead of the VAE.
         """
         size = self.config.decoding.micro_batch or len(latents)
         return torch.cat([self._decode(self.decoder, part) for part in latents.split(size)])
 
     def batch_embeddings(self, embeddings: Sequence[PromptEmbedding]) -> dict[str, Tensor]:
-        """Stack embeddings in the given order on the device: each tensor is [B, ...] in `dtype`.
+        """Stack embeddings in the given order, on the device: name → tensor [B, ...] in `dtype`.
 
-        A batch of one repeated prompt is a view of a single copy.
+        If all embeddings are equal, the batch is an expanded view of one copy.
         """
         if not embeddings:
             raise ValueError("a batch needs at least one prompt embedding")
         names = embeddings[0].tensors.keys()
         if any(embedding.tensors.keys() != names for embedding in embeddings):
-            raise ValueError("prompt embeddings of different families cannot share a batch")
+            raise ValueError("prompt embeddings with different tensors (of different families) cannot share a batch")
         one_prompt = len({embedding.digest for embedding in embeddings}) == 1
         chosen = embeddings[:1] if one_prompt else embeddings
         batch = {}
-        for name in (name for name in names if name != REFERENCES):  # which rewards see
-            # A run has one negative prompt, but it is encoded with each prompt's references.
+        for name in (name for name in names if name != REFERENCES):  # those are for rewards only
+            # A run has one negative prompt, but with references it is encoded with those of each prompt.
             is_one = name.startswith(NEGATIVE) and not self.config.references
             rows = chosen[:1] if is_one else chosen
             stacked = torch.stack([embedding.tensors[name] for embedding in rows])
@@ -271,39 +275,39 @@ class DiffusionModel(FamilyCheckpoint, ABC):
     # For subclasses
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        """Set what else `_velocity` needs of the checkpoint, if anything."""
+        """Set further attributes that `_velocity` needs from the transformer's configuration."""
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
-        """Set what `_velocity` needs for a grid of image tokens, if anything."""
+        """Set attributes that `_velocity` needs for a grid of image tokens, such as positions."""
 
     @abstractmethod
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
-        """The texts' tensors by name, with a batch dimension. Shapes may depend on nothing but the number of texts."""
+        """Name → tensor, with a batch dimension. Shapes may depend only on the number of texts."""
 
     @abstractmethod
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
 
     def _encode_prompt(self, pipeline: Any, texts: list[str], *arguments: Any, **named: Any) -> Any:
-        """The stock pipeline's `encode_prompt` on this device, for texts of at most `model.max_sequence_length`."""
+        """Call the stock pipeline's `encode_prompt` on this device; texts are truncated as configured."""
         longest = self.config.max_sequence_length
         return pipeline.encode_prompt(texts, *arguments, device=self.device, max_sequence_length=longest, **named)
 
     def _call(self, *arguments: Any, **named: Any) -> Tensor:
-        """The transformer's answer to these arguments."""
-        answer: Tensor = self.transformer(*arguments, **named, return_dict=False)[0]
-        return answer
+        """Call the transformer; returns its output tensor."""
+        output: Tensor = self.transformer(*arguments, **named, return_dict=False)[0]
+        return output
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        """Classifier-free guidance as the stock pipeline combines two velocities, float32 [B, *latent_shape]."""
+        """Combine two velocities for guidance, as the stock pipeline does: float32 [B, *latent_shape]."""
         return negative + scale * (positive - negative)
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        """Latents as the decoder's images of cells [B, C, H, W], still normalised."""
+        """Latents as an image of latent cells [B, C, H, W], still normalised."""
         return latents
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
-        """The decoder's input, float32: latents / scaling + shift; the shift of some decoders is missing or null."""
+        """Input of the decoder, float32: latents / scaling + shift. Some decoders have no shift, or null."""
         settings = decoder.config
         return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)
 

@@ -1,4 +1,4 @@
-"""Chroma1, FLUX.1 without CLIP and without distilled guidance, through the parts of a diffusers `ChromaPipeline`."""
+"""Chroma1 (FLUX.1 without CLIP and without distilled guidance), from diffusers `ChromaPipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class Chroma(Flux):
-    """Latents, positions and timestep as of FLUX.1, without a guidance embedding.
+    """Latents, positions and timestep as in FLUX.1, without a guidance embedding.
 
-    Text: T5, whose mask leaves one pad beside a prompt's own tokens. The authors mask the other pads inside the
-    transformer as well. diffusers (0.42) passes that mask as numbers, which attention adds to its logits: pads keep
-    1/e of a token's weight. So it is here, or LoRAs would be trained for other images than the stock pipeline draws.
+    Text: T5, with a mask that leaves one padding token after the prompt's tokens. The authors also mask the remaining
+    padding inside the transformer. diffusers (0.42) passes that mask as numbers, which attention adds to its logits, so
+    padding keeps 1/e of a token's weight. We do the same: otherwise LoRAs would be trained for other images than those
+    that the stock pipeline generates.
 
-    The stock forward with gradient checkpointing forgets the mask of the single blocks; here they get it.
+    The stock forward with gradient checkpointing does not pass the mask to the single blocks; ours does.
     """
 
     PIPELINE = Stock("ChromaPipeline")
@@ -29,7 +30,7 @@ class Chroma(Flux):
     ENCODERS = ("text_encoder",)
     EMBEDS_GUIDANCE = False
     GUIDED_BY = "guidance_scale"
-    # Neither the activations that its blocks keep nor those of a forward were measured.
+    # Its activations, in training and in a forward, were not measured.
     SIZES = replace(Flux.SIZES, kept_values=None, forward_values=None)
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
@@ -53,7 +54,7 @@ class Chroma(Flux):
 
 @contextmanager
 def _masking_single_blocks(transformer: nn.Module, mask: Tensor) -> Iterator[None]:
-    """Within it a recomputed single block gets the mask too, as its last argument."""
+    """Context in which recomputed single blocks also get the mask, as their last argument."""
     recompute: Any = getattr(transformer, "_gradient_checkpointing_func", None)
     single = set(transformer.single_transformer_blocks)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The components of a loaded model, by name, its blocks, and trees of modules over the same tensors."""
+"""Components of a loaded model and their names, its blocks, and module trees that share tensors."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from torch import nn
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
-"""Loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder``, else the VAE."""
+"""Components loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder`` if set, else the VAE.
+"""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def same_tensors(module: nn.Module) -> nn.Module:
-    """A copy of a module whose parameters and buffers are the same objects."""
+    """A copy of the module tree whose parameters and buffers are the same objects."""
     kept: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, kept)
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, which are compiled one by one and decide where activations are kept: members of the
-    transformer's own lists of modules.
+    """The repeated blocks: members of the transformer's direct child `ModuleList`s. They are compiled one by one, and
+    gradient checkpointing keeps activations between them.
     """
     lists = [child for child in transformer.children() if isinstance(child, nn.ModuleList)]
     return [block for blocks in lists for block in blocks]
 
 
 def check_components(components: Collection[str]) -> frozenset[Component]:
-    """Raise `ValueError` for an unknown component."""
+    """The components as a set. Raises `ValueError` for an unknown component."""
     known = (*sorted(COMPONENTS), "preview_decoder")
     unknown = set(components) - set(known)
     if unknown:
@@ -40,7 +41,7 @@ def check_components(components: Collection[str]) -> frozenset[Component]:
 
 
 class TextEncoders(nn.Module):
-    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` is used."""
+    """A family's text encoders and tokenizers, inside the stock pipeline whose `encode_prompt` is used."""
 
     def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
         super().__init__()

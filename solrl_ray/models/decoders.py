@@ -1,4 +1,4 @@
-"""Autoencoders that turn latents into images: the checkpoint's own, or a small one for previews."""
+"""Autoencoders that decode latents to images: that of the checkpoint, or a small one for previews."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ PREVIEW_KEY = "model.preview_decoder"
 def preview_loader(
     config: Model, vae_config: Mapping[str, Any], classes: Collection[str]
 ) -> Callable[..., nn.Module] | None:
-    """The loader of ``model.preview_decoder``, which takes a ``torch_dtype``; None if the key is empty.
+    """A function that loads ``model.preview_decoder`` (argument ``torch_dtype``); None if the key is empty.
 
-    Raises `UserError` if the decoder is missing, or if its latents have other channels or cells than the VAE's.
+    Raises `UserError` if the decoder is missing, or if its latents have another number of channels or another downscale
+    factor than the VAE's.
     """
     if not config.preview_decoder:
         return None
@@ -34,33 +35,33 @@ def preview_loader(
             f"{PREVIEW_KEY} is {config.preview_decoder!r}, which is a {name!r}; "
             f"model.family {config.family!r} decodes with {', '.join(sorted(classes))}."
         )
-    found = (_channels(settings), factor(settings))
+    given = (_channels(settings), factor(settings))
     needed = (_channels(vae_config), factor(vae_config))
-    if found != needed:
+    if given != needed:
         raise UserError(
-            f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {found[0]} channels and {found[1]} pixels "
-            f"a cell; {config.path} has {needed[0]} channels and {needed[1]} pixels a cell."
+            f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {given[0]} channels and {given[1]} pixels "
+            f"per cell; {config.path} has {needed[0]} channels and {needed[1]} pixels per cell."
         )
     return partial(paths.load_weights, getattr(diffusers, name), source, PREVIEW_KEY)
 
 
 def set_tiling(decoder: Any, decoding: Decoding) -> Any:
-    """Decode in overlapping tiles if configured: less memory, with blended seams."""
+    """Enable decoding in overlapping tiles if configured; this needs less memory, and seams are blended."""
     if decoding.tiling:
         decoder.enable_tiling()
     return decoder
 
 
 def factor(settings: Mapping[str, Any]) -> int:
-    """Pixels per latent cell and side, as in the stock pipelines: each level after the first halves."""
-    if settings.get("scale_factor_spatial"):  # of Wan, whose newer autoencoder also splits pixels into patches
+    """Downscale factor: pixels per side of a latent cell. In stock pipelines, each level but the first halves."""
+    if settings.get("scale_factor_spatial"):  # Wan; its newer autoencoder also splits pixels into patches
         return int(settings["scale_factor_spatial"])
-    if "temperal_downsample" in settings:  # diffusers' spelling; a video autoencoder has a value for each halving
+    if "temperal_downsample" in settings:  # diffusers' spelling; one value per halving, in video autoencoders
         return int(2 ** len(settings["temperal_downsample"]))
     levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]
     return int(2 ** (len(levels) - 1))
 
 
 def _channels(settings: Mapping[str, Any]) -> int | None:
-    """Of a latent."""
+    """Number of channels of a latent."""
     return settings.get("latent_channels", settings.get("z_dim"))

@@ -1,4 +1,4 @@
-"""A family's checkpoints: what they consist of, their text encoders, and what can be said of one without loading it."""
+"""Checkpoints of a family: their parts, their text encoders, and the facts that are known without loading weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from solrl_ray.models.components import TextEncoders
 
 COUNTED = 1000
-"""Prompts that are tokenised together to count their tokens; 20,000 at once take 0.4 GB."""
+"""Number of prompts that are tokenised at a time to count their tokens; 20,000 at once take 0.4 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,69 +32,71 @@ class Truncation:
 
     tokenizer: str
     limit: int
-    """Tokens that it keeps, including its special tokens."""
+    """Number of tokens that it keeps, including its special tokens."""
     texts: tuple[str, ...]
 
 
 def tokenizer_of(encoder: str) -> str:
-    """The checkpoint part of an encoder's tokenizer: ``text_encoder_2`` has ``tokenizer_2``."""
+    """Name of the tokenizer of an encoder in the checkpoint: ``tokenizer_2`` for ``text_encoder_2``."""
     return "tokenizer" + encoder.removeprefix("text_encoder")
 
 
 class FamilyCheckpoint:
-    """The part of `DiffusionModel` that belongs to its class, not to a loaded model."""
+    """The part of `DiffusionModel` that describes the class, without a loaded model."""
 
     PIPELINE: ClassVar[Any]
     """The stock diffusers pipeline that computes the same."""
     INDEX: ClassVar[str] = ""
-    """The pipeline that the family's checkpoints name, if it is another one."""
+    """The pipeline that checkpoints of the family name in their index, if it is not `PIPELINE`."""
     TRANSFORMER: ClassVar[Any]
-    """The diffusers class of its transformer."""
+    """The diffusers class of the transformer."""
     DECODERS: ClassVar[tuple[str, ...]]
-    """diffusers classes of its autoencoders."""
+    """Supported diffusers classes of the autoencoder."""
     ENCODERS: ClassVar[tuple[str, ...]]
-    """Text encoders, parts of the checkpoint."""
+    """Names of the text encoders in the checkpoint; the last one is the long one."""
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
-    """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
+    """Members of `ENCODERS` that a checkpoint may lack, with their tokenizers."""
     SIZES: ClassVar[FamilySizes]
-    """What a plan needs without loading the model."""
+    """Sizes that a plan needs without loading the model."""
     ROUNDS_TIMESTEPS: ClassVar[bool] = False
-    """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
+    """Whether the stock pipeline rounds 1000 sigma to the transformer's dtype and divides afterwards. We round sigma.
+    """
     TRAINS_ON_CUDNN: ClassVar[bool] = False
-    """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
+    """Whether we have verified that it trains with cuDNN's attention; see `models.attention`."""
     CONVOLUTIONS: ClassVar[tuple[str, ...]] = ()
-    """Path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
+    """Path suffixes of linears that are 1×1 convolutions in the checkpoint and its LoRA files."""
     TOOL_NAMES: ClassVar[ToolNames | None] = None
-    """Names of its LoRA modules in files of ComfyUI and kohya's scripts; None: these do not have its models."""
+    """Names of its LoRA modules in files of ComfyUI and kohya's scripts; None if these do not support the family."""
     EMBEDS_GUIDANCE: ClassVar[bool] = False
-    """Whether its transformers may take the value of a guidance embedding."""
+    """Whether its transformers may have a guidance embedding."""
     DISTILLED: ClassVar[frozenset[str]] = frozenset()
-    """Ids of checkpoints with built-in guidance. Other files do not tell, except FLUX.2's index."""
+    """Ids of checkpoints with built-in guidance. Only FLUX.2's index says so in the checkpoint itself."""
     LOADED_BY: ClassVar[str] = "DiffusionPipeline"
-    """The diffusers class that loads the stock pipeline; this one takes the class that the checkpoint names."""
+    """The diffusers class that loads the stock pipeline. `DiffusionPipeline` loads the class that the checkpoint names.
+    """
     FRAMES: ClassVar[str] = "num_frames"
-    """The argument of the stock call for frames of a video."""
+    """Argument of the stock call for the number of frames."""
     GUIDED_BY: ClassVar[str] = "guidance_scale"
-    """The argument of the stock call for the scale of classifier-free guidance."""
+    """Argument of the stock call for the scale of classifier-free guidance."""
 
     @classmethod
     def stock_arguments(cls, model: Model) -> dict[str, Any]:
-        """Arguments of the stock call that switch off classifier-free guidance and changes to the prompt."""
+        """Arguments of the stock call that disable classifier-free guidance and automatic changes to the prompt."""
         return {cls.GUIDED_BY: 1.0}
 
     @classmethod
     def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
-        """Arguments of the stock call that switch classifier-free guidance on."""
+        """Arguments of the stock call that enable classifier-free guidance."""
         return {cls.GUIDED_BY: cfg.scale, "negative_prompt": cfg.negative_prompt}
 
     @classmethod
     def keeps_references(cls, shape: SampleShape) -> bool:
-        """Whether the stock pipeline takes reference pictures of this size as they are."""
+        """Whether the stock pipeline uses reference images of this size without resizing them."""
         return True
 
     @classmethod
     def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:
-        """The transformer as `load` would make it, with shapes but no memory."""
+        """The transformer as built by `load`, on the meta device: shapes, but no memory."""
         checkpoint = cls._open(config, key)
         with torch.device("meta"):
             transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
@@ -102,9 +104,10 @@ class FamilyCheckpoint:
 
     @classmethod
     def settings(cls, config: Model, named: Callable[[str], str] = str) -> tuple[dict[str, Any], int]:
-        """The transformer's ``config.json``, and VAE downscale factor; reads nothing else.
+        """The transformer's ``config.json`` and the VAE downscale factor; reads only small JSON files.
 
-        Raises `UserError` as `load` does for sizes that do not fit; `named` as in `FamilySizes.check`.
+        Raises `UserError`, as `load` does, for sizes that the checkpoint does not support; `named` as in
+        `FamilySizes.check`.
         """
         checkpoint = cls._open(config)
         transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
@@ -115,14 +118,14 @@ class FamilyCheckpoint:
 
     @classmethod
     def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
-        """The text encoders by name, with shapes but no memory. The last is the long one."""
+        """Name → text encoder on the meta device: shapes, but no memory. The last one is the long one."""
         checkpoint = cls._open(config, key)
         with torch.device("meta"):
             return {name: checkpoint.text_skeleton(name) for name in cls._encoders(checkpoint)}
 
     @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
-        """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
+        """The texts that each tokenizer would truncate; loads only the tokenizers."""
         checkpoint = cls._open(config)
         found = []
         for name in map(tokenizer_of, cls._encoders(checkpoint)):
@@ -139,17 +142,19 @@ class FamilyCheckpoint:
 
     @classmethod
     def is_distilled(cls, config: Model) -> bool | None:
-        """Whether the checkpoint says that guidance is built in; FLUX.2's say it or not, others do not tell: None."""
+        """Whether the checkpoint's index states that guidance is built in. Only FLUX.2's index has this entry; None
+        without it.
+        """
         return cls._open(config).index.get("is_distilled")
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
-        """Change the stock transformer in place, without changing its results, and return it."""
+        """Modify the stock transformer in place, without changing its results, and return it."""
         return transformer
 
     @classmethod
     def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
-        """Limit of this tokenizer's encoder. The last encoder is the long one, others have their own limit."""
+        """Token limit: `model.max_sequence_length` for the tokenizer of the long encoder, else the tokenizer's."""
         long = name == tokenizer_of(cls.ENCODERS[-1])
         return config.max_sequence_length if long else int(tokenizer.model_max_length)
 
@@ -177,7 +182,7 @@ class FamilyCheckpoint:
     def _text_parts(
         cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Text encoders and tokenizers by name; None for what the checkpoint lacks."""
+        """Name → text encoder, and name → tokenizer; None for parts that the checkpoint lacks."""
         encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
         tokenizers: dict[str, Any] = dict.fromkeys(map(tokenizer_of, cls.ENCODERS))
         for name in cls._encoders(checkpoint):
@@ -187,6 +192,6 @@ class FamilyCheckpoint:
         if long is not None and config.max_sequence_length > long.model_max_length:
             raise UserError(
                 f"model.max_sequence_length is {config.max_sequence_length}, "
-                f"but the tokenizer of {config.path} makes at most {long.model_max_length} tokens."
+                f"but the tokenizer of {config.path} returns at most {long.model_max_length} tokens."
             )
         return encoders, tokenizers

@@ -1,4 +1,4 @@
-"""FLUX.1 and FLUX.1 Kontext, which edits a picture, through the parts of their diffusers checkpoints."""
+"""FLUX.1, and FLUX.1 Kontext for image editing, from their diffusers checkpoints."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DOUBLE_ATTENTION = table(
 
 
 class Flux(DiffusionModel):
-    """Latents are packed as in `FluxPipeline`: [B, tokens, channels], a token is a 2x2 patch, row by row.
+    """Latents are packed as in `FluxPipeline`: [B, tokens, channels], one token per 2x2 patch, row by row.
 
-    Text: CLIP (pooled, 77 tokens) and T5 (sequence). The transformer takes sigma itself as timestep, rounded to its own
-    dtype as in Sol-RL's own sampler, and the guidance embedding where the checkpoint has one. The stock pipeline rounds
-    1000 sigma and then divides, which gives other values in bfloat16.
+    Text: CLIP (pooled, 77 tokens) and T5 (sequence). The timestep is sigma, rounded to the transformer's dtype as in
+    Sol-RL's sampler. If the checkpoint has a guidance embedding, it is used. The stock pipeline rounds 1000 sigma and
+    then divides, which gives other values in bfloat16.
     """
 
     PIPELINE = Stock("FluxPipeline")
@@ -71,7 +71,7 @@ class Flux(DiffusionModel):
             ),
         },
         {"comfyui": Style(OURS, published=False), "kohya": Style(KOHYA, published=True)},
-        # Of XLabs, https://github.com/XLabs-AI/x-flux
+        # Names in LoRA files of XLabs, https://github.com/XLabs-AI/x-flux
         table(
             "double_blocks.#.processor",
             "transformer_blocks.#",
@@ -128,8 +128,10 @@ class Flux(DiffusionModel):
 
 
 class FluxKontext(SeesReferences, Flux):
-    """FLUX.1 with the tokens of one reference picture after its own. Their positions have a first number of 1, where
-    those of the sample have 0. The reference has the size of the sample; the stock pipeline can be told so.
+    """FLUX.1 with the tokens of one reference image after those of the sample.
+
+    The first coordinate of a position is 1 for tokens of the reference and 0 for those of the sample. The reference has
+    the size of the sample; arguments of the stock call prevent it from resizing.
     """
 
     PIPELINE = Stock("FluxKontextPipeline")
@@ -137,9 +139,11 @@ class FluxKontext(SeesReferences, Flux):
 
     @classmethod
     def stock_arguments(cls, model: Model) -> dict[str, Any]:
-        """Else the pipeline brings samples to 1024² pixels, and references to a published size."""
-        as_they_are = {"max_area": model.shapes[0].pixels, "_auto_resize": False}
-        return super().stock_arguments(model) | as_they_are
+        """See `Flux`. Without these arguments, the pipeline resizes samples to 1024² pixels, and references to one of
+        its preferred sizes.
+        """
+        keep_sizes = {"max_area": model.shapes[0].pixels, "_auto_resize": False}
+        return super().stock_arguments(model) | keep_sizes
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)
@@ -148,9 +152,9 @@ class FluxKontext(SeesReferences, Flux):
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
-    """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
+    """Tokens [B, rows * columns, 4C] → latents [B, C, 2 rows, 2 columns]."""
     shuffled = torch.nn.functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.SIZES.patch)
-    # Columns last, as everywhere: in channels-last format the decoder's convolutions round differently.
+    # Contiguous, because the decoder's convolutions round differently in channels-last format.
     return shuffled.contiguous(memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""FLUX.2 [klein], with or without reference pictures, through the parts of a diffusers `Flux2KleinPipeline`."""
+"""FLUX.2 [klein], with or without reference images, from diffusers `Flux2KleinPipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 APART = 10
-"""Distance of pictures in the first number of a position, of which the sample has 0."""
+"""Spacing of the references in the first coordinate of positions; the sample has 0 there, reference n has n times this.
+"""
 
 
 class Flux2Klein(DiffusionModel):
-    """Latents are packed as in the pipeline: [B, tokens, 128], a token is a 2x2 patch, row by row.
+    """Latents are packed as in the pipeline: [B, tokens, 128], one token per 2x2 patch, row by row.
 
-    Text: three hidden layers of Qwen3 side by side, the prompt inside its chat template, padding not masked. The
-    timestep is sigma, rounded to the transformer's dtype. The running statistics of a batch norm in the autoencoder
-    normalise patches.
+    Text: three hidden layers of Qwen3, concatenated in width, with the prompt inside its chat template; padding is not
+    masked. The timestep is sigma, rounded to the transformer's dtype. Patches are normalised by the running statistics
+    of a batch norm in the autoencoder.
     """
 
     PIPELINE = Stock("Flux2KleinPipeline")
     TRANSFORMER = Stock("Flux2Transformer2DModel")
     DECODERS = ("AutoencoderKLFlux2",)
     ENCODERS = ("text_encoder",)
-    # Activations kept as for FLUX.1: not measured.
+    # kept_values are those of FLUX.1: not measured.
     SIZES = replace(Flux.SIZES, forward_values=22.4, references=(0, 4))
     ROUNDS_TIMESTEPS = True
     DISTILLED = frozenset({"black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-9B"})
@@ -95,7 +96,7 @@ class Flux2Klein(DiffusionModel):
         return latents.transpose(1, 2).unflatten(2, self._grid)
 
     def stock_latents(self, latents: Tensor) -> Tensor:
-        return self._unpacked(latents)  # the pipeline packs them itself
+        return self._unpacked(latents)  # the pipeline packs latents itself
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, variance = decoder.bn.running_mean.float(), decoder.bn.running_var.float()
@@ -112,18 +113,19 @@ class Flux2Klein(DiffusionModel):
 
 
 class Flux2KleinSeeing(SeesReferences, Flux2Klein):
-    """With reference pictures of the samples' size; the stock pipeline reduces larger ones than 1024² pixels."""
+    """FLUX.2 [klein] with references of the samples' size. The stock pipeline shrinks those above 1024² pixels."""
 
     def _set_up_shape(self, rows: int, columns: int) -> None:
         super()._set_up_shape(rows, columns)
-        own = self._image_ids
-        others = [
-            own + torch.tensor([APART * (n + 1), 0, 0, 0], device=own.device) for n in range(self.config.references)
+        sample = self._image_ids
+        references = [
+            sample + torch.tensor([APART * (n + 1), 0, 0, 0], device=sample.device)
+            for n in range(self.config.references)
         ]
-        self._image_ids = torch.cat([own, *others])
+        self._image_ids = torch.cat([sample, *references])
 
     def _normalised(self, vae: Any, latents: Tensor) -> Tensor:
-        """Patches, each channel by the running statistics of the autoencoder."""
+        """Patches, with each channel normalised by the running statistics of the autoencoder's batch norm."""
         patches = torch.nn.functional.pixel_unshuffle(latents, self.SIZES.patch)
         mean, variance = vae.bn.running_mean, vae.bn.running_var
         deviation = torch.sqrt(variance + vae.config["batch_norm_eps"])

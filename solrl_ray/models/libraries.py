@@ -1,5 +1,5 @@
-"""PyTorch and diffusers, imported when they are first used: a plan reads what a family's file says of its models, and
-these libraries take seconds.
+"""PyTorch and diffusers, imported on first use. A plan reads the files of families without using these libraries, whose
+import takes seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 class Stock:
-    """An attribute of a class whose value is a class of diffusers."""
+    """A class attribute whose value is a class of diffusers, looked up on access."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class Stock:
 
 
 def no_grad(function: Callable[P, R]) -> Callable[P, R]:
-    """``@torch.no_grad()``."""
+    """``@torch.no_grad()``, without importing PyTorch when the function is defined."""
 
     @functools.wraps(function)
     def wrapped(*arguments: P.args, **named: P.kwargs) -> R:

@@ -1,6 +1,4 @@
-"""Places of checkpoints and prompt files (local folders, Hugging Face ids, files of the package), and how weights are
-read.
-"""
+"""Paths of checkpoints and prompt files: local folders, Hugging Face ids, files of the package. Loading of weights."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ BUILTIN = "builtin:"
 
 
 def resolve(path: str) -> Path | str:
-    """Turn a configured path into a local path, or return it unchanged if it looks like a Hugging Face id.
+    """Turn a configured path into a local path, or return it unchanged if it may be a Hugging Face id.
 
-    ``builtin:<room>/<rest>`` is ``<rest>`` among the assets of a subpackage: ``builtin:testbed/pipeline`` is
+    ``builtin:<package>/<name>`` is ``<name>`` in the assets of a subpackage: ``builtin:testbed/pipeline`` is
     ``solrl_ray/testbed/assets/pipeline``. A path is local if it exists, starts with ``/``, ``./``, ``../`` or ``~``, or
-    cannot be an id. It need not exist.
+    cannot be an id. A local path need not exist.
     """
     if path.startswith(BUILTIN):
-        room, _, rest = path.removeprefix(BUILTIN).partition("/")
-        return Path(solrl_ray.__file__).parent / room / "assets" / rest
+        package, _, name = path.removeprefix(BUILTIN).partition("/")
+        return Path(solrl_ray.__file__).parent / package / "assets" / name
     local = located(path, "a path of the configuration")
     if local.exists() or path.startswith(("/", "./", "../", "~")) or not _may_be_hub_id(path):
         return local
@@ -39,14 +37,14 @@ def resolve(path: str) -> Path | str:
 
 
 def shipped(pattern: str) -> list[str]:
-    """The ``builtin:`` paths of the files that match, such as ``*.txt``."""
-    package = Path(solrl_ray.__file__).parent
-    found = (path.relative_to(package).parts for path in sorted(package.glob(f"*/assets/**/{pattern}")))
-    return [f"{BUILTIN}{room}/{'/'.join(rest)}" for room, _, *rest in found]
+    """The ``builtin:`` paths of asset files that match `pattern`, such as ``*.txt``."""
+    root = Path(solrl_ray.__file__).parent
+    files = (path.relative_to(root).parts for path in sorted(root.glob(f"*/assets/**/{pattern}")))
+    return [f"{BUILTIN}{package}/{'/'.join(name)}" for package, _, *name in files]
 
 
 def absolute(path: str) -> str:
-    """`path` with a local file or folder made absolute; ``builtin:`` paths and Hugging Face ids stay as they are."""
+    """`path`, made absolute if it is local; ``builtin:`` paths and Hugging Face ids are returned unchanged."""
     resolved = resolve(path) if path and not path.startswith(BUILTIN) else path
     return str(resolved.absolute()) if isinstance(resolved, Path) else path
 
@@ -54,7 +52,7 @@ def absolute(path: str) -> str:
 def checkpoint(path: str, key: str) -> Path | str:
     """`resolve` for a checkpoint.
 
-    Raises `UserError` naming `key` if `path` can only be a local folder and is missing.
+    Raises `UserError` naming `key` if `path` can only be a local folder, and that folder does not exist.
     """
     resolved = resolve(path)
     if isinstance(resolved, Path) and not resolved.is_dir():
@@ -68,7 +66,7 @@ def checkpoint(path: str, key: str) -> Path | str:
 def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
     """Read the JSON file `name` of a checkpoint folder or Hugging Face repository.
 
-    Raises `UserError` naming `key` if the file is missing or unreadable, or the hub refuses it.
+    Raises `UserError` naming `key` if the file is missing or unreadable, or the hub refuses access.
     """
     try:
         file = checkpoint / name if isinstance(checkpoint, Path) else Path(hf_hub_download(checkpoint, name))
@@ -83,8 +81,8 @@ def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
 def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
     """`part_class.from_pretrained(checkpoint, **arguments)`.
 
-    Raises `UserError` naming `key` if files are missing or damaged, or if weights are missing, which `from_pretrained`
-    would replace by random numbers with only a warning.
+    Raises `UserError` naming `key` if files are missing or damaged, or if weights are missing. `from_pretrained` would
+    replace missing weights by random numbers, with only a warning.
     """
     part = arguments.get("subfolder", part_class.__name__)
     try:
@@ -94,15 +92,18 @@ def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments:
         raise UserError(unreadable(checkpoint, part, key, error)) from error
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
-        raise UserError(f"{key} is {str(checkpoint)!r}, but {part} lacks weights of {part_class.__name__}: {missing}.")
+        raise UserError(
+            f"{key} is {str(checkpoint)!r}, but {part} lacks weights of {part_class.__name__}: {missing}. "
+            "Download the checkpoint again, or choose another one."
+        )
     return model
 
 
 def load_tokenizer(tokenizer_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
     """`tokenizer_class.from_pretrained(checkpoint, **arguments)`.
 
-    Raises `UserError` naming `key` if files are missing or damaged; without a vocabulary, `from_pretrained` would
-    return a tokenizer that knows only special tokens.
+    Raises `UserError` naming `key` if files are missing or damaged, or if the vocabulary is missing. `from_pretrained`
+    would then return a tokenizer that has only special tokens.
     """
     part = arguments.get("subfolder", tokenizer_class.__name__)
     try:
@@ -115,7 +116,7 @@ def load_tokenizer(tokenizer_class: Any, checkpoint: Path | str, key: str, **arg
 
 
 def unreadable(checkpoint: Path | str, part: str, key: str, error: Exception) -> str:
-    """The sentence for a part of a checkpoint that could not be read, with what would be right."""
+    """The error message for a part of a checkpoint that could not be read, with advice."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(checkpoint, Path):
         return f"{key} is {str(checkpoint)!r}, but {part} cannot be read from that folder: {reason}"

@@ -1,4 +1,4 @@
-"""Qwen-Image, through the parts of a diffusers `QwenImagePipeline` checkpoint."""
+"""Qwen-Image, from diffusers `QwenImagePipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 
 class QwenImage(DiffusionModel):
-    """Latents are packed as in the pipeline: [B, tokens, 64], a token is a 2x2 patch, row by row.
+    """Latents are packed as in the pipeline: [B, tokens, 64], one token per 2x2 patch, row by row.
 
-    Text: the last hidden layer of Qwen2.5-VL, the prompt inside its template, whose first 34 tokens are cut off after
-    encoding. A text is padded with masked zeros to `max_sequence_length` tokens, as the stock pipeline does with the
-    shorter texts of a batch. Positions of the image do not depend on the text's length. The timestep is sigma, rounded
-    to the transformer's dtype. The autoencoder is a video one, used with one frame.
+    Text: the last hidden layer of Qwen2.5-VL, with the prompt inside the pipeline's template. The first 34 tokens,
+    which belong to the template, are cut off after encoding. Texts are padded with masked zeros to
+    `max_sequence_length` tokens, as the stock pipeline pads shorter texts in a batch. Positions of the image do not
+    depend on the text's length. The timestep is sigma, rounded to the transformer's dtype. The autoencoder is for
+    videos, and is used with one frame.
     """
 
     PIPELINE = Stock("QwenImagePipeline")
     TRANSFORMER = Stock("QwenImageTransformer2DModel")
     DECODERS = ("AutoencoderKLQwenImage",)
     ENCODERS = ("text_encoder",)
-    # Activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's.
+    # Activations are estimated: counted in narrow eager blocks on a CPU, and scaled like those of SD3.5.
     SIZES = FamilySizes(
         patch=2,
         longest=1024,
@@ -62,7 +63,7 @@ class QwenImage(DiffusionModel):
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].
 
-        One by one: the pipeline pads the texts of a batch to the longest of them, so the shape would depend on it.
+        Texts are encoded one by one: the pipeline pads a batch to its longest text, so shapes would depend on it.
         """
         longest = self.config.max_sequence_length
         options = {"device": self.device, "max_sequence_length": longest}
@@ -80,12 +81,12 @@ class QwenImage(DiffusionModel):
             img_shapes=self._shapes(latents.shape[1] // self.image_tokens),
         )
 
-    def _shapes(self, pictures: int) -> Any:
-        """Frames, rows and columns, as the transformer takes them for a sample alone."""
+    def _shapes(self, images: int) -> Any:
+        """The transformer's argument for the shape of a sample without references: frames, rows, columns."""
         return (1, *self._grid)
 
     def _combined(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        """Each token gets the norm that it has without guidance, as in the pipeline."""
+        """Guided velocity, in which each token is rescaled to the norm it has without guidance, as in the pipeline."""
         guided = super()._combined(positive, negative, scale)
         return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
@@ -107,14 +108,15 @@ class QwenImage(DiffusionModel):
 
     @classmethod
     def _stock(cls) -> Any:
-        """The pipeline without its parts, for its template."""
+        """The pipeline without components, for its prompt template."""
         return cls.PIPELINE(**dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer")))
 
 
 def fixed_length(texts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:
-    """Texts [n, width], each padded with zeros to `tokens` tokens, and the masks [B, tokens] of their own n.
+    """Pad texts [n, width] with zeros to `tokens` tokens each.
 
-    Raises `ValueError` if one is longer.
+    Returns ``prompt_embeds`` [B, tokens, width] and ``prompt_embeds_mask`` [B, tokens], true for the tokens of a text.
+    Raises `ValueError` if a text is longer.
     """
     lengths = [len(text) for text in texts]
     if max(lengths) > tokens:

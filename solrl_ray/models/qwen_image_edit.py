@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit, through the parts of a diffusers `QwenImageEditPlusPipeline` checkpoint."""
+"""Qwen-Image-Edit, from diffusers `QwenImageEditPlusPipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from solrl_ray.models.components import TextEncoders
 
 PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
-"""What the pipeline writes before a prompt, of each picture."""
+"""Text that the pipeline puts before a prompt, once per reference image."""
 PICTURE_TOKENS = 196
-"""Of a square picture of the pipeline's `CONDITION_IMAGE_SIZE` pixels, in the text encoder's patches of 28 × 28."""
+"""Tokens of a square reference of `CONDITION_IMAGE_SIZE` pixels (pipeline), in 28 × 28 patches (text encoder)."""
 
 
 class QwenImageEdit(SeesReferences, QwenImage):
-    """Qwen-Image that sees up to three pictures twice: the text encoder as about 384² pixels before the prompt, the
-    transformer as latents of the samples' size. The stock pipeline brings the latter to about 1024² pixels, whatever
-    size is drawn.
+    """Qwen-Image with up to three reference images.
 
-    `max_sequence_length` counts the tokens of the pictures, about 200 each. Longer texts lose their end, which the
-    stock pipeline would keep.
+    The text encoder gets each image before the prompt, resized to about 384² pixels. The transformer gets latents of
+    the images in the samples' size. The stock pipeline resizes the latter to about 1024² pixels, whatever the size of
+    samples.
+
+    `max_sequence_length` includes the tokens of the images, about 200 per image. Longer texts are truncated, which the
+    stock pipeline does not do.
     """
 
     PIPELINE = Stock("QwenImageEditPlusPipeline")
@@ -42,7 +44,7 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     @classmethod
     def keeps_references(cls, shape: SampleShape) -> bool:
-        """The pipeline brings references to a megapixel, with sides of whole 32 pixels."""
+        """The pipeline resizes references to about one megapixel, with sides that are multiples of 32 pixels."""
         scale = math.sqrt(MEGAPIXEL / shape.pixels)
         return all(round(side * scale / 32) * 32 == side for side in (shape.height, shape.width))
 
@@ -51,12 +53,12 @@ class QwenImageEdit(SeesReferences, QwenImage):
     def stock_keeps_references(cls, shape: SampleShape) -> Iterator[None]:
         from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
 
-        usual = stock.VAE_IMAGE_SIZE
+        default = stock.VAE_IMAGE_SIZE
         stock.VAE_IMAGE_SIZE = shape.pixels
         try:
             yield
         finally:
-            stock.VAE_IMAGE_SIZE = usual
+            stock.VAE_IMAGE_SIZE = default
 
     def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
         processor = fingerprint(self._text.pipeline.processor.image_processor)
@@ -65,25 +67,26 @@ class QwenImageEdit(SeesReferences, QwenImage):
     def _encode_texts(
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int
     ) -> list[dict[str, Tensor]]:
-        """One by one, as `QwenImage._encode` and the stock pipeline do."""
-        return [self._encode_with(text, pictures) for text, pictures in zip(texts, references, strict=True)]
+        """Encode texts one by one, as `QwenImage._encode` and the stock pipeline do."""
+        return [self._encode_with(text, images) for text, images in zip(texts, references, strict=True)]
 
-    def _encode_with(self, text: str, pictures: Tensor) -> dict[str, Tensor]:
+    def _encode_with(self, text: str, images: Tensor) -> dict[str, Tensor]:
+        """Encode one text with its reference images, uint8 [n, 3, H, W]."""
         from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as stock
         from PIL import Image
 
-        height, width = pictures.shape[2:]
+        height, width = images.shape[2:]
         wide, high = stock.calculate_dimensions(stock.CONDITION_IMAGE_SIZE, width / height)
-        files = [Image.fromarray(each.permute(1, 2, 0).contiguous().numpy()) for each in pictures]
+        full = [Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images]
         pipeline, longest = self._text.pipeline, self.config.max_sequence_length
-        shown = [pipeline.image_processor.resize(file, high, wide) for file in files]
-        sequence, _ = pipeline.encode_prompt(text, image=shown, device=self.device)
+        small = [pipeline.image_processor.resize(image, high, wide) for image in full]
+        sequence, _ = pipeline.encode_prompt(text, image=small, device=self.device)
         batch = fixed_length([sequence[0][:longest]], longest)
         return {name: tensor[0].to("cpu", self.dtype) for name, tensor in batch.items()}
 
-    def _shapes(self, pictures: int) -> Any:
-        """Of the sample and its references."""
-        return [[(1, *self._grid)] * pictures]
+    def _shapes(self, images: int) -> Any:
+        """The transformer's argument for the shapes of the sample and its references: frames, rows, columns of each."""
+        return [[(1, *self._grid)] * images]
 
     def _as_encoded(self, pixels: Tensor) -> Tensor:
         return pixels.unsqueeze(2)  # one frame
@@ -102,11 +105,11 @@ class QwenImageEdit(SeesReferences, QwenImage):
 
     @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
-        seen = "".join(
+        prefix = "".join(
             PICTURE.format(number + 1, "<|image_pad|>" * PICTURE_TOKENS) for number in range(config.references)
         )
-        found = super().truncated(config, [seen + text for text in texts])
-        return [replace(each, texts=tuple(text.removeprefix(seen) for text in each.texts)) for each in found]
+        truncations = super().truncated(config, [prefix + text for text in texts])
+        return [replace(each, texts=tuple(text.removeprefix(prefix) for text in each.texts)) for each in truncations]
 
     @classmethod
     def _stock(cls) -> Any:

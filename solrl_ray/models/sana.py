@@ -1,4 +1,4 @@
-"""SANA and SANA-Video, through the parts of their diffusers checkpoints."""
+"""SANA and SANA-Video, from their diffusers checkpoints."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TIMESTEPS = 1000
-"""Of the diffusion time that the transformer was trained with."""
+"""Timesteps of the diffusion process that the transformer was trained with."""
 
 
 class Sana(DiffusionModel):
     """Latents [B, 32, H/32, W/32].
 
-    Text: Gemma, with the mask of its padding, and without the pipeline's default "complex human instruction", as Sol-RL
-    trains: call the stock pipeline with ``complex_human_instruction=None``. The timestep is sigma · 1000 · the
-    checkpoint's `timestep_scale`, in float32. The 1×1 convolutions of the feed-forward are linears here
-    (`sana_layers.LinearGLU`), so that they can be quantised and take LoRA factors.
+    Text: Gemma, with a mask for its padding. As in Sol-RL, we train without the pipeline's default "complex human
+    instruction", so call the stock pipeline with ``complex_human_instruction=None``. The timestep is sigma · 1000 · the
+    checkpoint's `timestep_scale`, in float32. The 1×1 convolutions of the feed-forward are replaced by linears
+    (`sana_layers.LinearGLU`), so they can be quantised and modified by LoRA.
 
-    The stock layers differ from the published training checkpoint's: separate `to_q`, `to_k`, `to_v` instead of one
-    `qkv` and one `kv`. So each has its own LoRA factor A, and none is wider than the published limit for quantisation.
+    The stock layers differ from those of the published training code: `to_q`, `to_k`, `to_v` are separate, instead of
+    one `qkv` and one `kv`. So each has a separate LoRA factor A, and none exceeds the published width limit for
+    quantisation.
     """
 
     PIPELINE = Stock("SanaPipeline")
     TRANSFORMER = Stock("SanaTransformer2DModel")
     DECODERS: ClassVar[tuple[str, ...]] = ("AutoencoderDC", "AutoencoderTiny")
     ENCODERS = ("text_encoder",)
-    SIZES = FamilySizes(  # kept: measured, and what float32 attention adds, counted on a CPU (1.0, 4.4)
+    SIZES = FamilySizes(  # kept_values: measured, plus (1.0, 4.4) that float32 attention adds, counted on a CPU
         patch=1,
         longest=300,
         packed=False,
@@ -81,22 +82,22 @@ class Sana(DiffusionModel):
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
-        # As the pipeline prepares a text.
+        # The pipeline prepares texts like this.
         return super()._token_counts(tokenizer, [text.lower().strip() for text in texts])
 
 
 class SanaVideo(Sana):
     """Latents [B, 16, T, H/8, W/8] of Wan 2.1's autoencoder; T = 1 + (frames - 1) / 4.
 
-    Text as SANA's, without the pipeline's default "complex human instruction". What the authors append to a prompt, its
-    motion score, is part of the prompt. The timestep is 1000 sigma, in float32. The 1×1 convolutions of the
-    feed-forward are linears here.
+    Text: as in SANA, without the pipeline's default "complex human instruction". The motion score that the authors
+    append to a prompt must be part of the prompt. The timestep is 1000 sigma, in float32. The 1×1 convolutions of the
+    feed-forward are replaced by linears.
     """
 
     PIPELINE = Stock("SanaVideoPipeline")
     TRANSFORMER = Stock("SanaVideoTransformer3DModel")
     DECODERS = ("AutoencoderKLWan",)
-    # Activations kept as for SANA: not measured.
+    # kept_values are SANA's: not measured for videos.
     SIZES = replace(Sana.SIZES, patch=2, frame_stride=4, multiple=32, forward_values=17.1, decoder=WAN_VAE)
     TRAINS_ON_CUDNN = False
     FRAMES = "frames"

@@ -1,4 +1,4 @@
-"""SANA's feed-forward and attention as they are trained and quantised here."""
+"""SANA's feed-forward and attention, in the forms that we train and quantise."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor, nn
 
 
 class LinearGLU(nn.Module):
-    """SANA's feed-forward with its 1×1 convolutions as linears of the same weights and the same paths."""
+    """SANA's feed-forward, with linears in place of its 1×1 convolutions: same weights, same paths."""
 
     def __init__(self, stock: Any) -> None:
-        """Takes over the weights of `stock`. Raises `ValueError` for features that SANA's blocks do not use."""
+        """Takes over the weights of `stock`. Raises `ValueError` if it has features that SANA's blocks do not use."""
         super().__init__()
         if stock.norm is not None or stock.residual_connection:
-            raise ValueError("a feed-forward with its own norm or residual is not SANA's")
+            raise ValueError("a feed-forward with a norm or a residual connection is not SANA's")
         self.nonlinearity = stock.nonlinearity
         self.conv_inverted = as_linear(stock.conv_inverted)
         self.conv_depth = stock.conv_depth
         self.conv_point = as_linear(stock.conv_point)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, C, H, W] to the same shape. Channels are last in memory, so that permuting copies nothing."""
+        """[B, C, H, W] → same shape. Channels are last in memory, so permuting copies nothing."""
         return self._gated(hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def _gated(self, hidden_states: Tensor) -> Tensor:
-        """[B, H, W, C] to the same shape."""
+        """[B, H, W, C] → same shape."""
         hidden = self.nonlinearity(self.conv_inverted(hidden_states))
         hidden = self.conv_depth(hidden.permute(0, 3, 1, 2))
         hidden, gate = torch.chunk(hidden, 2, dim=1)
@@ -47,24 +47,24 @@ class TemporalGLU(LinearGLU):
         self.conv_temp = stock.conv_temp
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, H, W, C] to the same shape."""
+        """[B, T, H, W, C] → same shape."""
         batch, frames, height, width, channels = hidden_states.shape
         hidden = self._gated(hidden_states.flatten(0, 1))
-        # A convolution over frames: [B, C, T, H W].
+        # The convolution over frames takes [B, C, T, H W].
         over_time = hidden.view(batch, frames, height * width, channels).permute(0, 3, 1, 2)
         over_time = over_time + self.conv_temp(over_time)
         return over_time.permute(0, 2, 3, 1).view(batch, frames, height, width, channels)
 
 
 class LinearAttention:
-    """SANA's linear attention, which sums over tokens in float32, also under the learner's autocast.
+    """SANA's linear attention, which sums over tokens in float32, even under a learner's autocast.
 
-    The stock processor casts to float32 what it multiplies, and autocast would round that to bfloat16 again: a learner
-    would compute another policy than the one that sampled. So only the linears are under autocast here.
+    The stock processor casts its operands to float32, but autocast would round them to bfloat16 again. The learner
+    would then compute another policy than the one that sampled. So only the linears run under autocast.
     """
 
     def __init__(self, stock: Any) -> None:
-        """`stock`: a processor of diffusers, whose formula is kept."""
+        """`stock`: the processor of diffusers that computes the attention."""
         self._stock = stock
 
     def __call__(
@@ -89,7 +89,7 @@ class LinearAttention:
 
 
 class _LinearsUnderAutocast:
-    """What a processor uses of an attention layer."""
+    """The attributes of an attention layer that a processor uses, with its linears under autocast."""
 
     def __init__(self, attn: Any, device: str, dtype: torch.dtype) -> None:
         def cast(linear: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -106,7 +106,10 @@ class _LinearsUnderAutocast:
 
 
 def as_linear(convolution: nn.Conv2d) -> nn.Linear:
-    """The linear over channels that equals a 1×1 convolution; shares its memory."""
+    """The linear over channels that equals a 1×1 convolution; it shares the convolution's memory.
+
+    Raises `ValueError` for other convolutions.
+    """
     if convolution.kernel_size != (1, 1) or convolution.groups != 1:
         raise ValueError(f"a convolution of {convolution.kernel_size}, groups {convolution.groups} is no linear")
     linear = nn.Linear(convolution.in_channels, convolution.out_channels, bias=False, device="meta")
@@ -117,13 +120,13 @@ def as_linear(convolution: nn.Conv2d) -> nn.Linear:
 
 
 FEED_FORWARDS = {GLUMBConv: LinearGLU, GLUMBTempConv: TemporalGLU}
-"""The stock transformers' feed-forward, of pictures and of videos → ours."""
+"""Feed-forward of the stock transformers, for images and for videos → our replacement."""
 ATTENTION = (SanaLinearAttnProcessor2_0, SanaLinearAttnProcessor3_0)
-"""Of the stock transformers, on the image's tokens."""
+"""Attention processors of the stock transformers for the image tokens."""
 
 
 def adapt_(transformer: nn.Module) -> nn.Module:
-    """Replace feed-forwards and linear attention in place; results stay."""
+    """Replace feed-forwards and linear attention in place, without changing results."""
     for name, module in list(transformer.named_modules()):
         if type(module) in FEED_FORWARDS:
             parent, _, leaf = name.rpartition(".")

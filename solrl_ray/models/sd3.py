@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5, through the parts of a diffusers `StableDiffusion3Pipeline` checkpoint."""
+"""Stable Diffusion 3 and 3.5, from diffusers `StableDiffusion3Pipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIMESTEPS = 1000
-"""Of the diffusion time that the transformer was trained with: its timestep is sigma times this."""
+"""Timesteps of the diffusion process that the transformer was trained with; its timestep is sigma times this."""
 
 
 class StableDiffusion3(DiffusionModel):
     """Latents [B, 16, H/8, W/8].
 
-    Text: two CLIP encoders (77 tokens, concatenated in width) followed by T5 tokens; without T5 these are zeros. The
-    timestep is sigma · 1000 in float32, never truncated. The published sampler rounded it down to a whole number and
-    the published training did not; here both use the same value.
+    Text: the tokens of two CLIP encoders (77 tokens, concatenated in width), followed by those of T5, or zeros without
+    T5. The timestep is sigma · 1000 in float32, never rounded. In the published code, the sampler rounded it down to an
+    integer and the training did not; we use the same value in both.
     """
 
     PIPELINE = Stock("StableDiffusion3Pipeline")
@@ -42,7 +42,7 @@ class StableDiffusion3(DiffusionModel):
     )
     TRAINS_ON_CUDNN = True
     DISTILLED = frozenset({"stabilityai/stable-diffusion-3.5-large-turbo"})
-    # Without the modulation of the text, whose halves are swapped in the last block.
+    # The modulation of the text is left out: its halves are swapped in the last block.
     TOOL_NAMES = ToolNames(
         table(
             "joint_blocks.#",
@@ -75,7 +75,7 @@ class StableDiffusion3(DiffusionModel):
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
     def _encode_without_t5(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
-        """As `encode_prompt`, which would ask a transformer for the width of T5."""
+        """`encode_prompt` without T5. The stock method would read the width of T5 from a loaded transformer."""
         clips = [pipeline._get_clip_prompt_embeds(texts, device=self.device, clip_model_index=i) for i in (0, 1)]
         sequence = torch.cat([clip[0] for clip in clips], dim=-1)
         sequence = torch.nn.functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))

@@ -1,6 +1,6 @@
-"""The sizes of a checkpoint that a plan needs; those of the shipped models are in the package.
+"""The sizes of a checkpoint that a plan needs. Those of the supported models are stored in the package (``shapes/``).
 
-`python benchmarks/model_shapes.py` writes them from the architectures, and a test compares the two.
+`python benchmarks/model_shapes.py` writes these files from the architectures, and a test compares both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from solrl_ray.quantization.planning import Linear
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 FOLDER = Path(__file__).with_name("shapes")
 TEXT_WIDTHS = ("caption_channels", "cap_feat_dim", "joint_attention_dim", "text_dim")
-"""Keys of a transformer's ``config.json`` for the width of a text's tokens; it has one of them."""
+"""Keys of a transformer's ``config.json`` for the width of text tokens. Each file has one of them."""
 SETTINGS = (
     *("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens"),
     *TEXT_WIDTHS,
@@ -29,31 +29,39 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
+    """Shape of a linear."""
+
     in_features: int
     out_features: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
+    """Sizes of one checkpoint."""
+
     family: str
     """``model.family`` of the checkpoint."""
     transformer: Mapping[str, Any]
-    """Its ``config.json``, at least `SETTINGS`."""
+    """The transformer's ``config.json``, at least the keys in `SETTINGS`."""
     factor: int
-    """Pixels a latent cell and side."""
+    """Pixels per side of a latent cell."""
     blocks: int
+    """Number of repeated blocks."""
     parameters: int
+    """Number of parameters of the transformer."""
     buffers: int
-    """Values in tensors that are no parameters, such as a table of positions."""
+    """Number of values in its buffers, such as a table of positions."""
     linears: Mapping[str, Linear]
-    """By module path, in module order."""
+    """Module path → linear, in module order."""
     texts: Sequence[int]
-    """Parameters of each text encoder."""
+    """Number of parameters of each text encoder."""
 
 
 def shipped(model: Model) -> ModelShapes | None:
-    """The shapes of a checkpoint that this package knows by its id; None for others. Several families may take one
-    checkpoint; for another family they are those of one that does.
+    """The stored sizes of a checkpoint, looked up by its id; None if they are not stored.
+
+    Several families can load one checkpoint. If none are stored for `model.family`, those for another family are
+    returned.
     """
     known = [shapes for path, shapes in _shipped() if path == model.path]
     return next((shapes for shapes in known if shapes.family == model.family), known[0] if known else None)

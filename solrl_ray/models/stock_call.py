@@ -11,16 +11,18 @@ from solrl_ray.sampling.drawing import Drawing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockCall(Drawing):
-    """A drawing by the stock pipeline: loaded as `pipeline`, with noise levels of `scheduler`, called with `call`."""
+    """Settings to draw samples with the stock pipeline: load it as `pipeline`, use the noise levels of `scheduler`, and
+    call it with `call`.
+    """
 
     @property
     def pipeline(self) -> str:
-        """The diffusers class with which it is loaded."""
+        """The diffusers class that loads it."""
         return FAMILIES[self.model.family].LOADED_BY
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments of the stock pipeline besides the prompt; of several sizes the first."""
+        """Arguments of the stock pipeline besides the prompt. If several sizes are configured, the first one."""
         model, family, shape = self.model, FAMILIES[self.model.family], self.model.shapes[0]
         guided = family.cfg_arguments(model.cfg) if model.cfg.is_on else {}
         grid = {"sigmas": [1 - i / self.steps for i in range(self.steps)]}
@@ -37,27 +39,29 @@ class StockCall(Drawing):
 
     @property
     def differs(self) -> str:
-        """What the stock pipeline cannot do as the run does: sentences; empty if nothing."""
-        cfg, shape, said = self.model.cfg, self.model.shapes[0], list[str]()
+        """Differences between the stock pipeline and the run, in sentences; empty if there are none."""
+        cfg, shape, differences = self.model.cfg, self.model.shapes[0], list[str]()
         low, high = cfg.interval
         passed = "cfg_truncation" in self.call and high == 1
         if cfg.is_on and (low, high) != (0, 1) and not passed:
-            said.append(
-                f"The run guides only at noise levels {low:g} to {high:g}, which the stock pipeline cannot be told."
+            differences.append(
+                f"The run guides only at noise levels {low:g} to {high:g}; the stock pipeline has no such setting."
             )
         if self.model.references and not FAMILIES[self.model.family].keeps_references(shape):
-            said.append(f"The run sees references of {shape}; the stock pipeline brings them to about 1024 x 1024 px.")
-        return " ".join(said)
+            differences.append(
+                f"The run uses references of {shape}; the stock pipeline resizes them to about 1024 x 1024 px."
+            )
+        return " ".join(differences)
 
     @property
     def shifts_once(self) -> bool:
-        """Whether the scheduler is also given the noise levels before the shift; alone, it would shift them twice."""
+        """Whether the scheduler must be given noise levels without shift, because it would shift its own twice."""
         return self.model.schedule.kind == "flow_shift"
 
     @property
     def scheduler(self) -> dict[str, Any]:
-        """Arguments of `FlowMatchEulerDiscreteScheduler`, which gives the noise levels. Pipelines compute mu from them;
-        FLUX.2's has its own rule.
+        """Arguments of `FlowMatchEulerDiscreteScheduler`, which computes the noise levels. Pipelines compute mu from
+        these arguments; FLUX.2's pipeline has its own formula.
         """
         schedule = self.model.schedule
         if schedule.kind in ("linear", "shift", "flow_shift"):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TIMESTEPS = 1000
-"""Of the diffusion time that the transformer was trained with."""
+"""Timesteps of the diffusion process that the transformer was trained with; its timestep is sigma times this."""
 TIME_EMBEDDER = "condition_embedder.time_embedder"
-# Of a pixel of the frame, while one latent frame is decoded.
+# Bytes per pixel of a frame, while one latent frame is decoded.
 WAN_VAE = DecoderSizes(parameters=126_892_531, bytes_a_pixel=10_176)
 WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
 
@@ -30,17 +30,17 @@ WAN22_VAE = DecoderSizes(parameters=704_688_668, bytes_a_pixel=10_818)
 class Wan(DiffusionModel):
     """Latents [B, channels, T, H/8, W/8] of Wan 2.1, H/16 and W/16 of Wan 2.2 TI2V; T = 1 + (frames - 1) / 4.
 
-    Text: the last hidden layer of UMT5, with zeros for padding and no mask. The timestep is 1000 sigma, in float32. For
-    a checkpoint with ``expand_timesteps`` the pipeline gives each token the timestep; without a first frame it is the
-    same for all, so the transformer gets it once. The autoencoder is causal and decodes one latent frame after another:
-    the first makes one frame, each later one four.
+    Text: the last hidden layer of UMT5, padded with zeros, without a mask. The timestep is 1000 sigma, in float32. For
+    checkpoints with ``expand_timesteps`` the pipeline passes one timestep per token. Without a given first frame they
+    are all equal, so the transformer gets the timestep once. The autoencoder is causal and decodes latent frames one by
+    one: the first gives one frame, each later one four.
     """
 
     PIPELINE = Stock("WanPipeline")
     TRANSFORMER = Stock("WanTransformer3DModel")
     DECODERS = ("AutoencoderKLWan",)
     ENCODERS = ("text_encoder",)
-    # Activations estimated as for Qwen-Image; those of the 1.3B, which has the widest feed-forward.
+    # Activations are estimated as for Qwen-Image, for the 1.3B model, whose feed-forward is relatively the widest.
     SIZES = FamilySizes(
         patch=2,
         longest=512,
@@ -90,7 +90,7 @@ class Wan(DiffusionModel):
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
         from solrl_ray.models.wan_layers import TimeEmbedder
 
-        transformer.get_submodule(TIME_EMBEDDER).__class__ = TimeEmbedder  # the same weights and paths
+        transformer.get_submodule(TIME_EMBEDDER).__class__ = TimeEmbedder  # keeps weights and paths
         return transformer
 
     @classmethod
@@ -99,7 +99,7 @@ class Wan(DiffusionModel):
         if checkpoint.has("transformer_2"):
             raise UserError(
                 f"{key} is {config.path!r}, which has two transformers, one for high and one for low noise levels; "
-                f"model.family {config.family!r} trains checkpoints with one."
+                f"model.family {config.family!r} supports checkpoints with one transformer."
             )
         _check_scope(config.quantization, checkpoint.settings("transformer"))
         return checkpoint
@@ -112,28 +112,28 @@ class Wan(DiffusionModel):
 
 
 def denormalised(vae: Any, latents: Tensor) -> Tensor:
-    """Normalised latents [B, channels, T, rows, columns] as the autoencoder made them."""
+    """Undo the normalisation of latents [B, channels, T, rows, columns]; returns them as the autoencoder takes them."""
     mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
     return latents * std + mean
 
 
 def normalised(vae: Any, latents: Tensor, dtype: torch.dtype) -> Tensor:
     """The inverse of `denormalised`, in `dtype`."""
-    latents = latents.float()  # the stock pipeline rounds only what the transformer gets
+    latents = latents.float()  # as in the stock pipeline, only the input of the transformer is rounded
     mean, std = (latents.new_tensor(vae.config[f"latents_{name}"])[:, None, None, None] for name in ("mean", "std"))
     return ((latents - mean) / std).to(dtype)
 
 
 def _check_scope(scope: QuantizationScope, transformer: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the time embedder is quantised: the stock forward reads the dtype of its parameters, and
-    quantised layers have none.
+    """Raise `UserError` if the time embedder would be quantised: the stock forward reads the dtype of its parameters,
+    which quantised layers do not have.
     """
     width = int(transformer["num_attention_heads"]) * int(transformer["attention_head_dim"])
     linears = {f"{TIME_EMBEDDER}.linear_1": LinearShape(int(transformer.get("freq_dim", 256)), width)}
     if plan(linears, "nvfp4-emulated", scope).quantized:
         raise UserError(
-            f"model.quantization.skip is {scope.skip}, but must have 'condition_embedder': the time embedder of Wan's "
-            "transformer cannot be quantised."
+            f"model.quantization.skip is {scope.skip}, but the time embedder of Wan's transformer cannot be quantised: "
+            "add 'condition_embedder' to the list."
         )
 
 

@@ -1,4 +1,4 @@
-"""Wan 2.2 TI2V and Wan 2.1 I2V, which make videos of a given picture, through the parts of diffusers checkpoints."""
+"""Image-to-video models Wan 2.2 TI2V and Wan 2.1 I2V, from diffusers checkpoints."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ if TYPE_CHECKING:
     from solrl_ray.models.components import TextEncoders
 
 PICTURE = "image_embeds"
-"""Name of a picture as CLIP sees it, in an embedding."""
+"""Key in an embedding for the image as encoded by CLIP."""
 
 
 class WanI2V(SeesReferences, Wan):
-    """Wan 2.2 TI2V with the latent of a reference picture in place of the first latent frame.
+    """Wan 2.2 TI2V; the latent of a reference image replaces the first latent frame.
 
-    The transformer sees it without noise, at the timestep 0. The velocity of the first frame is the one that leads
-    straight to it, so a sample ends with it whatever the policy, and nothing is learned of that frame.
+    The transformer gets this frame without noise, at timestep 0. The velocity of the first frame is set to the one that
+    leads straight to the reference. So each sample has the reference as its first frame, whatever the policy, and no
+    gradient comes from that frame.
     """
 
     PIPELINE = Stock("WanImageToVideoPipeline")
     INDEX = "WanPipeline"
     LOADED_BY = "WanImageToVideoPipeline"
-    # Estimated: each token has a modulation of its own, six values a channel more, in an eager block twelve.
+    # Estimated: each token has a separate modulation, which adds six values per channel, twelve in an eager block.
     SIZES = replace(Wan.SIZES, references=(1, 1), adds_references=False, kept_values=(27.7, 45.9), forward_values=28.0)
 
     def predicted(self, latents: Tensor) -> Tensor:
         return latents[:, :, 1:]
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
-        picture = embedding[REFERENCE_TOKENS]
+        reference = embedding[REFERENCE_TOKENS]
         times = (sigmas * TIMESTEPS)[:, None].expand(-1, self.image_tokens).clone()
         times[:, : math.prod(self._grid)] = 0
         velocity = self._call(
-            torch.cat([picture, latents[:, :, 1:]], dim=2),
+            torch.cat([reference, latents[:, :, 1:]], dim=2),
             timestep=times,
             encoder_hidden_states=embedding["prompt_embeds"],
         )
-        given = (latents[:, :, :1].float() - picture.float()) / sigmas[:, None, None, None, None]
+        given = (latents[:, :, :1].float() - reference.float()) / sigmas[:, None, None, None, None]
         return torch.cat([given, velocity[:, :, 1:].float()], dim=2)
 
     def _as_encoded(self, pixels: Tensor) -> Tensor:
@@ -67,17 +68,21 @@ class WanI2V(SeesReferences, Wan):
         checkpoint = super()._open(config, key)
         if not checkpoint.index.get("expand_timesteps"):
             raise UserError(
-                f"{key} is {config.path!r}, whose videos do not begin with a given latent; model.family "
-                f"{config.family!r} trains Wan-AI/Wan2.2-TI2V-5B-Diffusers."
+                f"{key} is {config.path!r}, which does not take a given first latent frame; model.family "
+                f"{config.family!r} supports checkpoints such as Wan-AI/Wan2.2-TI2V-5B-Diffusers."
             )
         return checkpoint
 
 
 class Wan21I2V(SeesReferences, Wan):
-    """Wan 2.1 I2V, which sees a picture twice: cross-attention the last but one layer of CLIP, and the transformer,
-    beside the noise, the latents of a video of the picture and then grey, with `SIZES.marks` channels for its frame.
+    """Wan 2.1 I2V, which gets the reference image in two forms.
 
-    Unlike Wan 2.2's the first frame is drawn as the others are. The stock transformer takes texts of 512 tokens only.
+    Cross-attention gets the second-to-last layer of CLIP. The transformer gets additional channels next to the noisy
+    latents: the latents of a video that begins with the image and is grey afterwards, and `SIZES.marks` channels that
+    mark the image's frame.
+
+    In contrast to Wan 2.2, the first frame is generated like the others. The stock transformer takes only texts of
+    512 tokens.
     """
 
     PIPELINE = Stock("WanImageToVideoPipeline")
@@ -99,26 +104,26 @@ class Wan21I2V(SeesReferences, Wan):
         self, texts: Sequence[str], references: Sequence[Tensor], micro_batch: int
     ) -> list[dict[str, Tensor]]:
         encoded = super()._encode_texts(texts, references, micro_batch)
-        return [text | {PICTURE: self._seen(pictures)} for text, pictures in zip(encoded, references, strict=True)]
+        return [text | {PICTURE: self._clip_tokens(images)} for text, images in zip(encoded, references, strict=True)]
 
-    def _seen(self, pictures: Tensor) -> Tensor:
-        """[257, width] of the published CLIP."""
+    def _clip_tokens(self, images: Tensor) -> Tensor:
+        """CLIP's tokens of the first image, [tokens, width], in `dtype` on the CPU; the published CLIP has 257."""
         from PIL import Image
 
-        file = Image.fromarray(pictures[0].permute(1, 2, 0).contiguous().numpy())
-        seen: Tensor = self._text.pipeline.encode_image(file, self.device)
-        return seen[0].to("cpu", self.dtype)
+        image = Image.fromarray(images[0].permute(1, 2, 0).contiguous().numpy())
+        tokens: Tensor = self._text.pipeline.encode_image(image, self.device)
+        return tokens[0].to("cpu", self.dtype)
 
-    def _tokens_of(self, pictures: Tensor) -> Tensor:
-        """[marks + channels, T, H/8, W/8] in `dtype` on the CPU."""
+    def _tokens_of(self, images: Tensor) -> Tensor:
+        """Mask and latents of the reference video, [marks + channels, T, H/8, W/8] in `dtype` on the CPU."""
         vae: Any = self._module("vae")
-        video = torch.zeros(1, *pictures.shape[1:2], self.shape.frames, *pictures.shape[2:])
-        video[:, :, 0] = pictures.float() / 255 * 2 - 1
+        video = torch.zeros(1, *images.shape[1:2], self.shape.frames, *images.shape[2:])
+        video[:, :, 0] = images.float() / 255 * 2 - 1
         latents = vae.encode(video.to(self.device, self.dtype)).latent_dist.mode()
         latents = normalised(vae, latents, self.dtype)
-        given = torch.zeros_like(latents[:, :1]).repeat(1, self.SIZES.marks, 1, 1, 1)
-        given[:, :, 0] = 1
-        return torch.cat([given, latents], dim=1)[0].cpu()
+        mask = torch.zeros_like(latents[:, :1]).repeat(1, self.SIZES.marks, 1, 1, 1)
+        mask[:, :, 0] = 1
+        return torch.cat([mask, latents], dim=1)[0].cpu()
 
     @classmethod
     def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
@@ -131,23 +136,23 @@ class Wan21I2V(SeesReferences, Wan):
 
     @classmethod
     def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
-        """Also CLIP, which encodes the prompt's picture."""
+        """Text encoders, preceded by CLIP, which encodes the reference image."""
         with torch.device("meta"):
-            seeing = cls._open(config, key).text_skeleton("image_encoder")
-        return {"image_encoder": seeing, **super().text_skeletons(config, key)}
+            clip = cls._open(config, key).text_skeleton("image_encoder")
+        return {"image_encoder": clip, **super().text_skeletons(config, key)}
 
     @classmethod
     def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
         checkpoint = super()._open(config, key)
         if not checkpoint.has("image_encoder"):
             raise UserError(
-                f"{key} is {config.path!r}, which has no image encoder; model.family {config.family!r} trains "
+                f"{key} is {config.path!r}, which has no image encoder; model.family {config.family!r} supports "
                 "checkpoints of Wan 2.1, such as Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
             )
         if checkpoint.settings("transformer").get("pos_embed_seq_len"):
             raise UserError(
-                f"{key} is {config.path!r}, whose videos have a first and a last picture; model.family "
-                f"{config.family!r} trains checkpoints with a first one only."
+                f"{key} is {config.path!r}, which takes a first and a last image; model.family "
+                f"{config.family!r} supports checkpoints that take only a first image."
             )
         return checkpoint
 

@@ -1,4 +1,4 @@
-"""A layer of Wan's transformer as a learner trains it."""
+"""The time embedder of Wan's transformer, safe under a learner's autocast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 class TimeEmbedder(TimestepEmbedding):  # type: ignore[misc]
-    """diffusers keeps its weights in float32; so the learner's autocast must not round what it computes."""
+    """`TimestepEmbedding` without autocast. diffusers keeps its weights in float32, so a learner's autocast must not
+    round its results.
+    """
 
     def forward(self, sample: Tensor) -> Tensor:
         with torch.autocast(sample.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""Z-Image, through the parts of a diffusers `ZImagePipeline` checkpoint."""
+"""Z-Image, from diffusers `ZImagePipeline` checkpoints."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 class ZImage(DiffusionModel):
     """Latents [B, 16, H/8, W/8].
 
-    Text: the last but one hidden layer of Qwen3, the prompt inside its chat template, without padding; then padded with
-    zeros to a fixed number of tokens, which `FixedTextTransformer` treats as the stock one treats the shorter texts of
-    a batch. The transformer's time runs from 0 (noise) to 1 (image), and it predicts image - noise: it gets 1 - sigma
-    in float32, and its output is negated.
+    Text: the second-to-last hidden layer of Qwen3, with the prompt inside its chat template, encoded without padding.
+    It is then padded with zeros to a fixed number of tokens. `FixedTextTransformer` treats this padding as the stock
+    transformer treats shorter texts in a batch.
+
+    The transformer's time runs from 0 (noise) to 1 (image), and it predicts image - noise. So it gets 1 - sigma in
+    float32, and its output is negated.
     """
 
     PIPELINE = Stock("ZImagePipeline")
     TRANSFORMER = Stock("ZImageTransformer2DModel")
     DECODERS = ("AutoencoderKL", "AutoencoderTiny")
     ENCODERS = ("text_encoder",)
-    SIZES = FamilySizes(  # activations estimated as for Qwen-Image
+    SIZES = FamilySizes(  # activations are estimated as for Qwen-Image
         patch=2,
-        longest=512,  # the stock call's default; it names no limit
+        longest=512,  # default of the stock call, which has no documented limit
         packed=False,
         text_multiple=32,
         width=("dim",),
@@ -67,14 +69,14 @@ class ZImage(DiffusionModel):
 
     @classmethod
     def cfg_arguments(cls, cfg: Cfg) -> dict[str, Any]:
-        """The pipeline adds the scaled difference to the prompt's velocity, and stops near the image."""
+        """The pipeline adds (scale - 1) · difference to the prompt's velocity; it can stop guidance near the image."""
         stop = {"cfg_truncation": 1 - cfg.interval[0]} if cfg.interval[0] else {}
         return super().cfg_arguments(cfg) | {cls.GUIDED_BY: cfg.scale - 1} | stop
 
     def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
-        """``prompt_embeds`` [B, tokens, width], ``prompt_embeds_mask`` [B, tokens]: `FamilySizes.text_tokens`."""
-        own = list(texts)  # the pipeline changes the list
-        sequences, _ = self._encode_prompt(pipeline, own, do_classifier_free_guidance=False)
+        """``prompt_embeds`` [B, n, width], ``prompt_embeds_mask`` [B, n]; n is `FamilySizes.text_tokens`."""
+        copied = list(texts)  # the pipeline modifies the list
+        sequences, _ = self._encode_prompt(pipeline, copied, do_classifier_free_guidance=False)
         return fixed_length(sequences, self.SIZES.text_tokens(self.config))
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
@@ -89,7 +91,7 @@ class ZImage(DiffusionModel):
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
         from solrl_ray.models.z_image_layers import FixedTextTransformer
 
-        transformer.__class__ = FixedTextTransformer  # the same modules and weights, with another forward
+        transformer.__class__ = FixedTextTransformer  # keeps modules and weights, replaces the forward
         return transformer
 
     @classmethod

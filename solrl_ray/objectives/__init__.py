@@ -1,4 +1,4 @@
-"""Objectives: losses and advantages; each is a section of `config.objectives`, which names its class here."""
+"""Objectives: losses and advantages. Each one's section in `config.objectives` names its class in this package."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def load(config: Config, grid: Tensor) -> Objective[Any, Any]:
     `grid`: noise levels of the full schedule, float64 [steps + 1] (`sampling.schedules`).
     """
     module, _, name = config.objective.implementation.partition(":")
-    found: type[Objective[Any, Any]] = getattr(import_module(f"{__name__}.{module}"), name)
-    return found(config.objective, grid=grid, sampler=config.rollout.sampler, run_seed=config.run.seed)
+    objective: type[Objective[Any, Any]] = getattr(import_module(f"{__name__}.{module}"), name)
+    return objective(config.objective, grid=grid, sampler=config.rollout.sampler, run_seed=config.run.seed)

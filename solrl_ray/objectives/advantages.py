@@ -1,4 +1,4 @@
-"""Advantages: how much better a sample's reward is than those of its prompt's other samples."""
+"""Advantages: the distance of a sample's reward from the mean reward of its prompt, divided by a scale."""
 
 from __future__ import annotations
 
@@ -26,18 +26,23 @@ def advantages(
 ) -> NDArray[np.float64]:
     """A_i = (R_i - mean of i's group) / (std + 1e-4), float64 [n], not clipped (the objective clips).
 
-    `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their
-    common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's own
-    rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4.
-    ``gdpo``: see `objectives.gdpo`. A group of equal rewards has advantage 0.
+    `config.std` chooses the divisor:
 
-    All sums are correctly rounded, so the order of the samples changes no bit.
+    - ``global``: population standard deviation of all rewards about their common mean, which includes the differences
+      between prompts (Sol-RL, DiffusionNFT).
+    - ``group``: population standard deviation of the prompt's rewards (GRPO).
+    - ``group_unbiased``: the same with n - 1, plus 1e-8 instead of 1e-4 (DanceGRPO).
+    - ``none``: 1, without the 1e-4.
+    - ``gdpo``: see `objectives.gdpo`.
+
+    If all rewards of a group are equal, its advantages are 0. All sums are correctly rounded, so the order of the
+    samples changes no bit.
 
     Args:
         rewards: rewards of the regenerated, full-precision samples of one iteration, [n].
-        groups: one integer per prompt, [n].
-        components: each reward's own values for ``gdpo``, [n, rewards]; None: `rewards` alone.
-        weights: of these rewards.
+        groups: the group of each sample, one integer per prompt, [n].
+        components: values of the single rewards for ``gdpo``, [n, rewards]; None: `rewards` is the only one.
+        weights: weights of the single rewards.
 
     Source: DiffusionNFT (arXiv 2509.16117) as released.
     """
@@ -61,5 +66,5 @@ def _divisor(config: Advantage, std: float, count: int, global_std: float) -> fl
         return global_std + EPSILON
     if config.std == "group":
         return std + EPSILON
-    # Of the population's deviation, not by `ddof`: other bits.
+    # Scaled from the population's deviation: `ddof` would give other bits.
     return std * math.sqrt(count / max(1, count - 1)) + UNBIASED_EPSILON

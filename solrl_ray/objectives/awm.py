@@ -1,7 +1,7 @@
 """Advantage-weighted matching (arXiv 2509.25050): the flow-matching error replaces the log-likelihood.
 
-A sample's clean latent is noised to a level t. l = mean (v - (eps - x0))² says how badly a policy would have made it. A
-decreasing function of l replaces log p in the clipped surrogate, whatever sampler made the sample.
+A sample's clean latent is noised to a level t. l = mean (v - (eps - x0))² measures how badly the policy predicts it. A
+decreasing function of l replaces log p in the clipped surrogate, so the objective works with samples of any sampler.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from solrl_ray.records import Address
 
 Weighting = Literal["uniform", "huber", "ghuber"]
 _FLOOR = 1e-10
-"""Added to l, so that its roots have a slope at 0."""
+"""Added to l, so that its roots have a finite slope at 0."""
 
 
 class Awm(ForwardProcess[AwmConfig]):
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """One step from each slice, rising, as released."""
+        """One step from each slice of the schedule, ascending, as released."""
         config = self._config
         steps = config.trained(len(self._grid) - 1)
         end = steps.start + share_of(len(steps), config.timestep_fraction)
@@ -43,19 +43,19 @@ class Awm(ForwardProcess[AwmConfig]):
             for other in (v.base, v.anchor)
         )
         total = policy + config.kl * kl + config.anchor.weight * held
-        total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))
+        total, policy, kl, ratio = (value.to(v.theta.dtype) for value in (total, policy, kl, ratio))
         return Loss(total=total, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:
-    """The replacement for log p of a sample at one noise level, float64 [batch].
+    """The substitute for log p of a sample at one noise level, float64 [batch].
 
     ``uniform``: -l. ``huber``: -t (sqrt(l + e) - sqrt(e)). ``ghuber``: -(t / p) ((l + e)^p - e^p), which equals huber
     up to a factor at p = 1/2. l = mean (v - target)² and e = 1e-10, in float64 as released.
 
     Args:
         v: velocity [batch, *latent_shape].
-        target: eps - x0, likewise.
+        target: eps - x0, [batch, *latent_shape].
         t: noise level [batch].
         power: p.
     """

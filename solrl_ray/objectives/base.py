@@ -1,4 +1,4 @@
-"""The learner's interface to an objective: which velocities it compares, where, and the loss."""
+"""The learner's interface to an objective: the velocities to compute, the points to compute them at, and the loss."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class MicroBatch:
     prompt_ids: tuple[str, ...]
     """The prompt of each sample."""
     indices: tuple[int, ...]
-    """Candidate indices inside their prompts' pools."""
+    """Candidate index of each sample in its prompt's pool."""
     x0: Tensor
     """Clean latents, float32 [B, *latent_shape], on the CPU."""
     weights: Tensor
-    """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
+    """float32 [B]: 1 for a sample, 0 for a repetition that only fills up the batch."""
     shape: SampleShape | None = None
-    """Of its samples, in a run with several shapes; None: the only one."""
+    """Shape of the samples; None if the run has only one."""
     states: Tensor | None = None
     """Stored trajectories, float32 [B, transitions + 1, *latent_shape], on the CPU."""
     first_steps: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Where the velocities of one pass over a micro-batch are computed. Each sample has its own noise level."""
+    """Inputs of one pass over a micro-batch. Each sample has its own noise level."""
 
     x_t: Tensor
     """float32 [B, *latent_shape]."""
@@ -50,16 +50,16 @@ class Velocities:
     """Velocities of one pass, all [B, *latent_shape]; only `theta` carries a gradient."""
 
     theta: Tensor
-    """Of the trained policy."""
+    """Velocity of the trained policy."""
     old: Tensor
-    """Of the sampling policy."""
+    """Velocity of the sampling policy."""
     base: Tensor | None = None
-    """Of the model without adapters; None unless the section's `references` have it."""
+    """Velocity of the model without adapters; None unless the section's `references` name it."""
     anchor: Tensor | None = None
-    """Of the third adapter; likewise."""
+    """Velocity of the third adapter, `anchor`; None unless the section's `references` name it."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for another shape or dtype than theta's, which would be broadcast silently."""
+        """Raises ValueError if a shape or dtype differs from theta's: PyTorch would broadcast it silently."""
         if self.theta.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"velocity theta must be float32 or float64, got {self.theta.dtype}")
         for name in ("old", "base", "anchor"):
@@ -74,15 +74,15 @@ class Loss:
     """One value per sample: every field is [B]. The mean of `total` over samples and passes is minimised."""
 
     total: Tensor
-    """What is minimised."""
+    """The loss that is minimised."""
     policy: Tensor
-    """Its part without KL and anchor."""
+    """`total` without the KL and anchor terms."""
     kl: Tensor
-    """Divergence from the reference, before its weight; zeros without one."""
+    """Divergence from the reference, before weighting; zeros without a reference."""
     ratio: Tensor | None = None
-    """Probability under the trained policy over that under the sampling policy; None if the objective has none."""
+    """p_theta / p_old, trained over sampling policy; None if the objective has no ratio."""
     clipped: Tensor | None = None
-    """1 where the ratio, or the velocity, is outside the clip range, else 0; None without one."""
+    """1 where the ratio, or the velocity, is outside the clip range, else 0; None without a clip range."""
 
 
 C = TypeVar("C", bound=ObjectiveSection)
@@ -91,22 +91,22 @@ ODE = Ode()
 
 
 class Objective(ABC, Generic[C, P]):
-    """A loss on regenerated samples. The learner makes the passes, and the forwards without gradient before them."""
+    """A loss on regenerated samples. The learner runs the passes, and before them the forwards without gradient."""
 
     def __init__(self, config: C, *, grid: Tensor, run_seed: int, sampler: SamplerConfig = ODE) -> None:
         """
         Args:
-            config: its section.
+            config: the objective's section.
             grid: noise levels of the full schedule, float64 [steps + 1], falling to 0, on the CPU.
-            sampler: what made the samples.
+            sampler: the sampler of the samples.
         """
         self._config, self._grid, self._run_seed, self._sampler = config, grid, run_seed, sampler
 
     @abstractmethod
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> Sequence[P]:
-        """The passes over a micro-batch, as many as its section's `passes` says.
+        """The passes over a micro-batch; their number is given by the section's `passes`.
 
-        `epoch`: how often its samples were trained on before in this iteration; each time has draws of its own.
+        `epoch`: number of earlier trainings on these samples in this iteration; each epoch has separate draws.
         """
 
     @abstractmethod
@@ -115,18 +115,18 @@ class Objective(ABC, Generic[C, P]):
 
         Args:
             one: one of `passes`.
-            v: its velocities.
+            v: velocities of this pass.
             advantages: float64 [B], unclipped, on the device of the velocities.
         """
 
 
 def of_epoch(purpose: str, epoch: int) -> str:
-    """The purpose of an address of the learner's `epoch`-th time, from 0, with an iteration's samples."""
+    """The purpose of addresses in the learner's epoch number `epoch` (from 0) over an iteration's samples."""
     return f"{purpose}/{epoch}" if epoch else purpose
 
 
 def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int, epoch: int = 0) -> list[Address]:
-    """The addresses from which each sample draws its trained timesteps."""
+    """The address from which each sample draws its trained timesteps."""
     purpose = of_epoch("timesteps", epoch)
     return [
         Address(run_seed=run_seed, purpose=purpose, iteration=iteration, prompt_id=prompt_id, index=index)
@@ -135,15 +135,14 @@ def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int, epoc
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Per sample max(-A rho, -A clip(rho, 1 ± clip_range)), and with it rho and whether rho is outside.
+    """The clipped loss of each sample, max(-A rho, -A clip(rho, 1 ± clip_range)); also rho, and whether it is outside.
 
     Args:
         log_ratio: log rho = log p_theta - log p_old, [batch]; gradient passes through it.
         advantages: A, [batch].
 
     Returns:
-        (loss, rho, outside), each [batch] and of log_ratio's dtype; `outside` is 0 or 1. The last two have no
-        gradient.
+        (loss, rho, outside), each [batch] with log_ratio's dtype; `outside` is 0 or 1. The last two have no gradient.
 
     Source: proximal policy optimisation (arXiv 1707.06347), equation 7.
     """
@@ -155,5 +154,5 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) 
 
 
 def mean(x: Tensor) -> Tensor:
-    """Mean over all dimensions but the first."""
+    """Mean over all dimensions except the first."""
     return x.flatten(1).mean(dim=1)

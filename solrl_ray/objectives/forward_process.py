@@ -1,4 +1,4 @@
-"""Objectives of the forward process: clean latents are noised again, to addressed levels with addressed noise."""
+"""Objectives on the forward process: clean latents are noised again, to addressed levels with addressed noise."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ F = TypeVar("F", bound=sections.ForwardProcessSection)
 
 
 class ForwardProcess(Objective[F, NoisedPass]):
-    """In pass j every sample is at the j-th of its own steps of the full schedule."""
+    """Pass j noises each sample to the j-th of its drawn steps of the full schedule."""
 
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0.
+        """A sample's trained steps of the full schedule, in order. They are addressed draws and never sigma 0.
 
-        The first part of its own permutation, drawn without replacement as in Sol-RL and DiffusionNFT; with
-        `shared_noise` one step from each slice.
+        Steps are drawn without replacement, as the beginning of a permutation per sample (Sol-RL, DiffusionNFT). With
+        `shared_noise`, one step is drawn from each slice.
         """
         steps = self._config.trained(len(self._grid) - 1)
         count = self._config.passes(len(steps), 0)
@@ -68,10 +68,10 @@ class ForwardProcess(Objective[F, NoisedPass]):
 
 
 def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
-    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
+    """One step from each of `count` slices of first … end - 1, ascending: int64 [count].
 
-    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
-    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
+    Slice bounds are those of equal slices, rounded down to whole steps as released, so no step is drawn twice. Steps
+    1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
     """
     bounds = first + np.arange(count + 1) * (end - first) // count
     inside = np.floor(uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)

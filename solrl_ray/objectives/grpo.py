@@ -1,8 +1,8 @@
-"""Objectives on stored transitions: how much more probable the policy makes the steps of good samples.
+"""GRPO objectives on stored transitions: they raise the probability of the steps of good samples.
 
-A transition is x_t → x_next of the stochastic sampler, stored in float32 when the sample was regenerated. Its
-log-probabilities under the trained and the sampling policy are both computed here, in one path, so that their ratio is
-exactly 1 before the first update.
+A transition is one step x_t → x_next of the stochastic sampler, stored in float32 when the sample was regenerated. Its
+log-probabilities under the trained and the sampling policy are computed by the same code, so their ratio is exactly 1
+before the first update.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from solrl_ray.sampling.sde import Coefficients
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionPass(Pass):
     x_next: Tensor
-    """The state that followed x_t, float32 [B, *latent_shape]."""
+    """The state after x_t, float32 [B, *latent_shape]."""
     coefficients: Coefficients
 
 
@@ -45,7 +45,7 @@ G = TypeVar("G", bound=FlowGrpoConfig | DanceGrpoConfig)
 
 
 class Grpo(Objective[G, TransitionPass]):
-    """Clipped ratios of transitions, and their divergence from the reference."""
+    """The clipped surrogate on the ratios of transitions, plus their divergence from the reference."""
 
     def __init__(self, config: G, *, grid: Tensor, run_seed: int, sampler: SamplerConfig) -> None:
         """Raises ValueError for a sampler without transitions."""
@@ -59,18 +59,18 @@ class Grpo(Objective[G, TransitionPass]):
 
     @abstractmethod
     def chosen(self, address: Address) -> NDArray[np.int64]:
-        """The trained ones of a sample's stored transitions, counted from the first stored one, in order."""
+        """Positions of a sample's trained transitions among its stored ones, in the order of training."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int, epoch: int = 0) -> list[TransitionPass]:
         if batch.states is None:
-            raise ValueError("these samples came without trajectories")
+            raise ValueError(f"{self._config.kind} needs the trajectories of its samples; these have none")
         addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration, epoch=epoch)
         rows = torch.arange(len(addresses))
         passes = []
         for column in np.stack([self.chosen(address) for address in addresses]).T:
             steps = [first + int(k) for first, k in zip(batch.first_steps, column, strict=True)]
-            here = torch.from_numpy(column)
-            x_t, x_next = batch.states[rows, here].to(device), batch.states[rows, here + 1].to(device)
+            positions = torch.from_numpy(column)
+            x_t, x_next = batch.states[rows, positions].to(device), batch.states[rows, positions + 1].to(device)
             transitions = [self._transitions[step] for step in steps]
             passes.append(
                 TransitionPass(
@@ -103,7 +103,7 @@ class FlowGrpo(Grpo[FlowGrpoConfig]):
 
 
 class DanceGrpo(Grpo[DanceGrpoConfig]):
-    """DanceGRPO (arXiv 2505.07818): each sample on the first part of its own permutation of its transitions."""
+    """DanceGRPO (arXiv 2505.07818): trains a random subset of each sample's transitions, drawn by a permutation."""
 
     def chosen(self, address: Address) -> NDArray[np.int64]:
         count = len(self._trained)

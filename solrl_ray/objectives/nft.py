@@ -1,6 +1,6 @@
 """The DiffusionNFT objective (arXiv 2509.16117): learns from good and bad samples on the forward process.
 
-Rectified flow: x_t = (1 - t) x0 + t eps, velocity v = eps - x0, hence the estimate x0 = x_t - t v.
+Rectified flow: x_t = (1 - t) x0 + t eps with velocity v = eps - x0; hence x0 is estimated as x_t - t v.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ SMALLEST_WEIGHT = 1e-5
 
 
 class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
-    """DiffusionNFT with adaptive weights, as released; the paper's form has w = 1 and no factor C / beta.
+    """DiffusionNFT with adaptive weights, as released. The paper's form has w = 1 and no factor C / beta.
+
+    ::
 
         v+ = beta v_theta + (1 - beta) v_old        L± = mean (x_t - t v± - x0)² / w±
         v- = (1 + beta) v_old - beta v_theta        w± = max(mean |x_t - t v± - x0|, 1e-5)
         r = clip(A, ±C) / 2C + 1/2                  policy = C / beta (r L+ + (1 - r) L-)
 
-    r is the probability that a sample counts as good, and kl is MSE(v_theta, v_base). Everything is computed in
-    v_theta's dtype, except r and the adaptive weights: these are computed in float64 without gradient and rounded once,
-    so that the loss and its backward stay in float32.
+    r is the probability that a sample counts as good; kl is MSE(v_theta, v_base). Everything is computed in v_theta's
+    dtype, except r and the adaptive weights. These are computed in float64 without gradient and rounded once, so the
+    loss and its backward stay in float32.
 
-    With `clip_range` policy is max(policy(v_theta), policy(v_near)), as in proximal policy optimisation: v_near is the
-    point nearest to v_theta of a ball about v_old, whose radius is that share of the distance from v_old to eps - x0.
+    With `clip_range`, policy is max(policy(v_theta), policy(v_near)), as in proximal policy optimisation. v_near is the
+    point nearest to v_theta in a ball around v_old. The ball's radius is `clip_range` times the distance from v_old to
+    eps - x0.
     """
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
@@ -38,7 +41,7 @@ class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
         if limit is not None:
             near, clipped = nearest_in_ball(v.theta, old, limit * _norm(old - (one.eps - one.x0)))
             bounded = self._policy(one, near, old, advantages)
-            # `maximum` would give each half of the gradient where they are equal.
+            # Not `maximum`: where both are equal, it splits the gradient between them.
             policy = torch.where(bounded > policy, bounded, policy)
         kl = torch.zeros_like(policy) if v.base is None else mean(torch.square(v.theta - v.base.detach()))
         return Loss(total=policy + self._config.kl * kl, policy=policy, kl=kl, clipped=clipped)
@@ -53,19 +56,19 @@ class DiffusionNft(ForwardProcess[DiffusionNftConfig]):
 
 
 def nearest_in_ball(v: Tensor, centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """The point of a ball that is nearest to v, and 1 where v is outside, else 0, [batch] without gradient.
+    """The point of a ball that is nearest to v; also 1 where v is outside of the ball, else 0, [batch], no gradient.
 
-    Moving v away from the centre does not move that point, so a loss of it gives no gradient in this direction. Inside,
-    it is v itself, bit for bit.
+    For v inside the ball, the point is v, bit for bit. For v outside, moving v away from the centre does not move the
+    point, so a loss on it has no gradient in this direction.
 
     Args:
         v: [batch, *latent_shape].
-        centre: likewise.
-        radius: root mean square over the elements of a sample, [batch].
+        centre: [batch, *latent_shape].
+        radius: as root mean square over the elements of a sample, [batch].
     """
     away = v - centre
     outside = _norm(away.detach()) > radius
-    # Kept from 0, where its root has no slope.
+    # Inside the ball replaced by 1: at 0 the root has no finite slope.
     squared = torch.where(outside, mean(torch.square(away)), torch.ones_like(radius))
     shrunk = centre + away * per_sample(radius * torch.rsqrt(squared), v)
     return torch.where(per_sample(outside, v), shrunk, v), outside.to(v.dtype)
@@ -77,7 +80,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _weighted_error(x0_hat: Tensor, x0: Tensor) -> Tensor:
-    """L per sample. Divided by w, its gradient keeps its size however small the error is."""
+    """L per sample. The division by w keeps the gradient's size, however small the error is."""
     error = x0_hat - x0
     with torch.no_grad():
         weight = mean(error.double().abs()).clamp(min=SMALLEST_WEIGHT).to(error.dtype)

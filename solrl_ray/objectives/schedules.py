@@ -1,6 +1,4 @@
-"""The learning rate, and how closely `old`, an anchor and the EMA follow the trained policy, by number of optimiser
-steps.
-"""
+"""Schedules by optimiser step: the learning rate, and the decays by which `old`, anchor and EMA follow the policy."""
 
 from __future__ import annotations
 
@@ -10,17 +8,16 @@ from solrl_ray.config.objectives import Anchor, OldDecay
 from solrl_ray.config.schema import LearnerConfig
 
 ROLLBACK_STEP = 0.5
-"""What a rollback multiplies the learning rate by: the run must not make the same fall again."""
+"""Factor on the learning rate for each rollback, so that the run does not collapse again."""
 
 
 def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float:
-    """Of optimiser step number `step`. The first one of the fall still has the whole `optimizer.lr`.
+    """Learning rate of optimiser step number `step` (from 1). The first step of the decay still has `optimizer.lr`.
 
-    As PyTorch's LinearLR, then CosineAnnealingLR; or the inverse square root of arXiv 1706.03762. It is a pure function
-    of the step, so that a resumed run, or one that goes back to a checkpoint, has the rates of its steps without a
-    scheduler's state.
+    The schedule is PyTorch's LinearLR followed by CosineAnnealingLR, or the inverse square root of arXiv 1706.03762. It
+    is a pure function of the step. So runs that resume or go back to a checkpoint need no scheduler state.
 
-    `rollbacks`: of the run so far (`run.on_collapse`).
+    `rollbacks`: number of rollbacks of the run so far (`run.on_collapse`).
     """
     schedule, lr = config.schedule, config.optimizer.lr * ROLLBACK_STEP**rollbacks
     if step <= schedule.warmup:
@@ -38,15 +35,15 @@ def learning_rate(config: LearnerConfig, step: int, rollbacks: int = 0) -> float
 
 
 def follower_decay(config: OldDecay | Anchor, steps: int) -> float:
-    """d of old <- d * old + (1 - d) * default, and likewise of anchor, applied after step number `steps`.
+    """The decay d of old <- d * old + (1 - d) * default after step number `steps`; the same for the anchor.
 
-    min(slope * steps, cap): DiffusionNFT's decay type 1, and the ``ema`` adapter of advantage-weighted matching (arXiv
-    2509.25050) as released, whose d is small: the anchor follows closely and limits what one update may change.
-    ``copy``: 0.
+    d = min(slope * steps, cap); for ``copy`` d = 0. This is DiffusionNFT's decay type 1. It is also the ``ema`` adapter
+    of advantage-weighted matching (arXiv 2509.25050) as released. There d is small: the anchor follows closely and
+    limits the change by a single update.
     """
     return 0.0 if config.is_copy else min(config.slope * steps, config.cap)
 
 
 def ema_decay(steps: int, cap: float) -> float:
-    """d of ema <- d * ema + (1 - d) * default after step number `steps`: min((1 + s) / (10 + s), cap)."""
+    """The decay d of ema <- d * ema + (1 - d) * default after step number s = `steps`: min((1 + s) / (10 + s), cap)."""
     return min((1 + steps) / (10 + steps), cap)

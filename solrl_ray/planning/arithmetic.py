@@ -1,9 +1,9 @@
-"""The arithmetic of a run, computed from its configuration and printed before it starts (design law 9).
+"""The arithmetic of a run: counts and sizes, computed from its configuration, printed before it starts (design law 9).
 
     prompts × N candidates ──► units of the pools ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
-"Forward" means one call of the transformer on a whole micro-batch, or with guidance on twice its samples; both solvers
-need one call a step.
+"Forward" means one call of the transformer on a whole micro-batch, with guidance on twice its samples. Both solvers
+need one call per step.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from solrl_ray.planning.update import (
 )
 
 NAMES = len("regenerate")
-"""Characters of the column of names, so that what a plan prints one after another stands in line."""
+"""Minimum width of the column of names, in characters, so that tables printed one after another are aligned."""
 WIDTH = 100
-"""Columns of what a plan prints."""
+"""Width of a printed plan, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,100 +59,101 @@ class ModelFacts:
     parameters: int
     """Parameters of the transformer, LoRA not counted."""
     lora_modules: int
-    """Linears that receive LoRA factors."""
+    """Number of linear layers with LoRA factors."""
     lora_parameters: int
     """Parameters of one adapter."""
     packed_bytes: int
-    """Codes and scales of the linears that are both adapted and quantised; 0 if nothing is."""
+    """Bytes of codes and scales of the linear layers that have LoRA and are quantised; 0 if there are none."""
     packed_tier: str = ""
-    """Their tier."""
+    """Precision tier of the packed layers."""
     recomputed_bytes: int = 0
-    """Estimated: what a learner's forward keeps of one sample for its backward pass if that recomputes everything."""
+    """Estimated bytes per sample that a learner's forward keeps for the backward pass if everything is recomputed."""
     activation_bytes: int = 0
-    """Estimated: the same if it recomputes nothing."""
+    """Estimated bytes per sample that a learner's forward keeps for the backward pass if nothing is recomputed."""
     explorer_bytes: int = 0
-    """The transformer as explorers hold it: quantised layers in their format, all else in `model.dtype`."""
+    """Bytes of an explorer's transformer: quantised layers in their format, everything else in `model.dtype`."""
     quantized_parameters: int = 0
-    """Weights that explorers quantise."""
+    """Number of weights that explorers quantise."""
     touched_parameters: int = 0
-    """Weights of the linears that receive LoRA factors."""
+    """Number of weights in linear layers with LoRA factors."""
     plain_touched_parameters: int = 0
-    """Those of them that explorers do not quantise."""
+    """Number of weights in linear layers with LoRA factors that explorers do not quantise."""
     buffers: int = 0
-    """Values in the transformer's tensors that are no parameters."""
+    """Number of values in the transformer's buffers."""
     streams: int = 0
-    """Blocks; those with separate weights for pictures and texts count twice."""
+    """Number of blocks; blocks with separate weights for image and text count twice."""
     stream_flops: int = 0
-    """Floating-point operations of one stream's linears in a forward, a sample."""
+    """Floating-point operations of one stream's linear layers per forward and sample."""
     forward_bytes: int = 0
-    """Estimated: peak of a forward without gradient, a sample."""
+    """Estimated peak memory of a forward without gradient, bytes per sample."""
     decoding_bytes: int = 0
-    """Estimated: peak of decoding one image."""
+    """Estimated peak memory of decoding one image, bytes."""
     memory_is_known: bool = True
-    """Whether the estimates above are; else they are 0."""
+    """Whether memory can be estimated for this model. If not, the estimates above are 0."""
     decoder_parameters: int = 0
-    """Of the autoencoder, its encoder included."""
+    """Parameters of the autoencoder, encoder included."""
     text_parameters: int = 0
-    """Of the text encoders."""
+    """Parameters of the text encoders."""
     embedding_bytes: int = 0
-    """Of an encoded prompt."""
+    """Bytes of an encoded prompt."""
     tokens: int = 0
-    """Of a sample of the smallest shape, its references and its text, as the blocks transform them."""
+    """Tokens per sample in the transformer's blocks: a sample of the smallest shape, its references and its text."""
 
     @property
     def quantized_share(self) -> float:
-        """Of the transformer's weights."""
+        """Share of the transformer's weights that explorers quantise."""
         return self.quantized_parameters / self.parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """Counts for one iteration unless a name says otherwise; bytes are sizes of tensors, without headers."""
+    """Counts per iteration, unless a docstring states otherwise. Bytes are sizes of tensors, without file headers."""
 
     config: Config
     facts: ModelFacts
     candidates: int
     explore_units: int
-    """Units of the pools. Their candidates are previews or, in one stage, the samples themselves."""
+    """Work units of the pools. The candidates of a unit are previews, or with one stage the samples themselves."""
     explore_forwards: int
     dropped: int
     """Candidates whose previews are pruned."""
     padded_previews: int
-    """Previews that fill up the last micro-batches of pruned units and are discarded."""
+    """Padding previews in the last micro-batches of pruned units; they are discarded."""
     samples: int
     regenerate_units: int
     regenerate_forwards: int
     padded_images: int
-    """Images that fill up the last regeneration micro-batch of each prompt and are discarded."""
+    """Padding images in the last regeneration micro-batch of each prompt; they are discarded."""
     trained_timesteps: int
     micro_batches: int
-    """Learner micro-batches a rank, of all optimiser steps, each trained on at every trained timestep."""
+    """Learner micro-batches per rank in all optimiser steps. Each one is trained at every trained timestep."""
     padded_samples: int
-    """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
+    """Repeated samples with weight 0 in the ranks' last micro-batches."""
     forwards_without_gradient: int
-    """A rank's forwards for v_reference, with a KL term, for v_anchor, and for v_old. If the sampling policy is a copy
-    of the trained one, v_old is v_theta until the first optimiser step of the iteration and needs none. A guided
-    velocity needs one more for the negative prompt, v_theta too.
+    """Forwards without gradient per rank: for v_reference (with a KL term), v_anchor and v_old. If the sampling policy
+    is a copy of the trained policy, v_old equals v_theta until the first optimiser step of the iteration and needs
+    none. A guided velocity, including v_theta, needs one more for the negative prompt.
     """
     backwards: int
-    """A rank's forward-and-backward passes."""
+    """Forward-and-backward passes per rank."""
     evaluations: tuple[int, ...]
-    """Updates done at each evaluation."""
+    """Number of updates before each evaluation of the run."""
     evaluation_images: int
-    """Images of one evaluation."""
+    """Images per evaluation."""
     latents_bytes: int
-    """Samples of one iteration, with the trajectories of objectives that need them."""
+    """Bytes of the samples, with the trajectories of objectives that need them."""
     pool_bytes: int
-    """Latents and trajectories of one prompt's pool, which a one-stage strategy keeps until the prompt's selection."""
+    """Bytes of latents and trajectories of a prompt's pool, which one-stage strategies keep until selection."""
     lora_bytes: int
-    """One adapter's factors in float32."""
+    """Bytes of one adapter's factors in float32."""
     packed_bytes: int
     weights_bytes: int
-    """The transformer's, buffers included, as every process of a worker holds them."""
+    """Bytes of the transformer, buffers included, as every worker process holds it."""
     training_bytes: int
-    """A learner rank's LoRA policies, gradient and share of AdamW's state (the factors, two moments), in float32."""
+    """Bytes of a learner rank's LoRA policies, gradient and shard of AdamW's state (factors, two moments), in float32.
+    """
     activation_bytes: int
-    """Estimated: what a micro-batch's forward keeps for its backward pass on a learner rank."""
+    """Estimated bytes that a micro-batch's forward keeps for the backward pass on a learner rank."""
     train_prompts: int | None = None
     heldout_prompts: int | None = None
 
@@ -166,7 +167,7 @@ class Arithmetic:
         return reserved(self.config, "num_gpus")
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of `table`: name of the stage, its sum in words."""
+        """The rows of `table`: name of the stage, description of its work."""
         config, cpus = self.config, reserved(self.config, "num_cpus")
         texts = Environment(
             loader=PackageLoader("solrl_ray.planning"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -199,16 +200,16 @@ class Arithmetic:
             ],
             gpus=self.gpus,
         )
-        _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
-        return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
+        _, *sections = re.split("^## (.+)$", text, flags=re.MULTILINE)
+        return [(name, " ".join(words.split())) for name, words in zip(sections[::2], sections[1::2], strict=True)]
 
     def table(self, *, without: str = "") -> str:
-        """The printed arithmetic: one paragraph a stage, `without` the row of a name."""
+        """The printed arithmetic: one paragraph per stage. `without`: name of a row to leave out."""
         return paragraphs([row for row in self.rows() if row[0] != without])
 
 
 def paragraphs(rows: list[tuple[str, str]]) -> str:
-    """Names in a column, each with its text wrapped at `WIDTH` columns beside it."""
+    """Rows as text: a column of names, and next to each name its text, wrapped at `WIDTH` characters."""
     column = max(NAMES, *(len(name) for name, _ in rows)) + 2
     return "\n".join(
         textwrap.fill(
@@ -224,7 +225,7 @@ def paragraphs(rows: list[tuple[str, str]]) -> str:
 
 
 def _processes(config: Config) -> tuple[tuple[str, int, WorkerResources], ...]:
-    """The workers' processes: name, number, resources of each; roles on learners' cards have none of their own."""
+    """The worker processes: name, number, resources of each. Roles in learners' processes are not listed separately."""
     names = {"explorers": "explorer", REGENERATORS: "regenerator"}
     others = ((names[name], pool.count, pool) for name, pool in apart(config).items())
     return (*others, ("learner", config.learner.world_size, config.fleet.learners))
@@ -240,9 +241,9 @@ def evaluation_points(config: Config) -> tuple[int, ...]:
 def describe(
     config: Config, facts: ModelFacts, *, train_prompts: int | None = None, heldout_prompts: int | None = None
 ) -> Arithmetic:
-    """Work out the counts of a run. Pure.
+    """Compute the counts of a run. Pure.
 
-    Without numbers of prompts, their line is left out. The configuration must have passed `checks.check`.
+    Without numbers of prompts, the row on prompts is left out. The configuration must have passed `checks.check`.
     """
     rollout, learner = config.rollout, config.learner
     pool, one_stage = pool_sampling(config), is_one_stage(config)
@@ -277,14 +278,14 @@ def describe(
 
 
 def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """The fields of `Arithmetic` in bytes."""
-    a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+    """The fields of `Arithmetic` that are bytes."""
+    sample_bytes = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
     packed = config.publish.mode == "packed" and needs_packed(config, config.fleet.explorers.count)
-    # Between only the blocks' inputs and all that the backward pass needs.
+    # Activations: between only the blocks' inputs and everything that the backward pass needs.
     share, most, least = compiled_learner.activation_memory(config), facts.activation_bytes, facts.recomputed_bytes
     return {
-        "latents_bytes": config.rollout.prompts * config.rollout.keep * a_sample,
-        "pool_bytes": config.rollout.pool * a_sample if is_one_stage(config) else 0,
+        "latents_bytes": config.rollout.prompts * config.rollout.keep * sample_bytes,
+        "pool_bytes": config.rollout.pool * sample_bytes if is_one_stage(config) else 0,
         "lora_bytes": facts.lora_parameters * FLOAT32_BYTES,
         "packed_bytes": facts.packed_bytes * packed,
         "weights_bytes": (facts.parameters + facts.buffers) * DTYPE_BYTES[config.model.dtype],
@@ -294,7 +295,7 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
 
 
 def describe_size(count: float) -> str:
-    """Bytes in decimal units, as disks and networks count."""
+    """Bytes in words, in decimal units as for disks and networks."""
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

@@ -1,4 +1,4 @@
-"""What is compiled before a run's first iteration, once for each shape of samples, and about how long that takes."""
+"""Estimates the compilations before a run's first iteration, once per sample shape, and their duration."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.planning.update import passes
 
 FORWARD, DECODER, PASSES = 11.0, 70.0, 22.0
-"""Seconds with an empty `compile.cache`, of a worker's forward, of a decoder, and of a kind of learner passes: of 6 to
-29, of 40 to 95 and of 5 to 52 that were seen on H100s and an H200. A decoder's is what the first forward of explorers
-of FLUX.1-dev took beyond that.
+"""Seconds of compilation with an empty `compile.cache`, for a worker's forward, a decoder, and one kind of learner
+passes. Measured on H100s and an H200: 6 to 29, 40 to 95 and 5 to 52 s. The time of a decoder is the additional time of
+the explorers' first forward of FLUX.1-dev.
 """
 
 
 def compiled(config: Config) -> str:
-    """The words of a plan; empty if nothing is compiled. A regenerator also has forwards of evaluations, and a card one
-    decoder for both pools. Its roles compile one after the other, others at once.
+    """The plan's row on compilation; empty if nothing is compiled. A regenerator also compiles forwards of evaluations.
+    Colocated roles share one decoder and compile one after the other; separate processes compile in parallel.
     """
     shapes, fleet = len(config.model.shapes), config.fleet
     wanted, previews = config.compile.enabled is not False, pool_sampling(config).tier != "nvfp4-emulated"
@@ -34,8 +34,8 @@ def compiled(config: Config) -> str:
     regenerating = regenerator * FORWARD + regenerated * DECODER
     seconds = (sum if colocated else max)([exploring, regenerating, kinds * PASSES])
     decoders = f", {previewed + regenerated} decoders" if previewed + regenerated else ""
-    each = f", for {shapes} shapes" if shapes > 1 else ""
+    for_shapes = f", for {shapes} shapes" if shapes > 1 else ""
     return (
-        f"{explorer + regenerator} forwards of workers{decoders} and {kinds} kinds of learner passes{each}, once: "
-        f"about {seconds:,.0f} s with an empty compile.cache (estimated), a tenth of it with a filled one"
+        f"{explorer + regenerator} forwards of workers{decoders} and {kinds} kinds of learner passes{for_shapes}, "
+        f"once: about {seconds:,.0f} s with an empty compile.cache (estimated), a tenth of that with a filled one"
     )

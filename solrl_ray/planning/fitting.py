@@ -1,5 +1,5 @@
-"""Whether a run fits a card: which activations the learner keeps, whether weights are offloaded, and which settings a
-plan proposes if it does not.
+"""Fitting a run into GPU memory: the share of activations that the learner keeps, whether weights are offloaded, and
+the settings that a plan proposes if the run does not fit.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts, describe, desc
 from solrl_ray.planning.gpu_memory import ENCODE, GpuMemory, gpu_memories
 
 MAX_FILL = 0.95
-"""Share of a card that a run may fill: the rest is for what the estimates miss."""
+"""Share of GPU memory that a run may use. The margin covers errors of the estimates."""
 WARN_FILL = 0.97
-"""Share of what may be filled from which frozen weights leave the card: estimates were up to 4 % too low."""
+"""Share of the usable memory above which frozen weights are offloaded: estimates were up to 4 % too low."""
 ACTIVATION_FILL = 0.85
-"""Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
+"""Share of GPU memory that a run with kept activations may use if `learner.activation_memory` is null: estimates of
+activations are up to a quarter off.
+"""
 MIN_STREAM_FLOPS = 6.5e11
-"""Floating-point operations of a stream's forward below which the CPU that launches its kernels is the slower one
-(`solrl_ray.planning.prices.LAUNCH_MS`).
+"""Floating-point operations of a stream's forward below which launching its kernels on the CPU takes longer than
+computing them (`solrl_ray.planning.prices.LAUNCH_MS`).
 """
 HOST_LINK = 25e9
-"""Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
+"""Default bandwidth between a GPU and pinned host memory, bytes per second: PCIe 4.0, 16 lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU, as far as memory goes."""
+    """The memory of a GPU model."""
 
     name: str
     memory: float
-    """Bytes, as its driver reports them."""
+    """Bytes, as the driver reports them."""
     host_link: float = HOST_LINK
-    """Bytes a second between it and pinned memory."""
+    """Bandwidth between the GPU and pinned host memory, bytes per second."""
 
     @property
     def usable(self) -> float:
@@ -48,13 +50,13 @@ class Gpu:
 
 
 def is_open(config: Config) -> bool:
-    """Whether something is left to the card: which activations the learner keeps, or whether weights leave it."""
+    """Whether the GPU memory decides a setting: the share of activations that the learner keeps, or offloading."""
     return compiled_learner.is_open(config) or _may_offload(config)
 
 
 def with_activation_memory(config: Config, facts: ModelFacts, card: Gpu) -> Config:
-    """The configuration with what `learner.activation_memory: null` means on such cards: the first of `_passes` that
-    leaves room on them, which may have a smaller `learner.micro_batch`. 0 if the model's memory is unknown.
+    """The configuration with `learner.activation_memory: null` resolved for the GPU: the first combination of `_passes`
+    that fits, which may have a smaller `learner.micro_batch`. 0 if the model's memory is unknown.
     """
     if not compiled_learner.is_open(config):
         return config
@@ -62,17 +64,17 @@ def with_activation_memory(config: Config, facts: ModelFacts, card: Gpu) -> Conf
         return compiled_learner.keeping(config, 0.0)
     for share, micro_batch in _passes(config.learner.micro_batch, facts):
         kept = compiled_learner.keeping(config, share, micro_batch)
-        if min(map(peak, _ways(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
+        if min(map(peak, _variants(describe(kept, facts)))) <= ACTIVATION_FILL * card.memory:
             return kept
     return compiled_learner.keeping(config, 0.0)
 
 
 def resolve_auto(config: Config, facts: ModelFacts, card: Gpu) -> Config:
-    """The configuration with what `learner.activation_memory: null` and `fleet.offload: null` mean on such cards.
+    """The configuration with `learner.activation_memory: null` and `fleet.offload: null` resolved for the GPU.
 
-    The second changes no result; the first may choose other kernels, and so other bits.
+    `fleet.offload` changes no result; `learner.activation_memory` can change the kernels and therefore the bits.
 
-    Raises `UserError` as `check`. What is needed is estimated, so it also says how to start without this check.
+    Raises `UserError` like `check`. Memory is only estimated, so the message also tells how to skip this check.
     """
     config = with_activation_memory(config, facts, card)
     if not _may_offload(config):
@@ -84,21 +86,21 @@ def resolve_auto(config: Config, facts: ModelFacts, card: Gpu) -> Config:
 
 
 def fitted(arithmetic: Arithmetic, card: Gpu) -> Arithmetic | None:
-    """The run with what `fleet.offload` means on such cards: false unless the peak is then close to what may be filled.
-    None if the run does not fit them.
+    """The run with `fleet.offload` resolved for the GPU: false, unless the peak is then too close to the usable memory.
+    None if the run does not fit.
     """
-    ways = [way for way in _ways(arithmetic) if peak(way) <= card.usable]
-    roomy = (way for way in ways if peak(way) <= WARN_FILL * card.usable)
-    return next(roomy, min(ways, key=peak, default=None))
+    fitting = [variant for variant in _variants(arithmetic) if peak(variant) <= card.usable]
+    with_margin = (variant for variant in fitting if peak(variant) <= WARN_FILL * card.usable)
+    return next(with_margin, min(fitting, key=peak, default=None))
 
 
 def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
-    """`fitted`. Raises `UserError` with what would make the run fit, if anything would."""
-    if found := fitted(arithmetic, card):
-        return found
+    """`fitted`, for a run that must fit. Raises `UserError` with settings that make the run fit, if there are any."""
+    if run := fitted(arithmetic, card):
+        return run
     needs = (
-        f"{listed(gpu_memories(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), and "
-        f"{describe_size(card.usable)} of its {describe_size(card.memory)} may be filled"
+        f"{listed(gpu_memories(arithmetic)[0].roles)} on one {card.name} need {_least(arithmetic)} (estimated), but "
+        f"only {describe_size(card.usable)} of its {describe_size(card.memory)} are usable"
     )
     if changes := fitting_changes(arithmetic, card):
         least = least_peak(_changed(arithmetic, changes))
@@ -107,22 +109,22 @@ def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
     said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
     full = [process for process in gpu_memories(smallest)[0].processes if process.peak > card.usable]
     if any(process.fullest == ENCODE for process in full):
-        elsewhere = "fleet.encoders.num_gpus 0 encodes on CPUs"
+        elsewhere = "set fleet.encoders.num_gpus=0 to encode on CPUs"
         if encodes_on_cards(arithmetic.config.fleet):
-            elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on GPUs of their own"
-        raise UserError(f"{said}: take a GPU with more memory, or leave the text encoders out of it: {elsewhere}.")
-    alone = "" if full else ", or a GPU for each worker (num_gpus: 1)"
+            elsewhere = "with fleet.placement split, fleet.encoders encode on CPUs or on separate GPUs"
+        raise UserError(f"{problem}: use a GPU with more memory, or move the text encoders elsewhere: {elsewhere}.")
+    alone = "" if full else ", or one GPU per worker (num_gpus: 1)"
     frames = arithmetic.config.model.frames
     shorter = f", fewer frames (model.frames is {frames})" if frames else ""
     raise UserError(
-        f"{said}: take a GPU with more memory{shorter} or a smaller model{alone}; a table in the README says which "
+        f"{problem}: use a GPU with more memory{shorter} or a smaller model{alone}; a table in the README shows which "
         "models train on which GPU."
     )
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Gpu) -> dict[str, Any] | None:
-    """Keys and values with which the run fits: as many of `_candidates`, from the first on, as are enough. None if all
-    of them are not enough.
+    """Keys and values with which the run fits: the shortest sufficient prefix of `_candidates`. None if even all of
+    them are not enough.
     """
     changes: dict[str, Any] = {}
     for key, value in _candidates(arithmetic):
@@ -133,8 +135,8 @@ def fitting_changes(arithmetic: Arithmetic, card: Gpu) -> dict[str, Any] | None:
 
 
 def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
-    """What is tried, from what costs least: offloading, computing activations again, then smaller
-    batches: of the learner, of decoding, of sampling.
+    """Changes to try, the cheapest first: offloading, recomputing activations, then smaller micro-batches of the
+    learner, of decoding and of sampling.
     """
     config = arithmetic.config
     if config.fleet.offload is False and not cannot_offload(config):
@@ -152,13 +154,13 @@ def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
 
 
 def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
-    """Shares of the activations that are kept and micro-batches of the learner, from what costs least time. A smaller
-    micro-batch costs nothing while it keeps a GPU busy, and then more than computing activations again.
+    """Kept shares of activations and learner micro-batches to try, the fastest first. A smaller micro-batch costs no
+    time while it keeps a GPU busy; below that it costs more time than recomputing activations.
     """
     sizes = [largest, *_halves(largest)]
     busy = [size for size in sizes if size * facts.stream_flops >= MIN_STREAM_FLOPS] or sizes[:1]
-    for some in (busy, sizes[len(busy) :]):
-        yield from product((1.0, 0.5, 0.0), some)
+    for group in (busy, sizes[len(busy) :]):
+        yield from product((1.0, 0.5, 0.0), group)
 
 
 def _halves(size: int) -> Iterator[int]:
@@ -171,16 +173,16 @@ def _may_offload(config: Config) -> bool:
     return config.fleet.offload is None and not cannot_offload(config)
 
 
-def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
-    """Without and with offloading, where that is open."""
+def _variants(arithmetic: Arithmetic) -> list[Arithmetic]:
+    """The run without and with offloading if `fleet.offload` is open, else only the given run."""
     if not _may_offload(arithmetic.config):
         return [arithmetic]
     return [_changed(arithmetic, {"fleet.offload": offload}) for offload in (False, True)]
 
 
 def peak(arithmetic: Arithmetic) -> int:
-    """Bytes that the fullest GPU holds at most, estimated; 0 without GPUs."""
-    return max((card.peak for card in gpu_memories(arithmetic)), default=0)
+    """Estimated peak memory of the fullest GPU, bytes; 0 without GPUs."""
+    return max((gpu.peak for gpu in gpu_memories(arithmetic)), default=0)
 
 
 def least_peak(arithmetic: Arithmetic) -> int:
@@ -194,8 +196,8 @@ def settings(changes: Mapping[str, Any]) -> str:
 
 
 def _least(arithmetic: Arithmetic) -> str:
-    """``47 GB to explore``, ``42 GB to load with fleet.offload``."""
-    least = min(_ways(arithmetic), key=peak)
+    """The smallest peak in words: ``47 GB to explore``, ``42 GB to load with fleet.offload``."""
+    least = min(_variants(arithmetic), key=peak)
     fullest = gpu_memories(least)[0]
     stages = listed(list(dict.fromkeys(process.fullest for process in fullest.processes)))
     return f"{describe_size(fullest.peak)} to {stages}{' with fleet.offload' * bool(least.config.fleet.offload)}"
@@ -206,7 +208,7 @@ def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
     return describe(arithmetic.config.changed(changes), arithmetic.facts, **numbers)
 
 
-# What a plan prints
+# Rows of the printed plan
 
 
 def rows(arithmetic: Arithmetic, card: Gpu | None = None) -> list[tuple[str, str]]:
@@ -252,8 +254,8 @@ def sentence(arithmetic: Arithmetic, card: Gpu) -> str:
 
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
-    """Of an iteration, for frozen weights that come back to a card."""
-    return max((card.offloaded for card in gpu_memories(arithmetic)), default=0) / link
+    """Seconds per iteration to copy offloaded weights back to a GPU, with a bandwidth of `link` bytes per second."""
+    return max((gpu.offloaded for gpu in gpu_memories(arithmetic)), default=0) / link
 
 
 def _sizes(parts: Mapping[str, int]) -> str:
@@ -271,7 +273,7 @@ def _stages(card: GpuMemory) -> str:
 def _store(arithmetic: Arithmetic) -> str:
     config, holds = arithmetic.config, ["samples", "two revisions"]
     store = arithmetic.latents_bytes + 2 * arithmetic.revision_bytes
-    if config.model.frames:  # of pictures it is little
+    if config.model.frames:  # for images it is small
         shown = config.evaluation.pictures * config.evaluation.samples
         store += 3 * shown * config.model.shapes.largest.volume  # a byte a colour
         holds.append(f"{shown} videos of an evaluation")

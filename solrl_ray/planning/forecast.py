@@ -1,8 +1,8 @@
-"""How long a run takes on a given fleet (an iteration: `iteration.py`), and what delays it.
+"""The estimated duration of a run on a given fleet (of an iteration: `iteration.py`), and its bottlenecks.
 
-The fleet is the configuration's: explorers, regenerators and learner ranks. In `colocated` placement one of each is a
-card; else an explorer and a regenerator share a GPU if their `num_gpus` fit on one together. A process with 0 is
-counted as a GPU.
+The fleet is that of the configuration: explorers, regenerators and learner ranks. In `colocated` placement, one of each
+shares a GPU; otherwise an explorer and a regenerator share a GPU if the sum of their `num_gpus` is at most 1. A process
+without GPUs counts as one GPU.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from solrl_ray.planning.prices import Cluster, Priced, PriceList, priced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Iteration):
-    """An iteration of a run on such GPUs."""
+    """The estimated time of an iteration on the given GPUs, and its cost."""
 
     config: Config
     prices: PriceList
     priced: Priced
     gpus: int
     messages: str
-    """Source of the controller's costs."""
+    """Conditions under which the controller's costs were measured."""
 
     def gpu_hours(self, iterations: int) -> float:
-        """Without start, evaluations and the report."""
+        """GPU-hours of the iterations, without start, evaluations and the report."""
         return self.gpus * self.seconds * iterations / 3600
 
     def rows(self) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ class Forecast(Iteration):
 
     @property
     def choosing(self) -> float:
-        """Share of the GPUs' work that only chooses seeds: previews, and samples of one stage that are not kept."""
+        """Share of GPU work that only selects seeds: previews, and discarded samples of one-stage strategies."""
         config = self.config
         explored = self.busy["explorers"] * config.fleet.explorers.count
         learned = self.busy["learners"] * config.learner.world_size
@@ -77,8 +77,8 @@ class Forecast(Iteration):
 
 
 def forecast(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, controller: Orchestration) -> Forecast:
-    """An iteration of the run. Raises `Unpriced` if a figure is missing."""
-    # With what such GPUs decide; as it is if it does not fit them, or their memory is not known.
+    """The forecast of one iteration. Raises `Unpriced` if the price list lacks a figure."""
+    # With offloading resolved for the GPU; unchanged if the run does not fit or the GPU memory is unknown.
     made = (fitting.fitted(arithmetic, prices.device) if prices.device else None) or arithmetic
     cost = priced(made, prices, cluster)
     took = iteration(made.config, cost.stages, controller)
@@ -94,7 +94,7 @@ def forecast(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, contro
 
 
 def _spent(seconds: float) -> str:
-    """Seconds for reading, with three digits: ``7.38 s``, from 100 s on ``9.33 min``, from two hours on ``2.5 h``."""
+    """A duration with three digits: ``7.38 s``, from 100 s ``9.33 min``, from two hours ``2.5 h``."""
     if seconds < 99.95:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -1,13 +1,13 @@
-"""What the processes of a run hold of a GPU's memory, stage by stage.
+"""Estimates of the GPU memory of a run's processes, stage by stage.
 
 ::
 
     colocated  load ─► encode ─► explore ─► regenerate ─► learn ─► publish    one process, one BF16 base
-    split      one process a role, each at its own fullest stage, and all that share a card at the same time
+    split      one process per role; the sum of the peaks of all processes on a GPU
 
 Everything is estimated from sizes, by the rules below. `tests/unit/planning/test_gpu_memory.py` compares processes with
-one role with peaks that were measured. Processes with several roles are estimates until they are measured.
-Not counted: NCCL between cards, rewards of one's own, and what vision-language rewards hold beside their weights.
+one role with measured peaks. Processes with several roles have not been measured.
+Not counted: NCCL between GPUs, custom rewards, and memory of vision-language rewards besides their weights.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from solrl_ray.planning.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.planning.update import FLOAT32_BYTES, trains_guided_velocity
 
 CONTEXT = 740_000_000
-"""Bytes of a CUDA context with loaded kernels: what an explorer on an H100 held beside PyTorch's allocator."""
+"""Bytes of a CUDA context with loaded kernels: memory of an explorer on an H100 outside PyTorch's allocator."""
 LEARNER_EXTRA = 500_000_000
-"""Bytes that a resting learner rank was measured to hold besides, on an H100: probably of NCCL and DeepSpeed."""
+"""Additional bytes of an idle learner rank, measured on an H100: probably NCCL and DeepSpeed."""
 RESERVED = 1.1
-"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak; from measured peaks."""
+"""Bytes that PyTorch's allocator reserves per byte of a stage's peak; from measured peaks."""
 EXPLORER, REGENERATOR, LEARNER, ENCODER = "explorer", "regenerator", "learner rank", "text encoder"
 LOAD, ENCODE, EXPLORE, REGENERATE = "load", "encode", "explore", "regenerate"
 LEARN, PUBLISH, EVALUATE = "learn", "publish", "evaluate"
 
 Parts = Mapping[str, int]
-"""What it is → its bytes."""
+"""Name → bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
-    """One process on a card, which does one stage at a time."""
+    """One process on a GPU, which runs one stage at a time."""
 
     roles: tuple[str, ...]
     holds: Parts
-    """All the time."""
+    """Memory held all the time."""
     stages: Mapping[str, Parts]
-    """Stage → what is on the card besides, as PyTorch's allocator rounds it up; below 0: what has left it."""
+    """Stage → additional memory during the stage, with the overhead of PyTorch's allocator; negative: offloaded."""
 
     @property
     def held(self) -> int:
         return sum(self.holds.values())
 
     def at(self, stage: str) -> int:
-        """Bytes at a stage's peak."""
+        """Peak memory of a stage, bytes."""
         return self.held + sum(self.stages[stage].values())
 
     @property
@@ -72,11 +72,11 @@ class ProcessMemory:
 class GpuMemory:
     processes: tuple[ProcessMemory, ...]
     offloaded: int = 0
-    """Bytes that leave it while it explores, with `fleet.offload`; pinned main memory keeps a copy."""
+    """Bytes offloaded to pinned host memory during exploration, with `fleet.offload`."""
 
     @property
     def peak(self) -> int:
-        """Several processes may all be at their fullest stages at once."""
+        """Peak memory, bytes: the sum over its processes, which can all be at their fullest stages at once."""
         return sum(process.peak for process in self.processes)
 
     @property
@@ -85,27 +85,27 @@ class GpuMemory:
 
 
 def gpu_memories(arithmetic: Arithmetic) -> tuple[GpuMemory, ...]:
-    """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU, or if the memory
-    of the model is unknown.
+    """The distinct GPUs of a run by their processes, each once, the fullest first; empty if no process has a GPU or the
+    memory of the model is unknown.
 
-    Processes are put on cards one of each kind at a time, wherever their `num_gpus` still fits. An open `fleet.offload`
-    counts as false.
+    Processes are assigned in turn, one of each kind, to the first GPU with enough free `num_gpus`. An open
+    `fleet.offload` counts as false.
     """
     config = arithmetic.config
     placed = _placed(config) if arithmetic.facts.memory_is_known else ()
     kinds = dict.fromkeys(tuple(sorted(processes)) for processes in placed)
-    found = [
+    memories = [
         GpuMemory(
             processes=tuple(_process(arithmetic, roles) for roles in kind),
             offloaded=max(_offloaded(arithmetic, roles) for roles in kind),
         )
         for kind in kinds
     ]
-    return tuple(sorted(found, key=lambda card: -card.peak))
+    return tuple(sorted(memories, key=lambda gpu: -gpu.peak))
 
 
 def gpus(config: Config) -> int:
-    """GPUs of the whole fleet; an explorer, regenerator or learner rank without one counts as one, for forecasts."""
+    """GPUs of the whole fleet for forecasts; an explorer, regenerator or learner rank without a GPU counts as one."""
     pools = [
         (config.learner.world_size, config.fleet.learners),
         *((pool.count, pool) for pool in apart(config).values()),
@@ -115,7 +115,7 @@ def gpus(config: Config) -> int:
 
 
 def _placed(config: Config) -> list[list[tuple[str, ...]]]:
-    """The roles of the processes on each card."""
+    """The roles of the processes on each GPU."""
     return _first_fit(tuple(_in_turn(config)))
 
 
@@ -123,7 +123,7 @@ def _placed(config: Config) -> list[list[tuple[str, ...]]]:
 def _first_fit(processes: tuple[tuple[tuple[str, ...], float], ...]) -> list[list[tuple[str, ...]]]:
     placed: list[list[tuple[str, ...]]] = []
     filled = defaultdict[float, list[int]](list)
-    """Used share → heap of the GPUs with it: there may be thousands of GPUs, but few such shares."""
+    """Used share → heap of the GPUs with that share: there can be thousands of GPUs, but only few different shares."""
     for roles, share in processes:
         fits = [(heap[0], used) for used, heap in filled.items() if heap and used + share <= 1 + 1e-6]
         gpu, used = min(fits, default=(len(placed), 0.0))
@@ -137,7 +137,7 @@ def _first_fit(processes: tuple[tuple[tuple[str, ...], float], ...]) -> list[lis
 
 
 def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
-    """Processes with GPUs: roles, share of a card."""
+    """Processes with GPUs in the order of assignment: roles, share of a GPU."""
     shared = {EXPLORER: on_cards(config, "explorers"), REGENERATOR: on_cards(config, REGENERATORS)}
     ranks = [
         (*(role for role, count in shared.items() if rank < count), LEARNER)
@@ -150,25 +150,25 @@ def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
     if not encodes_on_cards(config.fleet):
         queues.append([((ENCODER,), config.fleet.encoders.num_gpus)] * config.fleet.encoders.count)
     longest = max(map(len, queues))
-    processes = [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
+    processes = [queue[position] for position in range(longest) for queue in queues if position < len(queue)]
     return [(roles, min(1.0, gpus)) for roles, gpus in processes if gpus > 0]
 
 
 def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> ProcessMemory:
     config, facts, width = arithmetic.config, arithmetic.facts, DTYPE_BYTES[arithmetic.config.model.dtype]
     encode = {ENCODE: {"text encoders": facts.text_parameters * width}}
-    if config.model.references:  # their encoding is taken to need as much as a picture's decoding
+    if config.model.references:  # assumption: encoding a reference image needs as much memory as decoding an image
         encode[ENCODE]["autoencoder"] = facts.decoder_parameters * width + facts.decoding_bytes
     if roles == (ENCODER,):
         return ProcessMemory(roles=roles, holds={"CUDA context": CONTEXT}, stages=encode)
     samples, alone = roles != (LEARNER,), roles == (EXPLORER,)
     copied = facts.touched_parameters * width
-    if alone:  # what it merges revisions into: layers that it does not quantise; with `publish.mode` lora, all
+    if alone:  # base copies for merging revisions: of its unquantised layers; with `publish.mode` lora, of all layers
         quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
         copied = facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
     holds = {
         "transformer": facts.explorer_bytes if alone else arithmetic.weights_bytes,
-        "copy of what LoRA touches": copied * samples,
+        "copy of layers with LoRA": copied * samples,
         "explorer's unquantised layers with LoRA": facts.plain_touched_parameters * width * _shares(roles),
         "decoder": facts.decoder_parameters * width * samples,
         "rewards": sum(kind_of(reward).gpu_bytes for reward in config.rewards) * samples,
@@ -180,7 +180,7 @@ def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> ProcessMemory:
     if REGENERATOR in roles:
         stages |= _regenerating(arithmetic, roles)
     if LEARNER in roles and encodes_on_cards(config.fleet):
-        stages |= {ENCODE: encode[ENCODE] | {"frozen weights that left": -_offloaded(arithmetic, roles)}}
+        stages |= {ENCODE: encode[ENCODE] | {"offloaded weights": -_offloaded(arithmetic, roles)}}
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes}
         stages[LEARN] = _learning(arithmetic)
@@ -190,35 +190,38 @@ def _process(arithmetic: Arithmetic, roles: tuple[str, ...]) -> ProcessMemory:
 
 
 def _shares(roles: tuple[str, ...]) -> bool:
-    """Whether an explorer shares the model with other roles of its process."""
+    """Whether the process has an explorer and other roles that share the model with it."""
     return EXPLORER in roles and len(roles) > 1
 
 
 def _exploring(arithmetic: Arithmetic, roles: tuple[str, ...]) -> dict[str, Parts]:
     config, pool = arithmetic.config, pool_sampling(arithmetic.config)
-    explore = {"a micro-batch": _sampling(config.model, arithmetic.facts, pool.micro_batch)}
+    explore = {"micro-batch": _sampling(config.model, arithmetic.facts, pool.micro_batch)}
     if _shares(roles):
         copy = {"quantised copy": _quantized_copy(arithmetic)}
-        left = {"frozen weights that left": -_offloaded(arithmetic, roles)}  # each as soon as its copy is made
-        return {EXPLORE: copy | left | explore}
+        # Each layer is offloaded as soon as its quantised copy exists, so they never add up.
+        offloaded = {"offloaded weights": -_offloaded(arithmetic, roles)}
+        return {EXPLORE: copy | offloaded | explore}
     return {EXPLORE: explore, PUBLISH: {"packed weights": round(RESERVED * arithmetic.packed_bytes)}}
 
 
 def _regenerating(arithmetic: Arithmetic, roles: tuple[str, ...]) -> dict[str, Parts]:
-    """Without offloading the quantised copy stays: a prompt is regenerated while others are explored."""
+    """Stages of a regenerator. Without offloading the quantised copy stays on the GPU, because a prompt is regenerated
+    while others are explored.
+    """
     config, facts = arithmetic.config, arithmetic.facts
     copy = {"quantised copy": _quantized_copy(arithmetic) * (_shares(roles) and not config.fleet.offload)}
     at_once = config.evaluation.prompts_at_once * config.evaluation.samples
-    evaluate = {"a micro-batch": _sampling(config.evaluated_model, facts, at_once)}
-    regenerate = {"a micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
+    evaluate = {"micro-batch": _sampling(config.evaluated_model, facts, at_once)}
+    regenerate = {"micro-batch": _sampling(config.model, facts, config.rollout.regenerate.micro_batch)}
     stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
     return stages | {EVALUATE: copy | evaluate}
 
 
 def _learning(arithmetic: Arithmetic) -> dict[str, int]:
-    """RESERVED × micro-batch × (a + f): `a` a sample's activations, which its backward pass needs, and `f` a forward
-    without gradient, that of the negative prompt while they wait; f = 0 unless learners train guided velocities. Other
-    passes without gradient come before there are activations.
+    """Memory of a learner's passes: RESERVED × micro-batch × (a + f). `a`: activations of a sample for its backward
+    pass. `f`: the forward of the negative prompt, without gradient, while the activations are held; 0 unless learners
+    train guided velocities. All other passes without gradient are done before activations exist.
     """
     config = arithmetic.config
     parts = {"activations": round(RESERVED * arithmetic.activation_bytes)}
@@ -229,13 +232,13 @@ def _learning(arithmetic: Arithmetic) -> dict[str, int]:
 
 
 def _quantized_copy(arithmetic: Arithmetic) -> int:
-    """What an explorer has beside the layers that it shares with the base."""
+    """Bytes of an explorer's transformer besides the layers that it shares with the base."""
     facts, width = arithmetic.facts, DTYPE_BYTES[arithmetic.config.model.dtype]
     return facts.explorer_bytes - (facts.parameters + facts.buffers - facts.quantized_parameters) * width
 
 
 def _offloaded(arithmetic: Arithmetic, roles: tuple[str, ...]) -> int:
-    """The frozen weights of quantised layers; LoRA touches the others."""
+    """Bytes of the offloadable frozen weights: those of quantised layers without LoRA."""
     config, facts = arithmetic.config, arithmetic.facts
     if not config.fleet.offload or not _shares(roles):
         return 0
@@ -244,9 +247,11 @@ def _offloaded(arithmetic: Arithmetic, roles: tuple[str, ...]) -> int:
 
 
 def _sampling(model: Model, facts: ModelFacts, micro_batch: int) -> int:
-    """A micro-batch's forward, of twice its size with `cfg`, and its decoding, whose memory PyTorch keeps beside it."""
+    """Bytes to sample a micro-batch: its forward, twice as large with `cfg`, and its decoding. PyTorch's allocator
+    keeps the memory of both.
+    """
     at_once = min(model.decoding.micro_batch or micro_batch, micro_batch)
-    images = 2 * 3 * model.shapes.largest.volume * FLOAT32_BYTES  # each, and once more as they are put together
+    images = 2 * 3 * model.shapes.largest.volume * FLOAT32_BYTES  # each image twice, because they are concatenated
     forward = facts.forward_bytes * model.cfg.velocities
     held = micro_batch * (forward + images) + at_once * facts.decoding_bytes
     return round(RESERVED * held)

@@ -1,13 +1,13 @@
-"""How long an iteration takes: a sum of its stages, because equal units are shared by equal workers.
+"""The duration of an iteration: the sum of its stages, because equal workers share equal units.
 
 ::
 
-    publish ─► explore ─► what is left to regenerate ─► learn          one revision after another
-    publish ─► regenerate ─► learn                                     exploring one iteration ahead, if that takes less
+    publish ─► explore ─► regenerate the remaining prompts ─► learn    one revision after another
+    publish ─► regenerate ─► learn                                     exploring one iteration ahead, if that is shorter
 
-Left out: stragglers, failures, evaluations, prompt encoding, waiting for the disk, and the order in which
-units end: if prompts are no multiple of the workers, the last round is taken for half full. docs/guides/planning.md
-says how far that is from a simulation of the dispatcher and from measured loops.
+Not included: stragglers, failures, evaluations, prompt encoding, waiting for the disk, and the order in which
+units end: if the number of prompts is not a multiple of the workers, the last round counts as half full.
+docs/guides/planning.md compares the result with a simulation of the dispatcher and with measured runs.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Seconds of the work itself."""
+    """Seconds of each stage, without the controller's overhead."""
 
     explore: float
-    """One unit of a prompt's pool: previews or, in one stage, the samples themselves."""
+    """One unit of a prompt's pool: previews, or with one stage the samples themselves."""
     regenerate: float
     """Regeneration of one prompt."""
     update: float
-    """One learner update, all ranks at work."""
+    """One learner update on all ranks."""
     early: float = 0.0
-    """What of it needs a prompt's samples alone: passes without gradient, by learners that have a GPU of their own."""
+    """Part of the update that can start with the first finished prompt: passes without gradient, if learners have
+    separate GPUs.
+    """
     checkpoint: float = 0.0
-    """Goes on beside the rollout."""
+    """Writing a checkpoint, in parallel with the rollout."""
     publication: float = 0.0
-    """Making a revision that is sent."""
+    """Building a revision to send."""
     load: float = 0.0
-    """Its way to an explorer with a process of its own, verifying it, swapping it in and proving it."""
+    """Sending a revision to an explorer in a separate process, verifying, loading and attesting it."""
     merge: float = 0.0
-    """Making a revision and merging, quantising and proving it on a card that learns, which has the factors already."""
+    """Building a revision in a learner's process, which already has the factors: merging, quantising and attesting it.
+    """
     onload: float = 0.0
-    """Frozen weights that come back to a card (`fleet.offload`)."""
+    """Copying offloaded weights back to a GPU (`fleet.offload`)."""
 
 
 class Orchestration(Section):
-    """Milliseconds of the controller, which does one thing at a time."""
+    """Overhead of the controller in milliseconds. The controller does one thing at a time."""
 
     conditions: str
-    """Under which they were measured."""
+    """Conditions of the measurement."""
     message: float = 0.0
-    """Sending a worker a unit or a revision, and taking the answer."""
+    """Sending a unit or a revision to a worker, and receiving the result."""
     gap: float = 0.0
-    """A worker's overhead between two units."""
+    """Overhead of a worker between two units."""
     iteration: float = 0.0
-    """Everything else, once an iteration: opening it, calls to the selector and the learners, metrics."""
+    """All other overhead per iteration: starting it, calls to the selector and the learners, metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
     parts: dict[str, float]
-    """What is waited for → its seconds."""
+    """Stage → its seconds on the critical path; they add up to the iteration."""
     busy: dict[str, float]
-    """Role → share of the iteration that its workers are busy; `controller`: share of the rollout."""
+    """Role → share of the iteration in which its workers are busy; for `controller`, the share of the rollout."""
 
     @property
     def seconds(self) -> float:
@@ -71,23 +74,23 @@ class Iteration:
 
 
 def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration:
-    """An iteration of a run in progress."""
+    """The duration of an iteration in the middle of a run."""
     explorers, regenerators = config.fleet.explorers.count, config.fleet.regenerators.count
     units = config.rollout.prompts * pool_sampling(config).units
     groups = 0 if is_one_stage(config) else config.rollout.prompts
-    message, gap, rest = (ms / 1000 for ms in (costs.message, costs.gap, costs.iteration))
+    message, gap, once = (ms / 1000 for ms in (costs.message, costs.gap, costs.iteration))
     explore, regenerate = stages.explore + gap, stages.regenerate + gap
     explored, rollout = _rollout(config, explore, regenerate)
     left, load = rollout - explored, _load(config, stages, units)
     messages = (units + groups + explorers + regenerators) * message
     learn = stages.update - _begun(config, stages.early, explore, regenerate)
-    # Each explorer is sent the revision, and as many as have work a unit, before the last of them begins.
-    waiting = rest + (explorers + min(explorers, units)) * message
+    # Before the last explorer begins, every explorer is sent the revision, and every explorer with work a unit.
+    waiting = once + (explorers + min(explorers, units)) * message
     if config.rollout.max_staleness:
-        # Explorers go from one iteration to the next. The others wait for them if they take longer.
+        # Explorers continue with the next iteration at once; the other workers wait only if exploring takes longer.
         exploring = waiting + load + explored
         left = rollout = _rounds(groups, regenerators) * regenerate
-        waiting = rest + regenerators * message
+        waiting = once + regenerators * message
         explored = max(0.0, exploring - (waiting + stages.publication + load + left + learn))
     parts = {
         "explore": explored,
@@ -109,13 +112,13 @@ def iteration(config: Config, stages: Stages, costs: Orchestration) -> Iteration
 
 
 def shared(config: Config) -> bool:
-    """Whether an explorer and a regenerator, in processes of their own, share a GPU."""
+    """Whether an explorer and a regenerator in separate processes share a GPU."""
     explorers, regenerators = config.fleet.explorers, config.fleet.regenerators
     return shares(explorers) and shares(regenerators) and explorers.num_gpus + regenerators.num_gpus <= 1
 
 
 def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, float]:
-    """Seconds until the last preview, and until the last regenerated group; from a unit's and a group's."""
+    """Seconds until the last preview and until the last regenerated group, from the seconds per unit and per group."""
     prompts, sampling = config.rollout.prompts, pool_sampling(config)
     explorers, regenerators = config.fleet.explorers.count, config.fleet.regenerators.count
     rounds, last = _rounds(prompts * sampling.units, explorers), _rounds(prompts, regenerators)
@@ -133,7 +136,7 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
     if both:
         rollout = _some_do_both(prompts, sampling.units, explorers, regenerators, both, explore, regenerate)
         return rollout - regenerate, rollout
-    # An explorer begins with `max_inflight` units in a row, so the first prompts end together.
+    # Each explorer starts with `max_inflight` units in a row, so the first prompts end at the same time.
     first = min(sampling.units, config.fleet.max_inflight, rounds)
     rollout = max(
         max(first, _rounds((prompts - later * regenerators) * sampling.units, explorers)) * explore
@@ -143,22 +146,22 @@ def _rollout(config: Config, explore: float, regenerate: float) -> tuple[float, 
     return explored, rollout
 
 
-def _together(prompts: int, units: int, cards: int, explore: float, regenerate: float) -> float:
-    """Each card does both: its share of all the work, or its full rounds."""
-    rounds, last = _rounds(prompts * units, cards), _rounds(prompts, cards)
-    work = prompts * (units * explore + regenerate) / cards
+def _together(prompts: int, units: int, gpus: int, explore: float, regenerate: float) -> float:
+    """Seconds of a rollout if every GPU explores and regenerates: between an even share of the work and full rounds."""
+    rounds, last = _rounds(prompts * units, gpus), _rounds(prompts, gpus)
+    work = prompts * (units * explore + regenerate) / gpus
     least = max(work, rounds * explore + regenerate, explore + last * regenerate)
-    # Prompts whose units several cards share end together, and a card may then get two of them.
-    uneven = regenerate / 2 * (1 - 1 / cards) if units > 1 and prompts >= cards else 0.0
+    # Prompts whose units are spread over several GPUs end at the same time, and one GPU may then get two of them.
+    uneven = regenerate / 2 * (1 - 1 / gpus) if units > 1 and prompts >= gpus else 0.0
     return (least + rounds * explore + last * regenerate) / 2 + uneven
 
 
 def _some_do_both(
     prompts: int, units: int, explorers: int, regenerators: int, both: int, explore: float, regenerate: float
 ) -> float:
-    """The others explore or regenerate alone."""
-    in_turn = both / (explore + regenerate)  # units a second, and groups, of those that do a unit, then a group
-    # Units a second, if groups pile up, so that they are done in turn; and if they are done as they come.
+    """Seconds of a rollout if `both` GPUs explore and regenerate and the others do only one of these."""
+    in_turn = both / (explore + regenerate)  # units per second, and groups per second, of GPUs that alternate
+    # Units per second if groups pile up, so that GPUs alternate; and if groups are regenerated as they come.
     piling_up = (explorers - both) / explore + in_turn
     keeping_up = explorers / (explore + both / regenerators * regenerate / units)
     explored = max(prompts * units / max(piling_up, keeping_up), _rounds(prompts * units, explorers) * explore)
@@ -171,21 +174,21 @@ def _some_do_both(
 
 
 def _begun(config: Config, early: float, explore: float, regenerate: float) -> float:
-    """Seconds of the update that are over when the last samples come: of the prompts before the last round."""
-    prompts, units, workers, each = config.rollout.prompts, 1, config.fleet.regenerators.count, regenerate
+    """Seconds of the update that are done when the last samples arrive: those of the prompts before the last round."""
+    prompts, units, workers, seconds = config.rollout.prompts, 1, config.fleet.regenerators.count, regenerate
     if is_one_stage(config):
-        units, workers, each = pool_sampling(config).units, config.fleet.explorers.count, explore
+        units, workers, seconds = pool_sampling(config).units, config.fleet.explorers.count, explore
     before = _rounds(prompts * units, workers) - 1
-    return min(early * (before * workers // units) / prompts, before * each)
+    return min(early * (before * workers // units) / prompts, before * seconds)
 
 
 def _load(config: Config, stages: Stages, units: int) -> float:
-    """Mean seconds until an explorer that gets work holds a revision."""
+    """Mean seconds until an explorer with work has loaded a revision."""
     working = min(config.fleet.explorers.count, units)
     on = min(working, on_cards(config, "explorers"))
     return (on * stages.merge + (working - on) * stages.load) / working
 
 
 def _rounds(units: float, workers: int) -> int:
-    """In which so many workers do as many units, one each in a round."""
+    """Number of rounds in which the workers finish the units, with one unit per worker and round."""
     return math.ceil(units / workers - 1e-9)

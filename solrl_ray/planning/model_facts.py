@@ -1,4 +1,4 @@
-"""What the files of a run's model tell: its sizes, and the prompts that its tokenizers cut."""
+"""Facts from the files of a run's model: its sizes, and the prompts that its tokenizers truncate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 TOKENIZED = 20_000
-"""Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
+"""Maximum number of prompts to tokenize, the longest ones first: about 15 s and 0.4 GB."""
 
 
 def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
-    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as of a run.
+    """Sizes of the model and its adapter, from the checkpoint's configuration files; reads no weights.
 
-    Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches nothing, or the preview
-    tier is unknown or would quantise nothing.
+    `elsewhere`: The run will not use the GPUs of this machine.
+
+    Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches no layer, or the preview
+    tier is unknown or would quantise no layer.
     """
     import torch
     from torch import nn
@@ -43,7 +45,7 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
         parameters=parameters(skeleton),
         buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
-        texts=[parameters(each) for each in family.text_skeletons(model).values()],
+        texts=[parameters(encoder) for encoder in family.text_skeletons(model).values()],
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
@@ -51,22 +53,22 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
 
 
 def parameters(module: torch.nn.Module) -> int:
-    """Of a module, with or without memory."""
+    """Number of parameters of a module, which may be on the meta device."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
-    """A sentence for each tokenizer that truncates prompts, with their number and the first one."""
+    """A sentence for each tokenizer that truncates prompts, with their number and the first of them."""
     texts, least = [prompt.text for prompt in prompts], ""
     if len(texts) > TOKENIZED:
         texts = heapq.nlargest(TOKENIZED, texts, key=len)
         least = f"at least (only the {TOKENIZED:,} longest were counted) "
     from solrl_ray import models
 
-    found = models.family(config.model).truncated(config.model, texts)
+    truncated = models.family(config.model).truncated(config.model, texts)
     return tuple(
         f"{least}{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
-        f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
-        for cut in found
+        f"{cut.tokenizer} of {config.model.path} keeps and are truncated, such as {cut.texts[0][:60]!r}"
+        for cut in truncated
         if cut.texts
     )

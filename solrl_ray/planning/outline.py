@@ -1,5 +1,5 @@
-"""Sizes of a model for a plan, and the tier of its previews, from its shapes: without PyTorch, the network or a
-checkpoint.
+"""Sizes of a model for a plan, and the precision tier of its previews, computed from the model's shapes. Needs neither
+PyTorch nor the network nor a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     import torch
 
 LARGE = 1_000_000_000
-"""Parameters of a transformer that is too large for CPUs."""
+"""Parameters from which a transformer is too large for CPUs."""
 
 
 def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
-    """Sizes of a shipped model and its adapter; None if its shapes are not in the package, but its checkpoint is here.
+    """Sizes of a model and its adapter from shapes in this package; None if its shapes are not in the package but its
+    checkpoint is on this machine.
 
-    Raises `UserError` for impossible sizes, rewards, LoRA targets and tiers, and for a model that nobody here knows.
+    Raises `UserError` for impossible sizes, rewards, LoRA targets and tiers, and for a model with neither shapes nor
+    checkpoint.
     """
     shapes, family = shipped(config.model), FAMILIES.get(config.model.family)
     if shapes is None or family is None:
-        if not _is_here(config.model.path, "model.path"):
+        if not _is_local(config.model.path, "model.path"):
             path = config.model.path
             raise UserError(
                 f"{sources.named('model.path')} is {path!r}, which is neither on this machine nor a model "
-                f"whose shapes are in this package; `hf download {path} --include '*.json'` gets what a plan needs."
+                f"whose shapes are in this package; `hf download {path} --include '*.json'` downloads the files that a "
+                "plan needs."
             )
         return None
     for position, reward in enumerate(config.rewards):
@@ -55,15 +58,15 @@ def shipped_facts(config: Config, sources: Sources) -> ModelFacts | None:
 
 
 def missing(config: Config) -> dict[str, str]:
-    """Keys of files and checkpoints that are not on this machine → their places."""
-    places = {f"prompts.{name}": config.value_of(f"prompts.{name}") for name in ("train", "heldout")}
-    places |= {"model.path": config.model.path}
-    places |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
-    return {key: place for key, place in places.items() if place and not _is_here(place, key)}
+    """Keys of files and checkpoints that are not on this machine → their paths or ids."""
+    given = {f"prompts.{name}": config.value_of(f"prompts.{name}") for name in ("train", "heldout")}
+    given |= {"model.path": config.model.path}
+    given |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
+    return {key: path for key, path in given.items() if path and not _is_local(path, key)}
 
 
-def _is_here(place: str, key: str) -> bool:
-    resolved = paths.resolve(place)
+def _is_local(path: str, key: str) -> bool:
+    resolved = paths.resolve(path)
     if isinstance(resolved, Path):
         return resolved.exists()
     if key.startswith("prompts."):
@@ -74,28 +77,28 @@ def _is_here(place: str, key: str) -> bool:
 
 
 def _keys(sources: Sources, entry: str) -> Callable[[str], str]:
-    """Names of an entry's fields, each with where it is from."""
+    """Returns a function from a field of the entry to its key with its source, for messages."""
     return lambda field: sources.named(f"{entry}.{field}")
 
 
 def without_gpus(config: Config, facts: ModelFacts) -> str:
-    """A sentence if a model of published size has no GPU; else empty."""
+    """A sentence if a large model has workers without GPUs; else empty."""
     fleet = config.fleet
     lacking = [f"fleet.{name}" for name, pool in pools(fleet).items() if not pool.num_gpus]
     lacking += ["fleet.learners"] if not fleet.learners.num_gpus else []
     if not lacking or facts.parameters < LARGE:
         return ""
     return (
-        f"num_gpus of {', '.join(lacking)} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
-        "the part one_gpu has a GPU for all"
+        f"num_gpus of {', '.join(lacking)} is 0, so a model of {facts.parameters:,} parameters runs on CPUs there; "
+        "the preset one_gpu puts all workers on a GPU"
     )
 
 
 def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -> ModelFacts:
-    """Sizes of a model and its adapter, with explorers of `tier`.
+    """Sizes of a model and its adapter, with explorers in the precision tier `tier`.
 
-    Raises `UserError` if an entry of ``model.lora.targets`` matches nothing, the tier would quantise nothing, or a
-    preview decodes frames that videos lack.
+    Raises `UserError` if an entry of ``model.lora.targets`` matches no layer, the tier would quantise no layer, or
+    previews decode frames that the videos do not have.
     """
     model, linears = config.model, shapes.linears
     _check_preview(config, sources)
@@ -103,7 +106,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     for target in model.lora.targets:
         if not any(ends_in(path, [target]) for path in adapted):
             raise UserError(
-                f"{sources.named('model.lora.targets')} names {target!r}, but no linear of {model.path} ends with it."
+                f"{sources.named('model.lora.targets')} has {target!r}, but no linear of {model.path} ends with it."
             )
     quantized, sizes = _quantized(config, linears, tier), FAMILIES[model.family].SIZES
     recomputed, activations = sizes.activation_bytes(
@@ -120,7 +123,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         activation_bytes=activations,
         tokens=tokens,
         streams=streams,
-        # A weight of two streams meets the tokens of one of them, about half of all on average.
+        # With two streams, a weight processes the tokens of only one of them: half of the tokens on average.
         stream_flops=2 * shapes.parameters * tokens * shapes.blocks // max(1, streams) ** 2,
         forward_bytes=forward,
         decoding_bytes=decoding,
@@ -142,14 +145,14 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
 
 
 def _check_preview(config: Config, sources: Sources) -> None:
-    """Raise `UserError` for latent frames that the videos do not have, or that are no seed's own."""
+    """Raise `UserError` for latent frames that the videos do not have, or that are the same for all seeds."""
     chosen, model, key = config.rollout.preview.latent_frames, config.model, "rollout.preview.latent_frames"
     sizes = FAMILIES[model.family].SIZES
     frames = sizes.latent_frames(model.shapes[0])
     if chosen == [0] and model.references and not sizes.adds_references:
         raise UserError(
-            f"{sources.named(key)} is [0], but the first latent frame of model.family {model.family!r} is the "
-            "prompt's picture, or nearly so, with any seed; take later ones too, such as [0, 1]."
+            f"{sources.named(key)} is [0], but with model.family {model.family!r} the first latent frame is (nearly) "
+            "the prompt's reference image for every seed; add later frames, such as [0, 1]."
         )
     if chosen and chosen[-1] >= frames:
         raise UserError(
@@ -163,7 +166,7 @@ def _weights(linear: Linear) -> int:
 
 
 def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapping[str, int]) -> int:
-    """The transformer of an explorer. Emulated layers also hold their operand, in bfloat16."""
+    """Bytes of an explorer's transformer. Emulated layers also hold their operand in bfloat16."""
     weights = sum(_weights(shapes.linears[path]) for path in packed)
     operands = weights * (tier == "nvfp4-emulated")
     plain = (shapes.parameters + shapes.buffers - weights) * DTYPE_BYTES[config.model.dtype]
@@ -171,24 +174,26 @@ def _explorer_bytes(config: Config, shapes: ModelShapes, tier: str, packed: Mapp
 
 
 def preview_tier(config: Config, sources: Sources, device: torch.device | str | None) -> str:
-    """The tier that `rollout.explore.precision` means on `device`; None: an unknown GPU.
+    """The tier of `rollout.explore.precision` on `device`; None: an unknown GPU.
 
-    Raises `UserError` if the device lacks it.
+    Raises `UserError` if the device does not support the tier.
     """
     wanted = pool_sampling(config).tier
     if device is None:
-        return "fp8" if wanted == "auto" else wanted  # the larger of the formats that an unknown card may use
+        return "fp8" if wanted == "auto" else wanted  # the larger of the possible formats
     tier = capability.resolve(wanted, device, config.model.dtype)
     reason = capability.lacks(tier, device)
     if reason and tier not in UNQUANTIZED_TIERS:
-        said = f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"
-        there = f"there is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+        given = f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"
+        available = f"{', '.join(capability.available(device))}, or bf16 or float32 unquantised"
         if not config.fleet.explorers.num_gpus:
             raise UserError(
-                f"{said}: {reason}, and explorers have no GPU (fleet.explorers.num_gpus is 0). Name a "
-                f"cluster part, such as one_gpu_80gb; on a CPU {there}"
+                f"{given}: {reason}, and explorers have no GPU (fleet.explorers.num_gpus is 0). Name a clusters "
+                f"preset, such as one_gpu_80gb, or set it to a tier of CPUs: {available}."
             )
-        raise UserError(f"{said}: {reason}, and explorers run on {capability.device_name(device)}; {there}")
+        raise UserError(
+            f"{given}: {reason}, and explorers run on {capability.device_name(device)}; set it to {available}."
+        )
     return tier
 
 
@@ -196,8 +201,8 @@ def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> set[
     quantized = set(planning.plan(linears, tier, config.model.quantization).quantized)
     if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(
-            f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "
-            f"{', '.join(config.model.quantization.skip) or 'none'}, or set min_features lower than "
-            f"{config.model.quantization.min_features}."
+            f"model.quantization leaves no linear layer of {config.model.path} to quantise. Shorten "
+            f"model.quantization.skip ({', '.join(config.model.quantization.skip) or 'empty'}), or set "
+            f"model.quantization.min_features below {config.model.quantization.min_features}."
         )
     return quantized

@@ -1,7 +1,7 @@
-"""Seconds of each stage of a run on a given card, from price lists, which are data.
+"""Seconds of each stage of a run on a given GPU model, from price lists.
 
-A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether and on what it was
-measured. Models that are not listed have no prices.
+A price list is a YAML file; the lists in ``price_lists/`` ship with the package. Each figure states whether it was
+measured, and its source. Models that are not in the list have no prices.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from solrl_ray.planning.price_list import Figure, ModelCosts, PriceList, scaled_
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
-"""Models whose parameters and image tokens differ by less than this factor count as the same."""
+"""Factor up to which the parameters and the pixels of two models may differ to count as the same."""
 SAME_SHARE = 0.02
-"""Shares of quantised weights that differ by at most this count as the same."""
+"""Difference up to which two shares of quantised weights count as the same."""
 ON_ITS_CARD, TOUCHED = 0.65, 1.79e9
-"""Seconds beside rollout and update, without the controller's, in which a card that learns makes a revision its own,
-and weights that LoRA touches: of FLUX.1-dev and of SD3.5-Large, on an H100 (``rehearsal_*.json``).
+"""Seconds in which a learner's process builds and loads a revision, besides rollout, update and controller, and the
+number of weights with LoRA: of FLUX.1-dev and SD3.5-Large, measured on an H100 (``rehearsal_*.json``).
 """
 
 LAUNCH_MS = 1.2
-"""Milliseconds in which a CPU starts the kernels of a block's forward in a compiled learner, for each of its streams. A
-backward pass has twice as many, and forwards that are computed again. A micro-batch that computes for less waits for
-them. A pass with gradient and two without took 6.1 ms a stream with two samples of SANA on an H200, all activations
-kept, and 6.5 with one of Qwen-Image-Edit on an H100, half of them kept.
+"""Milliseconds in which a CPU launches the kernels of a block's forward in a compiled learner, per stream of the block.
+A backward pass has twice as many kernels, plus those of recomputed forwards. A micro-batch with less computation waits
+for the launches. Measured for one pass with gradient and two without: 6.1 ms per stream with two samples of SANA on an
+H200 (all activations kept), 6.5 ms with one sample of Qwen-Image-Edit on an H100 (half of them kept).
 """
 
 P = TypeVar("P", bound=Section)
 
 
 class Unpriced(UserError):
-    """The price list lacks the model or the tier."""
+    """The price list does not have the model or the tier."""
 
 
 class Cluster(Section):
-    """The machines, for a forecast; the configuration has the number of workers."""
+    """The machines of a forecast. The number of workers is in the configuration."""
 
     gpu: str
-    """A shipped price list, such as ``h200``, or the path of another one."""
+    """Name of a shipped price list, such as ``h200``, or the path of a price list."""
     gpus_per_node: Positive = 8
     gigabytes_per_second: AboveZero = 2.0
-    """Bandwidth of a node through the object store."""
+    """Bandwidth of a node through the object store, GB/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A configuration's stages, and the figures used."""
+    """Seconds of a configuration's stages, and the figures used for them."""
 
     stages: Stages
     figures: dict[str, Figure]
     """Purpose → the figure, scaled if needed."""
     from_data_sheet: bool
-    """Whether nothing was measured on such a card."""
+    """Whether all figures are scaled from another GPU, so that nothing was measured on this one."""
 
 
 def shipped_lists() -> list[str]:
@@ -92,15 +92,15 @@ def price_list(name: str) -> PriceList:
     path = SHIPPED / f"{known}.yaml" if known else Path(name)
     if not path.is_file():
         raise UserError(_no_list(name, shipped))
-    found = read_part(path, PriceList)
-    if not found.like:
-        return found
-    if found.like not in shipped or found.speed is None:
+    prices = read_part(path, PriceList)
+    if not prices.like:
+        return prices
+    if prices.like not in shipped or prices.speed is None:
         raise UserError(
-            f"{path}: like is {found.like!r}; it must be one of {', '.join(shipped)}, and the key speed must say how "
-            "fast this card is."
+            f"{path}: like is {prices.like!r}; it must be one of {', '.join(shipped)}, and the key speed must contain "
+            "the speed of this GPU."
         )
-    return scaled_from(found, price_list(found.like))
+    return scaled_from(prices, price_list(prices.like))
 
 
 def _letters(gpu: str) -> str:
@@ -109,27 +109,27 @@ def _letters(gpu: str) -> str:
 
 
 def _no_list(name: str, shipped: Sequence[str]) -> str:
-    said, names = f"gpu is {name!r} (--gpu or the cluster's file)", ", ".join(shipped)
+    given, names = f"gpu is {name!r} (--gpu or the cluster's file)", ", ".join(shipped)
     if Path(name).suffix or "/" in name:
-        return f"{said}, but there is no such file; name one that is there, or {names}."
+        return f"{given}, but that file does not exist; name an existing file, or one of {names}."
     near = problems.nearest(name.lower(), shipped)
     meant = f"; did you mean {near}?" if near else "."
-    return f"{said}; it must be one of {names}, a size such as 48GB, or a price list in a file{meant}"
+    return f"{given}; it must be one of {names}, a size such as 48GB, or a price list in a file{meant}"
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
-    """The cluster of `file`, with the card `gpu` if that is given. Raises UserError for a bad file."""
-    described = read_part(file, Cluster) if file else Cluster(gpu=gpu or "")
-    return described.model_copy(update={"gpu": gpu}) if gpu else described
+    """The cluster in `file`, with the GPU model `gpu` if given. Raises UserError for a bad file."""
+    cluster = read_part(file, Cluster) if file else Cluster(gpu=gpu or "")
+    return cluster.model_copy(update={"gpu": gpu}) if gpu else cluster
 
 
 def orchestration() -> Orchestration:
-    """Costs of the controller's messages, as measured once."""
+    """Measured overhead of the controller."""
     return read_part(SHIPPED / "controller.yaml", Orchestration)
 
 
 def read_part(path: Path, kind: type[P]) -> P:
-    """A `kind` from a YAML file. Raises UserError: one sentence with file and key."""
+    """Read a `kind` from a YAML file. Raises UserError with file and key in one sentence."""
     try:
         return kind.model_validate(read_file(path))
     except ValidationError as error:
@@ -139,10 +139,10 @@ def read_part(path: Path, kind: type[P]) -> P:
 
 
 def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
-    """Seconds of each stage. Raises `Unpriced` if the list lacks the model or tier.
+    """Seconds of each stage. Raises `Unpriced` if the list does not have the model or tier.
 
-    The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
-    times its bytes), and before them the transfer of samples to its node.
+    The learner's time is the sum of the transfer of samples to its node, its passes, and a ring all-reduce of its
+    gradient between nodes (2 (n - 1) / n times the gradient's bytes).
     """
     config = arithmetic.config
     costs = _listed(config, arithmetic.facts, prices)
@@ -154,7 +154,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
     if velocities > 1:
         preview, full = (
-            step.scaled(velocities, f"{step.source}; twice, with classifier-free guidance") for step in (preview, full)
+            step.scaled(velocities, f"{step.source}; doubled for classifier-free guidance") for step in (preview, full)
         )
     forward, backward = _passes(config, costs)
     decoded = _decode_and_reward(config, costs)
@@ -162,9 +162,9 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
     drawn = math.ceil(rollout.keep / rollout.regenerate.micro_batch) * rollout.regenerate.micro_batch
     launched = LAUNCH_MS * arithmetic.facts.streams
     forwards = arithmetic.forwards_without_gradient * max(learner.micro_batch * forward.ms, launched)
-    started = 4 - activation_memory(config)  # forwards, as many kernels as two in the backward pass
+    started = 4 - activation_memory(config)  # in forwards: one, the recomputed share, and two of the backward pass
     passes = forwards + arithmetic.backwards * max(learner.micro_batch * backward.ms, started * launched)
-    # Only the first optimiser step begins early: later ones depend on its result (docs/decisions/overlap.md).
+    # Only the first optimiser step can start early: later steps depend on its result (docs/decisions/overlap.md).
     early = forwards / learner.optimizer_steps
     figures = {
         f"pool step ({tier})": preview,
@@ -174,14 +174,14 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         "forward without gradient": forward,
         "writing a checkpoint": costs.checkpoint,
     }
-    source = f"{ON_ITS_CARD:g} s were measured of FLUX.1-dev on an H100; by the weights that LoRA touches"
+    source = f"{ON_ITS_CARD:g} s measured with FLUX.1-dev on an H100, scaled by the weights with LoRA"
     ms = 1000 * ON_ITS_CARD * max(1, arithmetic.facts.touched_parameters) / TOUCHED
     merge = costs.merge or Figure(ms=ms, measured=False, source=source)
     packed = needs_packed(config, config.fleet.explorers.count)
     if packed:
         figures |= {"making a revision": costs.publication, "loading it on a worker": costs.load}
     if is_colocated(config.fleet):
-        figures["a revision on its own card"] = merge
+        figures["revision in a learner's process"] = merge
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
     share, figures["decode and reward"] = _previewed(config, decoded)
@@ -192,7 +192,7 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
         early=0.0 if is_colocated(config.fleet) else early / 1000,
         checkpoint=costs.checkpoint.ms / 1000,
         publication=costs.publication.ms / 1000 * packed,
-        load=costs.load.ms / 1000 + _way(config, arithmetic, cluster),
+        load=costs.load.ms / 1000 + _transfer(config, arithmetic, cluster),
         merge=merge.ms / 1000,
         onload=fitting.seconds(arithmetic, prices.device.host_link) if prices.device else 0.0,
     )
@@ -200,45 +200,47 @@ def priced(arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Price
 
 
 def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
-    """Of an image. Lists have it with CLIPScore, which stands for all rewards that are no language models."""
-    found, others = costs.decode_and_reward, [reward.kind for reward in config.rewards if reward.kind != "clipscore"]
+    """Cost of decoding and scoring an image. Price lists contain it with CLIPScore, which also stands for all other
+    rewards except language models.
+    """
+    listed, others = costs.decode_and_reward, [reward.kind for reward in config.rewards if reward.kind != "clipscore"]
     if not others:
-        return found
+        return listed
     slow = {kind: reward_kinds.REGISTERED[kind].ms for kind in others if kind in reward_kinds.REGISTERED}
     slow = {kind: ms for kind, ms in slow.items() if ms}
-    said = [f"{kind} estimated at {ms:g} ms" for kind, ms in slow.items()]
+    notes = [f"{kind} estimated at {ms:g} ms" for kind, ms in slow.items()]
     if counted := [kind for kind in others if kind not in slow]:
-        said.insert(0, f"{', '.join(counted)} counted as CLIPScore")
-    ms = found.ms + sum(slow.get(kind, 0) for kind in others)
-    return Figure(ms=ms, measured=False, source=f"{'; '.join(said)}; {found.source}")
+        notes.insert(0, f"{', '.join(counted)} counted as CLIPScore")
+    ms = listed.ms + sum(slow.get(kind, 0) for kind in others)
+    return Figure(ms=ms, measured=False, source=f"{'; '.join(notes)}; {listed.source}")
 
 
 def _previewed(config: Config, decoded: Figure) -> tuple[float, Figure]:
-    """Share of a video's frames that a preview decodes, 1 if all; and the price of decoding, with that in its source.
+    """Share of a video's frames that a preview decodes (1: all), and the price of decoding with a note on it.
 
-    The reward is counted with the frames, of which it costs little.
+    The small cost of the reward is scaled with the frames, too.
     """
     chosen, frames = config.rollout.preview.latent_frames, config.model.frames
     if not chosen or not frames or is_one_stage(config):
         return 1.0, decoded
     shown = FAMILIES[config.model.family].SIZES.frames(len(chosen))
-    source = f"{decoded.source}; a preview decodes {shown} of {frames} frames and is counted with as much of it"
+    source = f"{decoded.source}; a preview decodes {shown} of {frames} frames and counts with that share of it"
     return shown / frames, decoded.model_copy(update={"measured": False, "source": source})
 
 
 def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
-    """A learner's forward without gradient, and its forward and backward."""
+    """Cost of a learner's forward without gradient, and of its forward and backward."""
     kept = activation_memory(config)
     if is_compiled(config) and costs.compiled is not None:
         return costs.compiled.forward, costs.compiled.at(kept)
     if kept == 1 or is_compiled(config):
         return costs.forward, costs.backward
-    again = Figure(ms=costs.backward.ms + costs.forward.ms, measured=False, source="forward, backward and a forward")
-    return costs.forward, costs.backward_checkpointed or again
+    recomputing = Figure(ms=costs.backward.ms + costs.forward.ms, measured=False, source="backward plus one forward")
+    return costs.forward, costs.backward_checkpointed or recomputing
 
 
 def _listed(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
-    """The row of the model: its family, parameters and pixels, those of several shapes on average."""
+    """The price list's row of the model by family, parameters and pixels, averaged over the run's shapes."""
     model = config.model
     for row in prices.models:
         ratios = facts.parameters / row.parameters, model.shapes.volume / row.shape.volume
@@ -253,7 +255,7 @@ def _listed(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:
-    """A solver step in `tier`, of the listed share of quantised weights that is nearest to `share`."""
+    """Cost of a solver step in `tier`, with the listed share of quantised weights that is nearest to `share`."""
     if tier not in costs.steps:
         raise Unpriced(
             f"{key} is {tier!r}, for which the price list of {prices.gpu} has no figure with family {costs.family}; it "
@@ -262,23 +264,23 @@ def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: floa
     step = costs.steps[tier]
     if step.weights is None:
         return step
-    known = {found.weights: found for found in (step, *costs.scopes.get(tier, ())) if found.weights is not None}
-    weights = min(known, key=lambda each: abs(each - share))
-    found = known[weights]
+    known = {figure.weights: figure for figure in (step, *costs.scopes.get(tier, ())) if figure.weights is not None}
+    weights = min(known, key=lambda candidate: abs(candidate - share))
+    nearest = known[weights]
     if abs(weights - share) <= SAME_SHARE:
-        return found
-    return found.scaled(1.0, f"{found.source}; of {weights:.0%} quantised weights, the run has {share:.0%}")
+        return nearest
+    return nearest.scaled(1.0, f"{nearest.source}; with {weights:.0%} quantised weights, the run has {share:.0%}")
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
-    """Seconds of the learner group's traffic between nodes, none of it overlapped."""
+    """Seconds of the learner group's traffic between nodes, without overlap."""
     ranks = config.learner.world_size
     nodes = math.ceil(ranks / cluster.gpus_per_node)
     gradient = 2 * (nodes - 1) / nodes * arithmetic.lora_bytes * config.learner.optimizer_steps
     return (gradient + arithmetic.latents_bytes) / (cluster.gigabytes_per_second * 1e9)
 
 
-def _way(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
-    """Seconds in which a node receives a revision; none if every explorer shares a GPU with a learner."""
+def _transfer(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
+    """Seconds to transfer a revision to a node; 0 if every explorer shares a GPU with a learner."""
     alone = config.fleet.explorers.count - on_cards(config, "explorers")
     return arithmetic.revision_bytes / (cluster.gigabytes_per_second * 1e9) if alone else 0.0

@@ -1,3 +1,1 @@
-"""The policy: LoRA adapters on a frozen transformer, their decay and average, merging, saving, digests, files of other
-tools.
-"""
+"""The policy: LoRA adapters on a frozen transformer, with decay, EMA, merging, digests and files of many tools."""

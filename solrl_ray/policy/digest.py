@@ -1,4 +1,4 @@
-"""A digest of LoRA factors: equal digests are equal policies, bit for bit."""
+"""A digest of LoRA factors: policies with equal digests are equal, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def lora_digest(factors: Mapping[str, Tensor]) -> str:
     """SHA-256, in hex, over name, shape and little-endian float32 bytes of each factor, in name order.
 
-    Raises `ValueError` for a factor that is not float32 or for no factors at all.
+    Raises ValueError if a factor is not float32, or if there are none.
     """
     if not factors:
         raise ValueError("no factors to digest")

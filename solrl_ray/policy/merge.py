@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 _CACHE_BYTES = 1 << 20
-"""Rows are merged in blocks whose sums stay in the cache during the loop over the rank."""
+"""Size of a block of rows. Its float64 sums should stay in the cache during the loop over the rank."""
 
 
 @torch.no_grad()
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
     """base + scaling · B A, in float64, rounded once (to nearest, ties to even) to the dtype of `base`.
 
-    A product of two float32 numbers is exact in float64 and the sum over the rank runs in order, so neither fused
-    operations nor a device's blocking of a matrix product can change a bit.
+    The product of two float32 numbers is exact in float64, and the sum over the rank runs in order. So neither fused
+    operations nor a device's blocking of matrix products changes a bit.
 
     Args:
         base: float32 or bfloat16 [out, in].
@@ -23,7 +23,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
         scaling: alpha / rank.
 
     Raises:
-        ValueError: shapes that do not fit, or another dtype.
+        ValueError: the shapes do not fit, or a dtype is not supported.
     """
     rank = lora_a.shape[0]
     if lora_a.shape != (rank, base.shape[1]) or lora_b.shape != (base.shape[0], rank):
@@ -49,8 +49,8 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
 def round_once(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Round float64 to float32 or bfloat16 with a single rounding to nearest, ties to even.
 
-    `Tensor.to(bfloat16)` goes through float32 and can round twice. Here the float32 step rounds to odd, which
-    keeps the sticky bit that the second step needs (Boldo & Melquiond 2008).
+    `Tensor.to(bfloat16)` goes through float32 and can round twice. Here the step to float32 rounds to odd, which keeps
+    the sticky bit for the second step (Boldo & Melquiond 2008).
     """
     if dtype == torch.float32:
         return value.to(torch.float32)
@@ -59,7 +59,7 @@ def round_once(value: Tensor, dtype: torch.dtype) -> Tensor:
     nearest = value.to(torch.float32)
     widened = nearest.to(torch.float64)
     bits = nearest.view(torch.int32)
-    # One less in the bits is one step towards zero, for either sign.
+    # Subtracting 1 from the bits is one step towards zero, for either sign.
     towards_zero = bits - (widened.abs() > value.abs()).to(torch.int32)
     odd = torch.where(widened == value, bits, towards_zero | 1)
     return odd.view(torch.float32).to(torch.bfloat16)

@@ -1,6 +1,6 @@
-"""`merge.merged_weight` on a CUDA device in one kernel: the same sums in the same order, so the same bits.
+"""`merge.merged_weight` as one CUDA kernel: the same sums in the same order, so the same bits.
 
-The float64 sums stay in registers, because the device's cache could not hold them.
+The float64 sums stay in registers, because the GPU's cache could not hold them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 16, 128
 
 
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
-    """As `merge.merged_weight`, which checks the arguments; all on one CUDA device."""
+    """`merge.merged_weight` for tensors on one CUDA device. Arguments are checked by the caller, `merge`."""
     base, bfloat16 = base.contiguous(), base.dtype == torch.bfloat16
     rows, columns = base.shape
     merged = torch.empty_like(base)
@@ -41,7 +41,10 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
 
 @lru_cache(maxsize=16)
 def _factor(scaling: float, device: torch.device) -> Tensor:
-    """On the device, because a number would be passed as float32; kept, because sending it waits for the device."""
+    """The scaling as a float64 tensor on the device: Triton would pass a Python number as float32.
+
+    Cached, because the transfer waits for the device.
+    """
     return torch.tensor([scaling], dtype=torch.float64, device=device)
 
 
@@ -56,17 +59,17 @@ def _merge(  # type: ignore[no-untyped-def]
         left = tl.load(b + row * rank + r, mask=row < rows, other=0.0).to(tl.float64)
         right = tl.load(a + r * columns + column, mask=column < columns, other=0.0).to(tl.float64)
         total += left[:, None] * right[None, :]
-    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    offset = row[:, None].to(tl.int64) * columns + column[None, :]
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    total = total * tl.load(factor) + tl.load(base + place, mask=inside, other=0.0).to(tl.float64)
+    total = total * tl.load(factor) + tl.load(base + offset, mask=inside, other=0.0).to(tl.float64)
     nearest = total.to(tl.float32)
-    if BFLOAT16:  # to odd first, as `merge.round_once`, then to even, in integers
+    if BFLOAT16:  # as `merge.round_once`: first to odd, then to even, in integer arithmetic
         widened = nearest.to(tl.float64)
         bits = nearest.to(tl.uint32, bitcast=True)
         towards_zero = bits - (tl.abs(widened) > tl.abs(total)).to(tl.uint32)
         odd = tl.where(widened == total, bits, towards_zero | 1)
         even = (odd + 0x7FFF + ((odd >> 16) & 1)) >> 16
         result = tl.where(total != total, 0x7FC0, even)
-        tl.store(merged + place, result.to(tl.uint16).to(tl.int16, bitcast=True), mask=inside)
+        tl.store(merged + offset, result.to(tl.uint16).to(tl.int16, bitcast=True), mask=inside)
     else:
-        tl.store(merged + place, nearest, mask=inside)
+        tl.store(merged + offset, nearest, mask=inside)

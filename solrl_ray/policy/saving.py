@@ -1,5 +1,6 @@
-"""Writes LoRA files: ours, of the trained strength in every reader, such as ``pipe.load_lora_weights(folder)`` of stock
-diffusers, and as ComfyUI and kohya's scripts have them.
+"""Writes LoRA files for diffusers (``pipe.load_lora_weights(folder)``), ComfyUI and kohya's scripts.
+
+Every reader applies them with the trained strength.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.policy.tool_names import OURS, Network, Tool, key_of, published_linears
 
 FILE = "pytorch_lora_weights.safetensors"
-"""The name that `load_lora_weights` looks for in a folder."""
+"""The file name that `load_lora_weights` looks for in a folder."""
 METADATA_KEY = "lora_adapter_metadata"
 """`LORA_ADAPTER_METADATA_KEY` of `diffusers.loaders.lora_base`, whose import takes seconds."""
 
@@ -30,11 +31,11 @@ IMPLEMENTATIONS = {
     "comfyui": "https://github.com/comfyanonymous/ComfyUI",
     "kohya": "https://github.com/kohya-ss/sd-scripts",
 }
-"""Format of ``solrl export`` → whose names of modules it has, as ModelSpec names them; others have diffusers'."""
+"""Format of ``solrl export`` → the implementation whose module names it uses, for ModelSpec. Others use diffusers'."""
 
 
 def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convolutions: Collection[str] = ()) -> Path:
-    """Write `stock_lora` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file."""
+    """Write `stock_lora` atomically to ``folder/pytorch_lora_weights.safetensors``; returns the file's path."""
     replace_file(folder / FILE, stock_lora(factors, lora, convolutions))
     return folder / FILE
 
@@ -47,12 +48,14 @@ def stock_lora(
 ) -> bytes:
     """The bytes of a LoRA file for diffusers.
 
-    Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. B is multiplied by alpha / rank,
-    and alpha is the rank. Else no file would do for all readers: diffusers needs alpha in the header, its `LoraConfig`;
-    ComfyUI in keys ``<module>.alpha``, which diffusers refuses for all families but FLUX.1.
+    Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight``, in float32. B is multiplied by
+    alpha / rank, and the stated alpha is the rank. With another alpha no file would suit all readers: diffusers wants
+    it in the header (`LoraConfig`), ComfyUI in keys ``<module>.alpha``, which diffusers refuses except for FLUX.1.
 
-    `convolutions`: path endings of linears that are 1×1 convolutions in the checkpoint (the family's
-    `CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
+    Args:
+        convolutions: path endings of linears that are 1×1 convolutions in the checkpoint (the family's `CONVOLUTIONS`);
+            their factors get the trailing [1, 1] of a convolution's weight.
+        metadata: further entries of the file's header.
     """
     tensors = {}
     for name in sorted(factors):
@@ -66,14 +69,16 @@ def stock_lora(
 
 
 def shown_metadata(tool: str, title: str, what: str, model: Model) -> dict[str, str]:
-    """What tools show of a LoRA file: Stability's ModelSpec (https://github.com/Stability-AI/ModelSpec), and names of
-    kohya's scripts. Without the date, so that the same policy gives the same bytes.
+    """Metadata that tools display: Stability's ModelSpec (https://github.com/Stability-AI/ModelSpec) and kohya's keys.
+
+    It has no date, so that the same policy gives the same bytes.
 
     Args:
         tool: the format of ``solrl export``.
-        what: which policy it is, in words.
+        title: title of the LoRA.
+        what: a description of the policy.
     """
-    base, shape = Path(model.path).name, model.shapes[0]  # no folders of this machine
+    base, shape = Path(model.path).name, model.shapes[0]  # only the name: paths of this machine stay private
     return {
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.architecture": f"{base.lower().replace('.', '-')}/lora",
@@ -89,38 +94,35 @@ def shown_metadata(tool: str, title: str, what: str, model: Model) -> dict[str, 
 
 
 def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network: Network) -> dict[str, Tensor]:
-    """The tensors of a file for `tool`, float32 as the factors.
+    """The tensors of a file for `tool`, float32.
 
-    =======  =================================================================================================
-    comfyui  ``….lora_A.weight``, ``….lora_B.weight``. B is multiplied by alpha / rank, as in `save_lora`, since
-             alpha is optional there, and readers other than ComfyUI differ in whether they take it
-    kohya    ``….lora_down.weight``, ``….lora_up.weight``, ``….alpha``, with the factors as they are
-    =======  =================================================================================================
+    - ``comfyui``: ``….lora_A.weight`` and ``….lora_B.weight``. B is multiplied by alpha / rank, as in `stock_lora`:
+      alpha is optional in this format, and some readers ignore it.
+    - ``kohya``: ``….lora_down.weight``, ``….lora_up.weight`` and ``….alpha``, with unchanged factors.
 
-    If one linear of the tool's model has the rows of several of ours, it gets one LoRA with a block-diagonal B: exact,
-    with the sum of their ranks and alphas.
+    If one linear of the tool's model has the rows of several of ours, it gets one LoRA with a block-diagonal B. This is
+    exact; its rank and alpha are the sums of theirs.
 
-    Raises UserError: the tool does not run this model, or does not know one of the linears.
+    Raises UserError if the tool does not support this model, or does not know one of the linears.
     """
     names = network.tool_names
     if names is None:
         raise UserError(
-            f"--format is {tool}, which has no {network.name}; diffusers has, so the format must be diffusers or "
-            "checkpoint."
+            f"--format is {tool}, which does not support {network.name}. Use --format diffusers or checkpoint."
         )
     style = names.styles[tool]
     trained = sorted({name.rpartition(".")[0] for name in factors})
-    places = published_linears(names.table, trained)
-    if unknown := set(trained).difference(*places.values()):
+    targets = published_linears(names.table, trained)
+    if unknown := set(trained).difference(*targets.values()):
         raise UserError(
-            f"--format is {tool}, which knows no LoRA of {min(unknown)}, one of the linears that model.lora.targets "
-            "names; the format must be diffusers or checkpoint."
+            f"--format is {tool}, which knows no LoRA of {min(unknown)}, a linear of model.lora.targets. Use --format "
+            "diffusers or checkpoint."
         )
     if not style.published:
-        places = {path: (path,) for path in trained}
+        targets = {path: (path,) for path in trained}
     a, b = ("lora_down", "lora_up") if tool == "kohya" else ("lora_A", "lora_B")
     tensors = {}
-    for theirs, parts in places.items():
+    for theirs, parts in targets.items():
         key, (down, up) = key_of(style.prefix, theirs), _joined(factors, parts, network.rows)
         tensors[f"{key}.{a}.weight"] = down
         tensors[f"{key}.{b}.weight"] = up if tool == "kohya" else up * lora.scaling
@@ -130,8 +132,8 @@ def tool_tensors(tool: Tool, factors: Mapping[str, Tensor], lora: Lora, network:
 
 
 def _joined(factors: Mapping[str, Tensor], parts: Iterable[str], rows: Mapping[str, int]) -> tuple[Tensor, Tensor]:
-    """A [sum of ranks, in] and B [sum of rows, sum of ranks] of linears on one input, one below the other."""
+    """Join linears on one input, stacked by rows: A [sum of ranks, in] and B [sum of rows, sum of ranks]."""
     a = [factors[f"{part}.lora_A"] for part in parts if f"{part}.lora_A" in factors]
-    # Without columns where it is not trained: block_diag leaves its rows zero.
+    # An untrained part gets no columns, so that block_diag leaves its rows zero.
     b = [factors.get(f"{part}.lora_B", torch.zeros(rows[part], 0)) for part in parts]
     return torch.cat(a), torch.block_diag(*b)

@@ -1,17 +1,13 @@
 """Names of LoRA modules in files of ComfyUI and kohya's scripts.
 
-Models that these tools load as they were first published have another tree of modules than diffusers: one linear there
-may hold the rows of several of ours.
+These tools load models as first published, whose module tree differs from diffusers'. One linear there may hold the
+rows of several of ours.
 
-======= ================================================== ==================================================
-tool    source                                             reads
-======= ================================================== ==================================================
-comfyui ``comfy/lora.py``, and in ``comfy/utils.py``       the published names after ``diffusion_model.``;
-        ``flux_to_diffusers``, ``mmdit_to_diffusers``,     for some models diffusers' after ``transformer.``
-        ``z_image_to_diffusers``                           or ``diffusion_model.``, each for its rows
-kohya   sd-scripts ``networks/lora_flux.py``,              names of the model that it trains after
-        ``lora_sd3.py``; musubi-tuner ``networks/lora.py`` ``lora_unet_``, with underscores for dots
-======= ================================================== ==================================================
+- ComfyUI reads published names with the prefix ``diffusion_model.``. For some models it also reads diffusers' names,
+  with the prefix ``transformer.`` or ``diffusion_model.``, each for its rows. Sources: ``comfy/lora.py``; in
+  ``comfy/utils.py`` ``flux_to_diffusers``, ``mmdit_to_diffusers``, ``z_image_to_diffusers``.
+- kohya's scripts read names of the model that they train, with the prefix ``lora_unet_`` and underscores for dots.
+  Sources: sd-scripts ``networks/lora_flux.py``, ``lora_sd3.py``; musubi-tuner ``networks/lora.py``.
 """
 
 from __future__ import annotations
@@ -24,73 +20,73 @@ from typing import Literal, TypeAlias
 Tool: TypeAlias = Literal["comfyui", "kohya"]
 
 OURS, NATIVE, KOHYA, PEFT = "transformer.", "diffusion_model.", "lora_unet_", "base_model.model."
-"""What a key begins with: diffusers, ComfyUI, kohya's scripts, PEFT."""
+"""Prefixes of keys in files of diffusers, ComfyUI, kohya's scripts and PEFT."""
 DOTTED = (OURS, NATIVE, PEFT, f"model.{NATIVE}", "")
-"""All that may stand before a name with dots. Nothing: DiffSynth-Studio, and distilled models."""
+"""Prefixes of names with dots. DiffSynth-Studio and distilled models use none."""
 UNDERSCORED = (KOHYA, "lora_transformer_", "lycoris_")
-"""Before one with underscores: kohya's scripts, OneTrainer, LyCORIS."""
+"""Prefixes of names with underscores: kohya's scripts, OneTrainer, LyCORIS."""
 
 Table: TypeAlias = Mapping[str, tuple[str, ...]]
-"""A linear of the published model → ours whose rows it has, from top to bottom; ``#`` is a block's number."""
+"""A linear of the published model → our linears whose rows it has, from top to bottom; ``#`` is the block number."""
 
 
 def table(theirs: str, ours: str, lines: str) -> dict[str, tuple[str, ...]]:
-    """From lines ``name part part …``: a linear of their block, and those of our block."""
+    """Parse lines ``name part part …``: a linear of the block `theirs`, then the linears of the block `ours`."""
     entries = (line.split() for line in lines.strip().splitlines())
     return {f"{theirs}.{name}": tuple(f"{ours}.{part}" for part in parts) for name, *parts in entries}
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a tool names the linears of one model."""
+    """A tool's naming of the linears of one model."""
 
     prefix: str
     published: bool
-    """By the names of the published model; else by diffusers', one by one."""
+    """True: names of the published model. False: diffusers' names, one LoRA per linear."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolNames:
-    """What a family's file says of them, `TOOL_NAMES` of its class."""
+    """The naming of a model family's linears in each tool; `TOOL_NAMES` of the family's class."""
 
     table: Table
     styles: Mapping[Tool, Style]
     others: Table = field(default_factory=dict)
-    """Names of further trainers, which are only read."""
+    """Names of further trainers, used only for reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The transformer that a LoRA is for."""
+    """The transformer of a LoRA."""
 
     name: str
-    """Its diffusers class."""
+    """Name of its diffusers class."""
     rows: Mapping[str, int]
-    """Paths of all its linears → their output features."""
+    """Path of each linear → its number of output features."""
     tool_names: ToolNames | None
-    """None: the tools do not have it."""
+    """None: the tools do not support it."""
 
 
 def key_of(prefix: str, name: str) -> str:
-    """A linear's name in a file, such as ``lora_unet_double_blocks_0_img_attn_qkv``."""
+    """The name of a linear in a file, such as ``lora_unet_double_blocks_0_img_attn_qkv``."""
     return prefix + (name.replace(".", "_") if prefix in UNDERSCORED else name)
 
 
 def published_linears(table: Table, linears: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The entries of `table` that have one of `linears`, with their blocks' numbers."""
+    """The entries of `table` that contain one of `linears`, with block numbers filled in."""
     theirs_of = {part: theirs for theirs, parts in table.items() for part in parts}
-    found = {}
+    published = {}
     for linear in linears:
         pattern, numbers = re.subn(r"(?<=\.)\d+(?=\.)", "#", linear, count=1)
         if numbers and pattern in theirs_of:
             block = linear.split(".")[pattern.split(".").index("#")]
             theirs = theirs_of[pattern]
-            found[theirs.replace("#", block)] = tuple(part.replace("#", block) for part in table[theirs])
-    return found
+            published[theirs.replace("#", block)] = tuple(part.replace("#", block) for part in table[theirs])
+    return published
 
 
 def keys_of(network: Network) -> dict[str, tuple[str, ...]]:
-    """Every name that a file may have for a linear → our linears whose rows it holds, from top to bottom."""
+    """Every name of a linear that a file may use → our linears whose rows it holds, from top to bottom."""
     names: dict[str, tuple[str, ...]] = {path: (path,) for path in network.rows}
     for known in (network.tool_names.table, network.tool_names.others) if network.tool_names else ():
         names |= published_linears(known, network.rows)

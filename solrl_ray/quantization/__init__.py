@@ -1,1 +1,1 @@
-"""NVFP4 and FP8: number formats, which layers are quantised, and the attestation of what a worker computes with."""
+"""NVFP4 and FP8: number formats, the choice of layers to quantise, and the attestation of a worker's arithmetic."""

@@ -1,19 +1,19 @@
 """Dynamic quantisation of activations: the same bits as `nvfp4.quantize`, in few passes and once per tensor.
 
 An emulated linear needs its input as an exact operand (E2M1 value times block scale) and the input's amax, not as
-packed codes. On the CPU that takes in-place float32 passes over two scratch buffers:
+packed codes. The CPU computes these in place, with float32 passes over two scratch buffers:
 
-* E2M1 keeps one mantissa bit, so y is rounded to it by adding and subtracting ``1.5 · 2^22 · P`` where P is y's power
-  of two, at least 1: the sum's last bit is then worth one E2M1 step and the hardware's tie rule is E2M1's. E4M3 scales
-  are rounded likewise with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are exact, so the addition may be
-  fused.
-* The largest of 16 neighbouring magnitudes is found on their integer bits, which order like the floats. torch reduces
-  them several times faster, because integers have no NaN.
-* If every block scale is a normal E4M3 number, no code can leave [-6, 6] and the clamps are skipped.
+* E2M1 keeps one mantissa bit. So y is rounded by adding and subtracting ``1.5 · 2^22 · P``, with P the power of two
+  below y, at least 1. The last bit of the sum is then worth one E2M1 step, and the hardware's tie rule is E2M1's. E4M3
+  scales are rounded the same way with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are exact, so the addition
+  may be fused.
+* The largest of 16 neighbouring magnitudes is found on their integer bits, which have the same order as the floats.
+  torch reduces integers several times faster, because they have no NaN.
+* If every block scale is a normal E4M3 number, no value can leave [-6, 6], and the clamps are skipped.
 
-Linears with the same input tensor (the query, key and value projections of an attention) share one
-`ActivationQuantizer` and thereby one quantisation. Chunks that fit the caches, a transposed layout and other forms of
-the block maximum were measured and are not faster.
+Linears with the same input tensor (query, key and value projections) share one `ActivationQuantizer`, which quantises
+that tensor once. Cache-sized chunks, a transposed layout and other ways to compute the block maximum were measured and
+are not faster.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from solrl_ray.errors import NotFiniteError
 from solrl_ray.quantization import nvfp4
 
 _EXPONENT = 0x7F800000
-"""The exponent field of a float32; its value is the power of two below |y|."""
-_EXPONENT_TENSOR = torch.tensor(_EXPONENT, dtype=torch.int32)  # made once: making it takes as long as using it
+"""Mask of a float32's exponent field. The bits of y under it are those of the power of two below |y|."""
+_EXPONENT_TENSOR = torch.tensor(_EXPONENT, dtype=torch.int32)  # created once: creating it takes as long as using it
 _ONE_BITS = 0x3F800000
 _E4M3_MIN_NORMAL = 2.0**-6
 _E4M3_MIN_NORMAL_BITS = 0x3C800000
@@ -40,26 +40,26 @@ _ONE = np.float32(1)
 _SIXTH = np.float32(nvfp4.SIXTH)
 _GLOBAL_RANGE = np.float32(nvfp4.GLOBAL_RANGE)
 _SMALLEST_AMAX = nvfp4.GLOBAL_RANGE / nvfp4.FLT_MAX
-"""Below this amax, 2688 / amax is beyond float32."""
+"""Below this amax, 2688 / amax overflows float32."""
 _SAFE_AMAX = 1e-30
-"""Above this amax, no reciprocal of a normal block scale comes near float32's limits."""
+"""Above this amax, no reciprocal of a normal block scale is near the limits of float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activation:
-    """A quantised activation, valid until its quantiser takes the next one."""
+    """A quantised activation, valid until its quantiser is called with another tensor."""
 
     operand: torch.Tensor
-    """[rows, K padded to 32], exact: float32 on the CPU, bfloat16 elsewhere."""
+    """[rows, K padded to a multiple of 32], exact: float32 on the CPU, bfloat16 on accelerators."""
     amax: torch.Tensor | float
-    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting."""
+    """max |x| over the whole tensor: a float on the CPU, float32 [] on accelerators (no synchronisation)."""
 
 
 class ActivationQuantizer:
-    """Quantises inputs of linears; remembers the last one for its other consumers.
+    """Quantises inputs of linears; remembers the last input, so that other linears can reuse the result.
 
-    A tensor is recognised by the same Python object, memory and version counter, which every in-place operation of
-    torch raises. Inference-mode tensors have no counter and are never shared. Not thread-safe.
+    A tensor is recognised by its Python object, memory address and version counter, which each in-place operation of
+    torch increments. Inference-mode tensors have no counter and are never shared. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -69,19 +69,19 @@ class ActivationQuantizer:
         self._stamp = (0, 0)
         self._last: Activation | None = None
         self.shared = 0
-        """How often a remembered activation was reused."""
+        """Number of times that a remembered activation was reused."""
 
     def __call__(self, x: torch.Tensor) -> Activation:
         """Quantises x [..., K] with one amax over the whole tensor and 1x16 blocks along K.
 
-        Raises NotFiniteError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
+        Raises NotFiniteError if x has NaN or Inf, on the CPU. On accelerators amax and product are then not finite.
         """
         recognised = self._source is not None and self._source() is x and _stamp(x) == self._stamp
         if self._last is not None and recognised:
             self.shared += 1
             return self._last
         self._last = None
-        # SANA's single image has its channels first in memory.
+        # Contiguous, because a batch of one SANA image has its channels first in memory.
         matrix = nvfp4.pad_columns(x.detach().reshape(-1, x.shape[-1]).float()).contiguous()
         activation = self._on_cpu(matrix) if x.device.type == "cpu" else _on_device(matrix)
         if not x.is_inference():
@@ -99,7 +99,7 @@ class ActivationQuantizer:
 
 
 class _Scratch:
-    """The two buffers in one shape: views as blocks of 16 and as integers, made once a shape."""
+    """Views of the two buffers for one shape, as blocks of 16 and as integers; created once per shape."""
 
     def __init__(self, shape: torch.Size, values: torch.Tensor, work: torch.Tensor) -> None:
         blocks = shape.numel() // nvfp4.BLOCK
@@ -118,7 +118,7 @@ class _Scratch:
 
 
 def _quantize_into(scratch: _Scratch, matrix: torch.Tensor) -> Activation:
-    """The fused quantiser: float32 [rows, K] on the CPU → operand in ``scratch.values``."""
+    """Fused quantiser: float32 [rows, K] on the CPU → operand in ``scratch.values``."""
     torch.abs(matrix, out=scratch.work)
     torch.amax(scratch.work_bit_blocks, 1, out=scratch.scale_bits)
     lowest, highest = (extreme.item() for extreme in torch.aminmax(scratch.scales))
@@ -154,14 +154,14 @@ def _stamp(x: torch.Tensor) -> tuple[int, int]:
 
 
 def _encode_scale(amax: float) -> np.float32:
-    """`nvfp4.encode_scale` for one host number."""
+    """`nvfp4.encode_scale` for a Python float."""
     if amax < _SMALLEST_AMAX:
         return _ONE if amax == 0 else np.float32(nvfp4.FLT_MAX)
     return _GLOBAL_RANGE / np.float32(amax)
 
 
 def _on_device(matrix: torch.Tensor) -> Activation:
-    """The accelerators' path: without waiting for the device."""
+    """Quantise on an accelerator, without synchronising with it."""
     blocks = matrix.view(matrix.shape[0], -1, nvfp4.BLOCK)
     block_amax = blocks.abs().amax(dim=-1)
     amax = block_amax.amax()

@@ -1,5 +1,5 @@
-"""What a worker really computes with, established by tests at its start (design law 5), and its digest, the score
-class.
+"""Attestation: tests at a worker's start that prove which arithmetic it computes with (design law 5). Also the score
+class, the digest of everything that determines the bits of a score.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROWS, _IN, _OUT = 48, 320, 96
 def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str, str]:
     """Proves that `model` runs `tier` on its device; returns name of each check → result.
 
-    Raises RunError: a wrong known answer, an inexact product, or other layers than reported.
+    Raises RunError: a known answer is wrong, a product is inexact, or the layers are not those of `report`.
     """
     device = next(model.parameters()).device
     checks = {"layers": _check_layers(model, tier, report)}
@@ -58,10 +58,13 @@ def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str,
 def score_class(
     device: torch.device, tier: str, *, micro_batch: int, threads: int, compiled: str = "", cfg: Cfg | None = None
 ) -> str:
-    """Digest (16 hex digits) of all that fixes the bits of a score besides its unit.
+    """Digest (16 hex digits) of everything except the unit of work that determines the bits of a score.
 
-    Two workers of one class answer a unit with the same bits; scores of different classes never mix in one unit.
-    `compiled` says how the forward is compiled; empty if it is not. `cfg` counts if it is on.
+    Workers of one class compute the same bits for a unit. Scores of different classes are never mixed in one unit.
+
+    Args:
+        compiled: how the forward is compiled; empty if it is not.
+        cfg: classifier-free guidance; part of the digest only if it is on.
     """
     facts: dict[str, Any] = {
         "device": device_name(device),
@@ -81,14 +84,14 @@ def score_class(
 
 
 def device_name(device: torch.device) -> str:
-    """``NVIDIA H200 (sm_90)``, or the CPU's model and the instruction set of torch's kernels."""
+    """Name of a device: ``NVIDIA H200 (sm_90)``, or the CPU's model and the instruction set of torch's kernels."""
     if device.type == "cpu":
         return f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
     return capability.device_name(device)
 
 
 def check_vectors(device: torch.device) -> str:
-    """Quantises every known-answer input on `device`. Raises `RunError` naming the first wrong one."""
+    """Quantises all known-answer inputs on `device`. Raises `RunError` naming the first wrong answer."""
     vectors = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
     for vector in vectors:
         bits = np.frombuffer(bytes.fromhex(vector["input"]), dtype="<f4").reshape(vector["shape"])
@@ -102,9 +105,9 @@ def check_vectors(device: torch.device) -> str:
 
 
 def check_tier(tier: str, device: torch.device) -> dict[str, str]:
-    """The self-test of a tier on a device: known answers, a product, and its kernel.
+    """Self-test of a tier on a device: known answers, a product, and the kernel that computes it.
 
-    Raises RunError: a wrong known answer, an inexact product, or a kernel of another format.
+    Raises RunError: a known answer is wrong, the product is inexact, or its kernel is of another format.
     """
     checks: dict[str, str] = {}
     if LAYERS[tier].format == "nvfp4":
@@ -120,18 +123,21 @@ def check_tier(tier: str, device: torch.device) -> dict[str, str]:
 
 
 def check_engine_codes(device: torch.device) -> str:
-    """Quantises an activation with Transformer Engine. Raises `RunError` unless the bits are those of `nvfp4`."""
+    """Quantises an activation with Transformer Engine. Raises `RunError` unless its bits equal those of `nvfp4`."""
     x = _addressed("activation", (_ROWS, _IN)).to(torch.bfloat16)
     reference = nvfp4.quantize(x)
     wanted = {"packed": reference.packed, "scales": reference.scales, "amax": reference.amax}
     for name, tensor in zip(wanted, engine_codes(x.to(device)), strict=True):
         if _hex(tensor) != _hex(wanted[name]):
-            raise RunError(f"Transformer Engine's {name} on {device} are not those of variant {nvfp4.VARIANT}")
+            raise RunError(
+                f"{name} from Transformer Engine on {device} differ from those of variant {nvfp4.VARIANT}: "
+                "this version of Transformer Engine cannot be used for previews"
+            )
     return f"{x.numel()} values, bit for bit variant {nvfp4.VARIANT}"
 
 
 def check_fp8_rows(device: torch.device) -> str:
-    """Quantises rows of many magnitudes on `device`. Raises `RunError` unless the bits are those of the CPU."""
+    """Quantises rows of many magnitudes on `device`. Raises `RunError` unless the bits equal those of the CPU."""
     magnitudes = torch.exp2(torch.linspace(-110, 110, _ROWS)).unsqueeze(1)
     x = _addressed("activation", (_ROWS, _IN)) * magnitudes
     x[0] = 0
@@ -143,12 +149,12 @@ def check_fp8_rows(device: torch.device) -> str:
 
 
 def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
-    """Compares a tier's linear on addressed data with outliers with exact arithmetic of the same operands.
+    """Compares a tier's linear with exact arithmetic on the same operands: addressed data with outliers.
 
-    Operands have few significant bits, so float64 holds every product, and every sum of this length, exactly.
-    `TOLERANCE` is the limit, relative to the sum of magnitudes.
+    The operands have few significant bits, so float64 holds every product and every sum of this length exactly. The
+    limit is `TOLERANCE`, relative to the sum of magnitudes.
 
-    Raises RunError: an output is further off.
+    Raises RunError if the error of an output exceeds it.
     """
     x, layer = _product_layer(device, tier)
     with torch.no_grad():
@@ -157,7 +163,9 @@ def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
     error = ((out - exact).abs() / magnitude).max().item()
     allowed = TOLERANCE["cpu" if device.type == "cpu" else "cuda", tier](_IN)
     if not error <= allowed:
-        raise RunError(f"the {tier} product on {device} is off by {error:.1e} of its magnitude, over {allowed:.1e}")
+        raise RunError(
+            f"the {tier} product on {device} is off by {error:.1e} of its magnitude; allowed is {allowed:.1e}"
+        )
     return f"{out.numel()} outputs, largest error {error:.1e} of the sum of magnitudes, allowed {allowed:.1e}"
 
 
@@ -168,15 +176,15 @@ TOLERANCE: dict[tuple[str, str], Callable[[int], float]] = {
     ("cpu", "fp8"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
     ("cuda", "fp8"): lambda k: (k / 32 + 1) * 2.0**-13 + 2.0**-8,
 }
-"""(Device, tier) → K → allowed error of a product of K terms, relative to the sum of magnitudes.
+"""(device type, tier) → K → allowed error of a product of K terms, relative to the sum of magnitudes.
 
-Accumulation in float32 in any order loses at most K roundings; a bfloat16 output one more of 2^-9, doubled. FP8 tensor
-cores add 32 terms at a time to an accumulator that keeps 13 bits below the largest of them.
+Accumulation in float32, in any order, costs at most K roundings. A bfloat16 output adds a rounding of 2^-9, counted
+twice. FP8 tensor cores add 32 terms at a time, to an accumulator that keeps 13 bits below the largest of them.
 """
 
 
 def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact result of a quantised linear for x [rows, in], in float64 on the CPU, and the sum of magnitudes."""
+    """Exact output of a quantised linear for x [rows, in], and the sum of magnitudes: float64 [rows, out], CPU."""
     held = {name: tensor.cpu() for name, tensor in layer.tensors().items()}
     if layer.format == "nvfp4":
         activation = nvfp4.quantize(nvfp4.pad_columns(x.cpu().float()))
@@ -194,13 +202,13 @@ def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor
 
 
 _KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_(sm\d+_)?q", "nvfp4": r"e2m1|fp4|f4|nvjet_(sm\d+_)?o"}
-"""Tier → pattern of its matrix product's kernel name (CUTLASS and cuBLAS name the operand type)."""
+"""Tier → pattern in the name of its matrix product kernel (CUTLASS and cuBLAS name the operand type)."""
 
 
 def check_kernel(device: torch.device, tier: str) -> str:
-    """The actual kernel of a tier's product, from the profiler.
+    """Name of the kernel that computes a tier's product, from the profiler.
 
-    Raises RunError: the matrix product's kernel is not of the tier's format.
+    Raises RunError if the kernel is not of the tier's format.
     """
     x, layer = _product_layer(device, tier)
     with torch.no_grad():
@@ -211,11 +219,11 @@ def check_kernel(device: torch.device, tier: str) -> str:
             torch.cuda.synchronize(device)
     names = [event.key for event in profile.key_averages() if event.device_type.name == "CUDA"]
     if not names:
-        return "not to be seen: the profiler reports no kernel on this machine"
+        return "unknown: the profiler reports no kernels on this machine"
     products = [name for name in names if re.search(r"gemm|cutlass|nvjet|matmul|mm_", name, re.IGNORECASE)]
     fitting = [name for name in products if re.search(_KERNELS[tier], name, re.IGNORECASE)]
     if not fitting:
-        raise RunError(f"tier {tier} on {device} dispatches no kernel of its format, but {products or names}")
+        raise RunError(f"tier {tier} on {device} runs no kernel of its format, but {products or names}")
     return fitting[0][:120]
 
 
@@ -230,11 +238,11 @@ def _product_layer(device: torch.device, tier: str) -> tuple[torch.Tensor, Quant
 
 
 def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> str:
-    found = quantized_layers(model)
-    if report.tier != tier or set(found) != set(report.layers) or bool(found) == (tier in UNQUANTIZED_TIERS):
+    layers = quantized_layers(model)
+    if report.tier != tier or set(layers) != set(report.layers) or bool(layers) == (tier in UNQUANTIZED_TIERS):
         raise RunError(
-            f"{len(found)} layers of the model are quantised, but {len(report.layers)} were reported for "
-            f"tier {report.tier} and {tier} was asked for"
+            f"{len(layers)} layers of the model are quantised, but {len(report.layers)} were reported for "
+            f"tier {report.tier}, and {tier} was requested"
         )
     linear = [m for m in model.modules() if isinstance(m, nn.Linear | QuantizedLinear)]
     counts = Counter(type(module).__name__ for module in linear)
@@ -243,7 +251,7 @@ def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> st
 
 def _check_dtype(model: nn.Module, tier: str) -> str:
     wanted = torch.bfloat16 if tier == "bf16" else torch.float32
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # diffusers loads these in float32
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # diffusers loads these modules in float32
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     other = [
         name
@@ -251,16 +259,18 @@ def _check_dtype(model: nn.Module, tier: str) -> str:
         if linear.weight.dtype != (torch.float32 if kept.intersection(name.split(".")) else wanted)
     ]
     if other:
-        raise RunError(f"tier {tier} was asked for, but {len(other)} linears are not {wanted}, first {other[0]}")
+        raise RunError(f"tier {tier} was requested, but {len(other)} linears are not {wanted}; the first is {other[0]}")
     return f"{wanted}".removeprefix("torch.")
 
 
 def _addressed(name: str, shape: tuple[int, int]) -> torch.Tensor:
+    """Standard normals that are the same on every machine: float32 `shape` on the CPU."""
     address = Address(run_seed=0, purpose="attestation", prompt_id=name)
     return torch.from_numpy(standard_normal(address, shape))
 
 
 def _hex(tensor: torch.Tensor) -> str:
+    """The tensor's bytes in hex."""
     return tensor.cpu().contiguous().numpy().tobytes().hex()
 
 
@@ -272,7 +282,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The CPU's model name, if the system states it: kernels choose their blocking by model."""
+    """Model name of the CPU, if the system reports it: kernels choose their blocking by model."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,9 +1,9 @@
-"""A linear layer with NVFP4's numerics on any device (never its speed): tier ``nvfp4-emulated``.
+"""A linear layer with NVFP4's numerics on any device, without its speed: tier ``nvfp4-emulated``.
 
-Every product of an E2M1 code and an E4M3 block scale is exact in bfloat16. So both operands are held without their
+Each product of an E2M1 code and an E4M3 block scale is exact in bfloat16. So both operands are stored without their
 global scales (bfloat16 on accelerators, float32 on the CPU) and multiplied with float32 accumulation. The product of
-the two global scales, alpha, is applied to the accumulator in float32, with the bias, as in the epilogue of a real FP4
-kernel; then there is one rounding to the output's type. Folding the global scale into a bfloat16 operand instead would
+the two global scales, alpha, and the bias are applied to the accumulator in float32, as in the epilogue of an FP4
+kernel. The result is rounded once to the output's type. Folding the global scale into a bfloat16 operand instead would
 change half of all outputs.
 """
 
@@ -23,7 +23,7 @@ _ALPHA_UNIT = np.float32(nvfp4.ALPHA_UNIT)
 
 
 class EmulatedNVFP4Linear(QuantizedLinear):
-    """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient."""
+    """Computes ``quantize(x) @ quantize(W).T + bias``. For sampling only: it has no gradient."""
 
     format = "nvfp4"
     bias_dtype = torch.float32
@@ -35,7 +35,7 @@ class EmulatedNVFP4Linear(QuantizedLinear):
     def __init__(self, tensors: Mapping[str, Tensor], bias: Tensor | None, in_features: int) -> None:
         super().__init__(tensors, bias, in_features)
         self.quantizer = ActivationQuantizer()
-        """Layers with one quantiser share the quantisation of a common input."""
+        """Layers that share a quantiser quantise a common input once."""
         on_cpu = self.packed.device.type == "cpu"
         self.register_buffer("operand", self.weight().operand(torch.float32 if on_cpu else torch.bfloat16))
 
@@ -44,15 +44,15 @@ class EmulatedNVFP4Linear(QuantizedLinear):
         self.operand.copy_(self.weight().operand())
 
     def weight(self) -> nvfp4.NVFP4Tensor:
-        """The quantised weight of the layer (its buffers, not a copy)."""
+        """The quantised weight of this layer: its buffers, not a copy."""
         return nvfp4.NVFP4Tensor(**self.tensors())
 
     def forward(self, x: Tensor) -> Tensor:
-        """As of `QuantizedLinear`. Raises NotFiniteError if x has NaN or Inf."""
+        """Shapes and types as in `QuantizedLinear`. On the CPU, raises NotFiniteError if x has NaN or Inf."""
         activation = self.quantizer(x)
         if isinstance(activation.amax, float):
             out = torch.mm(activation.operand, self.operand.t())
-            # Each product is rounded to float32.
+            # Both products below are rounded to float32.
             alpha = float(np.float32(activation.amax) * np.float32(self.amax.item()) * _ALPHA_UNIT)
             out = out.mul_(alpha) if self.bias is None else torch.add(self.bias, out, alpha=alpha, out=out)
         else:

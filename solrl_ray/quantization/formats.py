@@ -1,4 +1,4 @@
-"""What a quantised weight is stored as, by format: the one place where weights are quantised.
+"""Storage of quantised weights, by format. All weights are quantised here, by `pack`.
 
 =============  =========================================================================================
 ``nvfp4``      ``packed`` uint8 [out, K/2], ``scales`` uint8 [out, K/16], ``amax`` float32 []: see
@@ -6,7 +6,7 @@
 ``fp8-row``    ``codes`` uint8 [out, in], the bits of E4M3 values, ``scale`` float32 [out]: see `fp8`
 =============  =========================================================================================
 
-All arithmetic is elementwise and exactly rounded, so that a weight has the same bits on every device.
+All arithmetic is elementwise and correctly rounded, so a weight has the same bits on every device.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from solrl_ray.quantization import fp8, nvfp4
 from solrl_ray.quantization.planning import Format
 
 TENSORS: dict[Format, tuple[str, ...]] = {"nvfp4": ("packed", "scales", "amax"), "fp8-row": ("codes", "scale")}
-"""Names of a format's tensors; the first has a row for each output."""
+"""Format → names of its tensors; the first one has one row per output feature."""
 HEADROOM = 1.5
-"""The frozen global scale of an NVFP4 weight has room for this times the base's amax; it costs no accuracy."""
+"""The frozen amax of an NVFP4 weight is this times the amax of its base. The headroom costs no accuracy."""
 
 
 def frozen_amax(base: Tensor) -> float:
-    """The amax with which a weight is quantised in every revision: 1.5 · max |W| of the bfloat16 base.
+    """The amax that fixes a weight's global scale in every revision: 1.5 · max |W| of the bfloat16 base.
 
     With a fixed scale, unchanged weights keep their codes in the next revision.
 
-    Raises ValueError: the weight has NaN or Inf.
+    Raises ValueError if the weight has NaN or Inf.
     """
     amax = base.detach().to(torch.bfloat16).abs().max().float()
     if not torch.isfinite(amax):
@@ -37,14 +37,14 @@ def frozen_amax(base: Tensor) -> float:
 
 
 def pack(format: Format, weight: Tensor, amax: float | None = None, *, finite: bool = False) -> dict[str, Tensor]:
-    """A weight [out, in] in `format`, on its device: what `QuantizedLinear.tensors` of its layer must hold.
+    """Quantise a weight [out, in] to `format`, on its device; returns the content of `QuantizedLinear.tensors`.
 
     Args:
         weight: any float type; rounded to bfloat16 first.
-        amax: ``nvfp4`` only: fixes the global scale (`frozen_amax`); None takes max |W|.
-        finite: whether the caller knows that the weight is finite; a check waits for a GPU.
+        amax: fixes the global scale (`frozen_amax`), for ``nvfp4`` only; None uses max |W|.
+        finite: True if the caller knows that the weight is finite. This skips a check that waits for the GPU.
 
-    Raises ValueError for NaN or Inf in the weight.
+    Raises ValueError if the weight has NaN or Inf.
     """
     rows = weight.detach().to(torch.bfloat16).float()
     if format == "nvfp4":

@@ -1,4 +1,4 @@
-"""A linear in FP8 with static buffers: tier ``fp8``, for cards of compute capability 8.9 and newer."""
+"""A linear in FP8 with static buffers: tier ``fp8``, for GPUs of compute capability 8.9 and newer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from solrl_ray.quantization.layers import QuantizedLinear
 
 
 class FP8Linear(QuantizedLinear):
-    """One scale per row of the weight, one per row of activations, computed dynamically (`fp8.row_scale`).
+    """Linear with one scale per weight row, and one per activation row computed at run time (`fp8.row_scale`).
 
-    The product is torch's scaled matrix product with bfloat16 output. The quantisation of the activation is plain
-    elementwise code, which a compiler fuses with the code before it and shares between consumers. Without CUDA the
-    product is computed in float32: exact codes, for tests, without speed.
+    The product is torch's scaled matrix product with bfloat16 output. Activations are quantised by plain elementwise
+    code, which a compiler fuses with the preceding code and shares between consumers. Without CUDA the codes are exact
+    but the product is computed in float32: slow, for tests.
     """
 
     format = "fp8-row"
@@ -23,7 +23,7 @@ class FP8Linear(QuantizedLinear):
     scale: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """A row with NaN or Inf gives a row of NaN."""
+        """Shapes and types as in `QuantizedLinear`. A row with NaN or Inf gives a row of NaN."""
         codes, scale = quantize_rows(x.reshape(-1, self.in_features).contiguous().float())
         weight = self.codes.view(torch.float8_e4m3fn)
         if x.device.type == "cuda":

@@ -1,8 +1,8 @@
 """The form of GELU that is fastest in a compiled FP8 explorer.
 
-Before a linear that quantises its rows, the compiler fuses GELU into the quantisation. That reads a row twice, for its
-largest magnitude and for the codes, so it computes GELU twice and waits for the hyperbolic tangent. One exponential
-gives the same: (1 + tanh u) / 2 = σ(2u). In bfloat16, with one read, it gains nothing
+If the next linear quantises its rows, the compiler fuses GELU into the quantisation. That reads each row twice, for its
+largest magnitude and for the codes, so GELU is computed twice, and the hyperbolic tangent dominates. One exponential
+gives the same result: (1 + tanh u) / 2 = σ(2u). In bfloat16 a row is read once, and this form gains nothing
 (docs/concepts/precision.md).
 """
 
@@ -19,7 +19,7 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def sigmoid_gelu(x: Tensor) -> Tensor:
-    """GELU's tanh approximation, x [...] of any float type: computed in float32, rounded once to x's type."""
+    """GELU's tanh approximation of x [...], any float type: computed in float32, rounded once to x's type."""
     wide = x.float()
     return (wide * torch.sigmoid(wide * (_LINEAR + _CUBIC * wide * wide))).to(x.dtype)
 
@@ -32,7 +32,7 @@ class SigmoidGELU(nn.Module):
 
 
 def use_sigmoid_gelu_(model: nn.Module) -> int:
-    """Replaces every tanh GELU of `model`, in place; returns how many. Paths of linears do not change."""
+    """Replaces each tanh GELU of `model` in place; returns their number. Paths of linears do not change."""
     from diffusers.models import activations  # late: every process imports this module, and few load a model
 
     replaced = 0
@@ -40,7 +40,7 @@ def use_sigmoid_gelu_(model: nn.Module) -> int:
         if isinstance(module, nn.GELU) and module.approximate == "tanh":
             new: nn.Module = SigmoidGELU()
         elif isinstance(module, activations.GELU) and module.approximate == "tanh":
-            new = nn.Sequential(OrderedDict(proj=module.proj, gelu=SigmoidGELU()))  # its projection, under its name
+            new = nn.Sequential(OrderedDict(proj=module.proj, gelu=SigmoidGELU()))  # keeps the projection and its name
         else:
             continue
         model.set_submodule(path, new)

@@ -1,4 +1,4 @@
-"""`quantize_`: replaces the linears of a model that `planning.py` chooses by those of a tier."""
+"""`quantize_`: replaces the linears that `planning.py` selects by those of a tier."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ LAYERS: dict[str, type[QuantizedLinear]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationReport:
-    """What `quantize_` did to a model."""
+    """Which layers of a model `quantize_` replaced, and which it skipped."""
 
     tier: str
     layers: tuple[str, ...]
-    """Module paths that were replaced, in module order."""
+    """Module paths of the replaced linears, in module order."""
     skipped: dict[str, str]
     """Module path of each linear that is not quantised → why."""
     quantized_parameters: int
-    """Weights in the tier's format. A row of activations costs twice as many FLOPs in these layers."""
+    """Number of weights in the tier's format. These layers cost twice that many FLOPs per row of activations."""
     skipped_parameters: int
-    """Weights of the skipped linears."""
+    """Number of weights in the skipped linears."""
 
     @classmethod
     def of(cls, tier: str, planned: Plan, linears: Mapping[str, nn.Linear]) -> QuantizationReport:
-        """The report of a model of `linears` after `planned` was carried out."""
+        """The report for a model with these `linears` after `planned` was carried out."""
         return cls(
             tier=tier,
             layers=planned.quantized,
@@ -53,7 +53,7 @@ class QuantizationReport:
         )
 
     def sentence(self) -> str:
-        """``418 of 494 linears in fp8: 8.61 of 11.84 billion weights (72.7 %); skipped: 76 path matches 'norm'``."""
+        """``of 494 linears 418 in fp8: 72.7 % of 11,840,000,000 weights; skipped: 76 path matches 'norm'``."""
         total = self.quantized_parameters + self.skipped_parameters
         share = 100 * self.quantized_parameters / total if total else 0.0
         quantized = f"{len(self.layers)} in {self.tier}" if self.layers else "none quantised"
@@ -74,20 +74,21 @@ def quantize_(
     without_kernels: bool = False,
     after: Callable[[str, QuantizedLinear], None] | None = None,
 ) -> QuantizationReport:
-    """Replaces, in place, every `nn.Linear` inside the scope by its tier's linear.
+    """Replaces, in place, each `nn.Linear` inside the scope by a linear of the tier.
 
-    The weights are rounded to bfloat16 and quantised as revision 0 publishes them. The model must already be in its
-    type. The new layers share one activation quantiser.
+    Weights are rounded to bfloat16 and quantised as in revision 0. The model must already have its final dtype. The new
+    emulated layers share one activation quantiser.
 
     Args:
-        device: where the model is moved to, layer by layer, so that a card never holds it in full precision; None: it
-            stays where it is.
-        without_kernels: run tiers without kernels for the device by their slow reference path, as tests on a CPU do.
-        after: called with the path and the new layer of each linear, before the next one is quantised.
+        device: moves the model to this device layer by layer, so that a GPU never holds all of it in full precision.
+            None: the model stays on its device.
+        without_kernels: allow tiers for which the device has no kernels; they run on a slow reference path, as in tests
+            on a CPU.
+        after: called with the path and the new layer after each linear is quantised, before the next one.
 
     Raises:
         UserError: the device cannot run the tier, or the scope leaves no linear to quantise.
-        ValueError: a weight is not finite.
+        ValueError: a weight has NaN or Inf.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     planned = plan(linears, tier, scope)
@@ -104,8 +105,8 @@ def quantize_(
     for name in planned.quantized:
         layer = layers[name] = LAYERS[tier].from_linear(linears.pop(name).to(device))
         if isinstance(layer, EmulatedNVFP4Linear):
-            layer.quantizer = quantizer  # other tiers' compilers share it
-        model.set_submodule(name, nn.Identity())  # frees the linear before the next one comes
+            layer.quantizer = quantizer  # for other tiers, the compiler shares the quantisation
+        model.set_submodule(name, nn.Identity())  # frees the linear before the next one is quantised
         if after is not None:
             after(name, layer)
     model.to(device)
@@ -115,5 +116,5 @@ def quantize_(
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """The quantised layers of a model, by module path."""
+    """Module path → quantised layer of a model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}

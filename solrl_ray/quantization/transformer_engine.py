@@ -1,10 +1,11 @@
-"""NVFP4 in hardware through Transformer Engine: tier ``nvfp4``, for cards of compute capability 10.0 and newer.
+"""NVFP4 in hardware through Transformer Engine: tier ``nvfp4``, for GPUs of compute capability 10.0 and newer.
 
-Written to the documented interface of Transformer Engine 2.20; not yet run on a Blackwell card by us. The parts that
-run on other cards are tested there: `EngineLinear` with an FP8 recipe, and Engine's reference quantiser against ours.
+Written to the documented interface of Transformer Engine 2.20. We have not yet run it on a Blackwell GPU. Two parts run
+on other GPUs and are tested on them: `EngineLinear` with an FP8 recipe, and Transformer Engine's reference quantiser
+against ours.
 
-The recipe is `NVFP4BlockScaling` without random Hadamard transform, stochastic rounding and 16x16 blocks, which serve
-training's backward pass; without them the codes are those of `nvfp4.quantize`. (The class `DelayedScaling` with
+The recipe is `NVFP4BlockScaling` without random Hadamard transform, stochastic rounding and 16x16 blocks. Those serve
+the backward pass of training; without them the codes are those of `nvfp4.quantize`. (The class `DelayedScaling` with
 `Format.E2M1` is FP8, despite its name: docs/concepts/precision.md.)
 """
 
@@ -20,11 +21,11 @@ from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.layers import QuantizedLinear
 
 ROW_MULTIPLE = 16
-"""Transformer Engine quantises activations in multiples of 16 rows; zero rows are added and removed."""
+"""Transformer Engine quantises activations in multiples of 16 rows; missing rows are padded with zeros."""
 
 
 def nvfp4_recipe() -> Any:
-    """One-dimensional blocks, rounded to nearest: variant ``te-1d``."""
+    """Recipe with one-dimensional blocks, rounded to nearest: variant ``te-1d``."""
     from transformer_engine.common.recipe import NVFP4BlockScaling
 
     return NVFP4BlockScaling(
@@ -37,14 +38,14 @@ def nvfp4_recipe() -> Any:
 
 
 class EngineLinear(nn.Module):
-    """`transformer_engine.pytorch.Linear` with only a quantised weight, for any recipe; for sampling only."""
+    """`transformer_engine.pytorch.Linear` that stores only its quantised weight, for any recipe. For sampling only."""
 
     def __init__(self, in_features: int, out_features: int, bias: Tensor | None, recipe: Any) -> None:
         import transformer_engine.pytorch as te
 
         super().__init__()
         self._autocast, self._recipe = te.autocast, recipe
-        # Without gradients only the row-wise copy of the weight is kept.
+        # Without gradients Transformer Engine keeps only the row-wise copy of the weight.
         with torch.no_grad(), te.quantized_model_init(enabled=True, recipe=recipe):
             self.linear = te.Linear(
                 in_features, out_features, bias=bias is not None, params_dtype=torch.bfloat16, device="cuda"
@@ -73,13 +74,13 @@ class EngineNVFP4Linear(QuantizedLinear):
     format = "nvfp4"
 
     def __init__(self, tensors: Mapping[str, Tensor], bias: Tensor | None, in_features: int) -> None:
-        """`in_features` is a multiple of 32 (`planning.DIVISORS`): Transformer Engine has no padding."""
+        """`in_features` must be a multiple of 32 (`planning.DIVISORS`): Transformer Engine does not pad."""
         nn.Module.__init__(self)
         self.in_features = in_features
         self.out_features = tensors["packed"].shape[0]
         self.engine = EngineLinear(in_features, self.out_features, bias, nvfp4_recipe())
         self.bias = self.engine.linear.bias if bias is not None else None
-        # Scales are padded to whole tiles of 128 x 4; the padding must be zero.
+        # The scales are padded to whole tiles of 128 x 4; the padding must be zero.
         self._weight._rowwise_scale_inv.zero_()
         self._write(tensors)
 
@@ -93,7 +94,7 @@ class EngineNVFP4Linear(QuantizedLinear):
         return {"packed": self._weight._rowwise_data, "scales": scales.view(torch.uint8), "amax": amax}
 
     def _weight_buffers(self) -> list[Tensor]:
-        """None: the weight is a tensor of Transformer Engine's own kind."""
+        """Empty: the weight is of Transformer Engine's tensor class, so `free` leaves it allocated."""
         return []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class EngineNVFP4Linear(QuantizedLinear):
 
 
 def engine_codes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The result of Transformer Engine's own quantiser for x [M, K], bfloat16 on the GPU: packed, scales, amax."""
+    """Quantise x [M, K] (bfloat16, on a GPU) with Transformer Engine's quantiser: packed codes, scales, amax."""
     from transformer_engine.pytorch import NVFP4Quantizer
 
     quantized: Any = NVFP4Quantizer(rowwise=True, columnwise=False)(x)

@@ -1,4 +1,4 @@
-"""Rewards behind one interface, one file each, and their weighted mixture."""
+"""Rewards with a common interface, one file each, and their weighted mixture."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def check(
     """Check that every reward can be loaded and takes samples of these shapes. Loads no weights.
 
     Args:
-        named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
-        tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
+        named: converts a dotted key such as ``rewards.0.path`` to its name in a message.
+        tell: called with the error of each missing checkpoint and silent server; None: these are raised.
 
-    Raises UserError: one sentence naming key, value and what would be right.
+    Raises UserError with one sentence that names the key, its value and the remedy.
     """
     for i, config in enumerate(configs):
         keys = _named(i, named)
         try:
-            found = registered(config, keys)
+            reward_class = registered(config, keys)
             reward_kinds.check_frames(config, keys, shapes[0].frames)
-            found.check(config, keys, shapes)
+            reward_class.check(config, keys, shapes)
         except NotYetThere as error:
             if tell is None:
                 raise
@@ -56,9 +56,9 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
 
 
 def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    """The class of a reward, whose entry is checked.
+    """The class of a reward; its configuration entry is checked.
 
-    Raises `UserError` for an unknown kind, a missing library, a field that it does not read or that is missing.
+    Raises UserError if the kind is unknown, a library or field is missing, or the kind does not read a given field.
     """
     reward_kinds.check(config, keys)
     kind = kind_of(config)
@@ -66,8 +66,8 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         return CallableReward
     module, _, name = kind.source.partition(":")
     try:
-        found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
-        return found
+        reward_class: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
+        return reward_class
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
@@ -76,7 +76,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
 
 
 def load_one(config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
-    """Load one reward; of pictures, if it has `frames`, as one of videos."""
+    """Load one reward. A reward of images with `frames` becomes a reward of videos."""
     reward = registered(config, keys)(config, device, keys=keys, name=name)
     if config.frames is None or config.frames.combine == "together":
         return reward

@@ -1,4 +1,4 @@
-"""The LAION aesthetic predictor, version 2: people's rating of an image, independent of its prompt."""
+"""The LAION aesthetic predictor, version 2: predicts people's rating of an image, independent of its prompt."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ DROPOUT_AFTER = {1024: 0.2, 128: 0.2, 64: 0.1}
 
 
 class ScoreHead(nn.Module):
-    """features-1024-128-64-16-1, without activations, as published, also by ImageReward. Parameters have the published
-    names.
+    """Linear layers features-1024-128-64-16-1 without activations, as published; ImageReward has the same head.
+
+    Parameters have the published names.
     """
 
     def __init__(self, features: int) -> None:
@@ -40,13 +41,13 @@ class ScoreHead(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, features] to [B]."""
+        """Scores [B] of features [B, features]."""
         scores: Tensor = self.layers(features)
         return scores.squeeze(-1)
 
 
 class Aesthetic(CheckpointReward):
-    """Unit CLIP-L/14 image features through a `ScoreHead`: a rating from about 1 to 10, in float32.
+    """A `ScoreHead` on normalised CLIP-L/14 image features: a rating from about 1 to 10, in float32.
 
     `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as in Pillow.
     """

@@ -1,4 +1,4 @@
-"""Finds a reward's checkpoint: a local folder or the Hugging Face cache. Nothing is downloaded unasked."""
+"""Finds a reward's checkpoint in a local folder or the Hugging Face cache. It never downloads."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str = "", whole: bool = False) -> Path:
     """The folder of a checkpoint: `path` itself, or its snapshot in the Hugging Face cache.
 
-    Rewards have gigabytes, so the user fetches them once. A worker's start has a deadline.
+    Users download checkpoints beforehand: they have gigabytes, and a worker's start has a deadline.
 
     Args:
         path: local folder or Hugging Face id.
-        files: required files; each entry is a file, or several of which one is enough.
-        key: the name of the configuration's entry in a message.
-        source: where to get a file that is not on the hub.
-        whole: its weights are in several files, so all of the repository is to be fetched.
+        files: required files; each entry lists alternatives, of which one is enough.
+        key: the configuration key in messages.
+        source: address of a file that is not on the hub.
+        whole: the weights are in several files, so the message asks for the whole repository.
 
     Raises:
-        UserError: no such folder, or files are missing from it.
-        MissingCheckpoint: they are not in the cache either; has the command that fetches them.
+        UserError: the local folder does not exist, or lacks files.
+        MissingCheckpoint: files are not in the cache; the message has the download command.
     """
     resolved = paths.checkpoint(path, key)
-    found = [next((there for name in names if (there := find(resolved, name))), None) for names in files]
-    missing = [names[0] for names, there in zip(files, found, strict=True) if there is None]
+    present = [next((file for name in names if (file := find(resolved, name))), None) for names in files]
+    missing = [names[0] for names, file in zip(files, present, strict=True) if file is None]
     if not missing:
-        assert found[0] is not None
-        return found[0].parent
+        assert present[0] is not None
+        return present[0].parent
     listed = " ".join(missing)
     if isinstance(resolved, Path):
         advice = f"get it from {source}" if source else "copy it there"
@@ -61,20 +61,21 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
 def check_type(folder: Path, types: Sequence[str], path: str, key: str, kind: str, right: str) -> str:
     """The ``model_type`` of the checkpoint in a folder, configured as `path`.
 
-    Raises `UserError` naming `key` unless it is one of those that the reward takes; `right` is the id of such a one.
+    Raises UserError naming `key` if it is not one of `types`, which the reward supports; `right` is a valid example.
     """
-    found = paths.read_json(folder, "config.json", key).get("model_type")
-    if found not in types:
+    model_type = paths.read_json(folder, "config.json", key).get("model_type")
+    if model_type not in types:
         raise UserError(
-            f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} takes {listed(types)}, such as {right}."
+            f"{key} is {path!r}, a checkpoint of type {model_type!r}, but {kind} takes {listed(types)}, such as "
+            f"{right}."
         )
-    return str(found)
+    return str(model_type)
 
 
 def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
-    """A dict that `torch.save` wrote, memory-mapped; only tensors and plain containers are unpickled.
+    """Read a dict written by `torch.save`, memory-mapped; only tensors and plain containers are unpickled.
 
-    Raises `UserError` naming `key` if the file is not such a dict.
+    Raises UserError naming `key` if the file is not such a dict.
     """
     try:
         content = torch.load(folder / name, map_location="cpu", weights_only=True, mmap=True)
@@ -86,14 +87,14 @@ def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
 
 
 def under(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The weights whose names begin with `prefix`, without it."""
+    """The weights whose names begin with `prefix`, with the prefix removed."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: str, key: str) -> None:
-    """Load all of `weights` into `module`; both must match completely.
+    """Load all of `weights` into `module`; names and shapes must match exactly.
 
-    Raises `UserError` naming `key` if names or shapes do not fit.
+    Raises UserError naming `key` if they do not.
     """
     try:
         module.load_state_dict(weights)
@@ -102,7 +103,7 @@ def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: s
 
 
 def find(resolved: Path | str, name: str) -> Path | None:
-    """One file of a checkpoint, which is a folder or an id in the Hugging Face cache; None if it is missing."""
+    """One file of a checkpoint (a folder, or an id in the Hugging Face cache); None if it is missing."""
     if isinstance(resolved, Path):
         return resolved / name if (resolved / name).is_file() else None
     cached = try_to_load_from_cache(resolved, name)

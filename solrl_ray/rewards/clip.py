@@ -1,7 +1,7 @@
-"""CLIPScore, PickScore and CLIP for edits: cosines between a CLIP model's features of an image and of its prompt.
+"""CLIPScore, PickScore and CLIP for edits: cosine of a CLIP model's features of an image and of its prompt.
 
-CLIPScore (Hessel et al. 2021), and PickScore (Kirstain et al. 2023, arXiv 2305.01569): a CLIP-H fine-tuned on which of
-two images people picked.
+CLIPScore: Hessel et al. 2021. PickScore: Kirstain et al. 2023, arXiv 2305.01569; a CLIP-H fine-tuned on people's
+choices between two images.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from solrl_ray.rewards.preprocessing import CLIP_SIZE, Preprocessing
 from solrl_ray.rewards.texts import Texts
 
 SCALE = 26.0
-"""Divisor with which Flow-GRPO and its descendants scale PickScore to about 1."""
+"""Divisor by which Flow-GRPO and its descendants scale PickScore to about 1."""
 
 
 class CLIPReward(CheckpointReward):
-    """The cosine by a transformers `CLIPModel`, in float32.
+    """Cosines by a transformers `CLIPModel`, in float32.
 
-    The images of a call are one forward; each text is encoded once, alone, and its features are kept. Longer prompts
-    than the text encoder takes are truncated, with a warning and a count.
+    All images of a call are one forward. Each text is encoded once, alone, and its features are cached. Prompts that
+    are too long for the text encoder are truncated; a warning counts them.
     """
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
@@ -63,14 +63,14 @@ class CLIPReward(CheckpointReward):
     @classmethod
     @abstractmethod
     def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:
-        """From the folders of the model and of its image processor."""
+        """The preprocessing, read from the folders of the model and of its image processor."""
 
     def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        """[B] in [-1, 1], on the reward's device."""
+        """cos(image, text), [B] in [-1, 1], on the reward's device."""
         return (self._image_features(images) * self._texts(prompts)).sum(dim=-1)
 
     def _image_features(self, images: Tensor) -> Tensor:
-        """Unit vectors [B, projection], on the reward's device."""
+        """Normalised features of images, [B, projection], on the reward's device."""
         pixels = self._preprocessing(images.to(self._device, torch.float32))
         return F.normalize(self._model.get_image_features(pixel_values=pixels).pooler_output, dim=-1)
 
@@ -78,7 +78,7 @@ class CLIPReward(CheckpointReward):
         return len(self._tokenizer(prompt, verbose=False).input_ids)
 
     def _text_features(self, prompt: str) -> Tensor:
-        """Unit vector of a prompt, float32 [projection]."""
+        """Normalised features of a prompt, float32 [projection]."""
         cut = {"truncation": True, "max_length": self._max_tokens}
         tokens = self._tokenizer(prompt, return_tensors="pt", **cut).input_ids
         features = self._model.get_text_features(input_ids=tokens.to(self._device)).pooler_output
@@ -90,7 +90,7 @@ class CLIPScore(CLIPReward):
 
     ``preprocessing: checkpoint`` follows the checkpoint's image processor, without rounding to 8 bits. ``preprocessing:
     torchvision`` reproduces the published figures of the Flow-GRPO family: ``Resize`` (bilinear, antialiased) and
-    ``CenterCrop`` of the float tensor, whatever the checkpoint says.
+    ``CenterCrop`` of the float tensor, whatever the checkpoint's settings.
     """
 
     @classmethod
@@ -105,9 +105,9 @@ class CLIPScore(CLIPReward):
 
 
 class CLIPEdit(CLIPScore):
-    """cos(image, text) + `reference_weight` · cos(image, reference): follows the text and keeps the picture.
+    """cos(image, text) + `reference_weight` · cos(image, reference): rewards following the text and keeping the image.
 
-    The two cosines are those by which InstructPix2Pix (arXiv 2211.09800, section 4.2) compares edits.
+    InstructPix2Pix (arXiv 2211.09800, section 4.2) compares edits by these two cosines.
     """
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
@@ -117,18 +117,18 @@ class CLIPEdit(CLIPScore):
     def compute(self, images: Tensor, prompts: Sequence[str], reference: Tensor | None = None) -> Tensor:
         """Raises `RewardError` if the prompts have no reference."""
         if reference is None:
-            raise RewardError(f"Reward {self.name} needs a reference picture of each prompt; they have none.")
+            raise RewardError(f"Reward {self.name} needs a reference image of each prompt; these prompts have none.")
         features = self._image_features(images)
-        is_shared = reference.stride(0) == 0  # as all samples of a prompt have it (`rollout.sampler`)
+        is_shared = reference.stride(0) == 0  # expanded: all samples are of one prompt (`rollout.sampler`)
         kept = (features * self._image_features(reference[:1] if is_shared else reference)).sum(dim=-1)
         return (features * self._texts(prompts)).sum(dim=-1) + self._weight * kept
 
 
 class PickScore(CLIPReward):
-    """cos(image, text) · exp(logit_scale) / 26; multiply by 26 for the figures of the paper.
+    """cos(image, text) · exp(logit_scale) / 26; multiply by 26 to get the paper's figures.
 
-    `path` is the model, `base` the checkpoint it was trained from, with tokenizer and image processor. Images are
-    rounded to 8 bits and resized as in Pillow, as in the published pipelines: equal pixels.
+    `path` is the model; `base` is the checkpoint it was trained from, with tokenizer and image processor. Images are
+    rounded to 8 bits and resized as in Pillow, so pixels equal those of the published pipelines.
     """
 
     @classmethod
@@ -140,9 +140,9 @@ class PickScore(CLIPReward):
 
 
 def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocessing:
-    """The settings of a checkpoint's image processor.
+    """The preprocessing of a checkpoint's image processor.
 
-    Raises `UserError` naming `key` if they cannot be read or are not supported.
+    Raises UserError naming `key` if its settings cannot be read or are not supported.
     """
     try:
         settings, _ = ImageProcessingMixin.get_image_processor_dict(str(folder))
@@ -152,16 +152,16 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
 
 
 def check_sizes(preprocessing: Preprocessing, folder: Path, key: str, shapes: Sequence[SampleShape]) -> None:
-    """Raise `UserError` naming `key` if preprocessed images of one of these shapes do not fit the vision tower."""
+    """Raise UserError naming `key` if preprocessed images of one of these shapes do not fit the vision tower."""
     side = image_size(folder, key)
     for shape in shapes:
         try:
-            made = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
+            size = tuple(preprocessing(torch.zeros(1, 3, shape.height, shape.width)).shape[2:])
         except ValueError as error:
-            raise UserError(f"{key} is a reward that cannot take the model's images: {error}.") from error
-        if made != (side, side):
+            raise UserError(f"{key} names a reward that cannot score the model's images: {error}.") from error
+        if size != (side, side):
             raise UserError(
-                f"{key} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
+                f"{key} names a reward whose image processor gives {size[0]} x {size[1]} pixels for the model's "
                 f"{shape.height} x {shape.width}, but its network takes {side} x {side}."
             )
 
@@ -173,9 +173,9 @@ def image_size(folder: Path, key: str) -> int:
 
 
 def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str) -> Path:
-    """The folder of a CLIP checkpoint that has `files`; see `checkpoints.folder`.
+    """The folder of a CLIP checkpoint with `files`; see `checkpoints.folder`.
 
-    Raises `UserError` naming `key` if files are missing, or it is of another kind of model.
+    Raises UserError naming `key` if files are missing, or if it is another kind of model.
     """
     config = checkpoints.find(paths.checkpoint(path, key), "config.json")
     if config is not None:

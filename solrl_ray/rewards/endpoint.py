@@ -1,4 +1,4 @@
-"""Requests to a scoring server over HTTP, for `remote` and `judge`: attempts when it is busy, deadlines and costs."""
+"""HTTP requests to a scoring server, for `remote` and `judge`: retries while it is busy, deadlines, costs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from solrl_ray.errors import RewardError, SilentServer, UserError
 from solrl_ray.rewards.preprocessing import eight_bits
 
 PAUSE = 0.5
-"""Seconds before the first retry; doubled for each further one."""
+"""Pause before the first retry, seconds; doubled before each further one."""
 MAX_ANSWER = 4 * 2**20
-"""Limit of an answer, bytes; a score takes some 20."""
+"""Largest answer, bytes; a score takes about 20."""
 IDLE = 4.0
-"""Seconds for which an idle connection is kept; servers close theirs after 5 or more."""
+"""Time for which an idle connection is kept, seconds; servers close theirs after 5 or more."""
 CONNECT_CHECK = 5.0
-"""Limit of the server check before a run, seconds."""
+"""Time limit of the server check before a run, seconds."""
 
 T = TypeVar("T")
 
@@ -48,38 +48,40 @@ class TryAgain(Exception):
     def __init__(self, message: str, status: int = 0, seconds: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
-        """The answer's; 0: there was none."""
+        """HTTP status of the answer; 0: there was no answer."""
         self.seconds = seconds
         """The pause that the server asks for."""
 
 
 class FailedRequest(RewardError):
-    """No attempt brought a readable answer."""
+    """No attempt gave a usable answer."""
 
     def __init__(self, message: str, status: int = 0, words: str = "") -> None:
         super().__init__(message)
         self.status = status
-        """The last answer's; 0: there was none."""
+        """HTTP status of the last answer; 0: there was no answer."""
         self.words = words
-        """The server's, after status and reason."""
+        """Status, reason and the server's message."""
 
 
 class RefusedRequest(FailedRequest):
-    """An answer that is no success and will be no other one."""
+    """The server refused the request; a repetition would be refused, too."""
 
 
 class Endpoint:
-    """Posts JSON over connections that are kept. Repeats the request if the server cannot be reached, times out or
-    answers 429 or 5xx, not before the time in Retry-After, or if the reader of its answer asks for it. Every other
-    answer ends the run with the server's own words: a failed reward is never a number. Thread-safe.
+    """Posts JSON over persistent connections. Thread-safe.
+
+    A request is repeated if the server cannot be reached, times out, or answers 429 or 5xx (not before the time in
+    Retry-After), or if the caller cannot read the answer. Any other failure ends the run with the server's message: a
+    failed reward is never replaced by a number.
     """
 
     def __init__(self, name: str, url: str, *, token: str, timeout: float, retries: int) -> None:
         """
         Args:
-            name: the reward's.
-            timeout: limit of one attempt, from its connection to the last byte, and of a pause; seconds.
-            retries: further attempts after a failure that may be temporary.
+            name: name of the reward, for messages.
+            timeout: time limit of an attempt, from connecting to the last byte, and of a pause; seconds.
+            retries: number of further attempts after a failure that may be temporary.
         """
         self._name, self._url, self._token = name, url, token
         self._proxy, self._to_proxy = proxy_of(url), dict[str, str]()
@@ -92,14 +94,14 @@ class Endpoint:
         self._counted: Counter[str] = Counter()
 
     def ask(self, body: bytes, identity: str, read: Callable[[bytes], T]) -> T:
-        """The result of `read` for the answer to a request.
+        """Send a request; returns the result of `read` for its answer.
 
         Args:
-            identity: of the request, the same in all attempts.
-            read: may raise `TryAgain` to repeat the request.
+            identity: id of the request, the same in all attempts.
+            read: converts the answer; it may raise `TryAgain` to repeat the request.
 
         Raises:
-            FailedRequest: no attempt brought a readable answer.
+            FailedRequest: no attempt gave a usable answer.
             RefusedRequest: the server refused the request.
         """
         for attempt in range(self._attempts):
@@ -117,18 +119,18 @@ class Endpoint:
         raise AssertionError("unreachable")
 
     def count(self, **more: int) -> None:
-        """Add to the requests' costs."""
+        """Add to the costs."""
         with self._lock:
             self._counted.update(more)
 
     def take_costs(self) -> dict[str, int]:
-        """Costs since the last call: ``requests`` (``retries`` among them), and what was counted."""
+        """Costs since the last call: ``requests`` (which include ``retries``), and everything added by `count`."""
         with self._lock:
             counted, self._counted = self._counted, Counter()
         return {name: count for name, count in counted.items() if count}
 
     async def _post(self, body: bytes, identity: str) -> bytes:
-        """The body of the answer. Raises TryAgain or Refusal."""
+        """Post once; returns the body of the answer. Raises TryAgain or RefusedRequest."""
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
         if self._url.startswith("http:"):
             headers |= self._to_proxy
@@ -162,7 +164,7 @@ class Endpoint:
 
 @cache
 def _shared() -> tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession]:
-    """This process's connections, and the loop that serves them in a thread of its own."""
+    """The event loop of this process's connections, which runs in a separate thread, and their session."""
 
     async def opened() -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
@@ -176,7 +178,7 @@ def _shared() -> tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession]:
 
 
 def _seconds(retry_after: str) -> float:
-    """What a header Retry-After asks for, as seconds or as a date; 0 if it is neither."""
+    """The pause in a Retry-After header, given as seconds or as a date; 0 if it is neither."""
     try:
         if retry_after.isdecimal():
             return float(retry_after)
@@ -186,7 +188,7 @@ def _seconds(retry_after: str) -> float:
 
 
 def check_url(url: str, key: str, example: str) -> None:
-    """Raise UserError for an impossible address."""
+    """Raise UserError if `url` is not a valid HTTP address, or has a password."""
     try:
         parts = urlsplit(url)
         usable = (
@@ -199,39 +201,40 @@ def check_url(url: str, key: str, example: str) -> None:
 
 
 def proxy_of(url: str) -> URL | None:
-    """The proxy by which to reach `url`, of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY and NO_PROXY.
+    """The proxy for `url`, from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY; None if it needs none.
 
-    Raises UserError if it is no HTTP proxy.
+    Raises UserError if it is not an HTTP proxy.
     """
-    asked, proxies = URL(url), getproxies()
-    given = proxies.get(asked.scheme) or proxies.get("all", "")
-    if not given or proxy_bypass(f"{asked.host}:{asked.port}"):
+    target, proxies = URL(url), getproxies()
+    given = proxies.get(target.scheme) or proxies.get("all", "")
+    if not given or proxy_bypass(f"{target.host}:{target.port}"):
         return None
     with suppress(ValueError):
         proxy = URL(given if "://" in given else f"http://{given}")
         if proxy.scheme in ("http", "https") and proxy.host:
             return proxy
+    variable = f"{target.scheme.upper() if target.scheme in proxies else 'ALL'}_PROXY"
     raise UserError(
-        f"{asked.scheme.upper() if asked.scheme in proxies else 'ALL'}_PROXY is {given.rpartition('@')[2]!r}, by which "
-        f"{url} cannot be asked; set it to an HTTP proxy, such as http://proxy:3128, or name {asked.host} in NO_PROXY."
+        f"{variable} is {given.rpartition('@')[2]!r}, through which {url} cannot be reached; set it to an HTTP proxy, "
+        f"such as http://proxy:3128, or name {target.host} in NO_PROXY."
     )
 
 
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
-    """Raise SilentServer if nothing listens at an address, or at the proxy before it."""
+    """Raise SilentServer if nothing listens at `url`, or at its proxy. `advice` ends the message."""
     proxy = proxy_of(url)
-    place, what = proxy or URL(url), "nothing answers there"
+    target, what = proxy or URL(url), "nothing answers there"
     if proxy:
         what = f"its proxy {proxy.host}:{proxy.port} does not answer"
         advice = f"set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to another, or name {URL(url).host} in NO_PROXY"
     try:
-        socket.create_connection((place.host or "", place.port or 0), min(timeout, CONNECT_CHECK)).close()
+        socket.create_connection((target.host or "", target.port or 0), min(timeout, CONNECT_CHECK)).close()
     except OSError as error:
         raise SilentServer(f"{key} is {url!r}, but {what}: {error}; {advice}.") from error
 
 
 def token_of(variable: str, key: str) -> str:
-    """The value of an environment variable; empty if none is named. Raises UserError if it is not set, or no token."""
+    """The value of an environment variable; empty if none is named. Raises UserError if it is unset or not a token."""
     token = os.environ.get(variable, "").strip() if variable else ""
     if variable and not token:
         raise UserError(
@@ -242,19 +245,19 @@ def token_of(variable: str, key: str) -> str:
 
 
 def png(image: Tensor) -> str:
-    """uint8 [3, H, W] as base64 of a PNG file."""
+    """An image, uint8 [3, H, W], as a PNG file in base64."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG", compress_level=1)
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def references_shown(references: Tensor | None, count: int) -> list[list[str]]:
-    """The reference pictures [B, n, 3, H, W] of each prompt, as by `png`; each that all of a batch share once.
+    """The reference images [B, n, 3, H, W] of each prompt, encoded by `png`; images shared by a batch only once.
 
-    Raises `RewardError` if there are none.
+    Raises RewardError if there are none.
     """
     if references is None:
-        raise RewardError("A reward that shows reference pictures got prompts that have none.")
+        raise RewardError("A reward that shows reference images got prompts that have none.")
     rows = references[:1] if references.stride(0) == 0 else references
-    shown = [[png(picture) for picture in eight_bits(row).to("cpu", torch.uint8)] for row in rows]
+    shown = [[png(image) for image in eight_bits(row).to("cpu", torch.uint8)] for row in rows]
     return shown * (count // len(shown))

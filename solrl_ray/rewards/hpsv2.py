@@ -1,6 +1,6 @@
 """HPSv2 (Wu et al. 2023, arXiv 2306.09341): a CLIP ViT-H-14 fine-tuned on human preferences; v2.1 and v2.0.
 
-The checkpoint is in open_clip's format and holds every weight; the LAION checkpoint it was trained from is not needed.
+The checkpoint is in open_clip's format and has all weights; the LAION checkpoint it was trained from is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from solrl_ray.rewards.texts import Texts
 
 
 class HPSv2(CheckpointReward):
-    """cos(image, text), without a logit scale, in float32 (``hpsv2/img_score.py``); v2.1.
+    """Version 2.1: cos(image, text) without a logit scale, in float32 (``hpsv2/img_score.py``).
 
     Each text is encoded once, alone. Preprocessing: `longest_side`.
     """
@@ -56,12 +56,12 @@ class HPSv2(CheckpointReward):
         return len(self._tokenizer.encode(prompt)) + 2
 
     def _text_features(self, prompt: str) -> Tensor:
-        """Unit vector of a prompt, float32 [projection]."""
+        """Normalised features of a prompt, float32 [projection]."""
         features: Tensor = self._model.encode_text(self._tokenizer([prompt]).to(self._device), normalize=True)
         return features[0]
 
 
 class HPSv20(HPSv2):
-    """Version 2.0: another fine-tuning of the same network, whose scores are not comparable with v2.1's."""
+    """Version 2.0: another fine-tuning of the same network. Its scores are not comparable with those of v2.1."""
 
     file = "HPS_v2_compressed.pt"

@@ -1,11 +1,11 @@
 """HPSv3 (Ma et al. 2025, arXiv 2508.03789): Qwen2-VL-7B fine-tuned on human preferences, with a head on one token.
 
-The published code is written for transformers 4.45 and is not run: the weights go into transformers' own network and
-the head below. Two of its properties, without which scores are others (MizzenAI/HPSv3, `model/qwen2vl_trainer.py`):
+The published code is for transformers 4.45 and is not run: the weights are loaded into transformers' network and the
+head below. Scores depend on two properties of that code (MizzenAI/HPSv3, `model/qwen2vl_trainer.py`):
 
-* The tokens of the image have the plain positions 0, 1, 2, … of a text, not Qwen2-VL's positions of time, row and
-  column: the published forward passes none to the language model, in training too.
-* The score is the first output, the mean of the estimated preference; the second one is its uncertainty.
+* Image tokens have the plain positions 0, 1, 2, … of a text, not Qwen2-VL's positions of time, row and column: the
+  published forward passes none to the language model, in training too.
+* The score is the first output, the mean of the estimated preference; the second output is its uncertainty.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from solrl_ray.rewards.base import Keys
 
 FILE = "HPSv3.safetensors"
 TOKEN = "<|Reward|>"
-"""Added to Qwen2-VL's tokenizer; the head reads the hidden state of it."""
+"""A token added to Qwen2-VL's tokenizer; the head reads its hidden state."""
 AREA = 256 * 28 * 28
-"""Pixels of a resized image: 448 x 448 of a square one of 512 or 1024."""
+"""Pixels of a resized image: a square image of 512 or 1024 px becomes 448 x 448."""
 
 
 class HPSv3(qwen_vl.QwenVLReward):
-    """The preference's mean, without bounds, about -5 to 15. `path` holds `FILE`, `base` is Qwen2-VL-7B-Instruct.
+    """The mean preference, unbounded, about -5 to 15. `path` holds `FILE`, `base` is Qwen2-VL-7B-Instruct.
 
-    The network in bfloat16, the head in float32, as published.
+    As published, the network is in bfloat16 and the head in float32.
     """
 
     QUESTION = Path(__file__).with_name("hpsv3_question.txt")
@@ -56,7 +56,7 @@ class HPSv3(qwen_vl.QwenVLReward):
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-        """Of the checkpoint and of Qwen2-VL."""
+        """Folders of the checkpoint and of Qwen2-VL."""
         folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
         return folder, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-7B-Instruct")
 
@@ -67,7 +67,7 @@ class HPSv3(qwen_vl.QwenVLReward):
 
 
 def score_head(features: int) -> nn.Sequential:
-    """features-1024-16-2 with a ReLU behind the first two, in float32. Parameters have the published names."""
+    """Linear layers features-1024-16-2, ReLU after the first two, float32. Parameters have the published names."""
     return nn.Sequential(
         nn.Linear(features, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
     )

@@ -1,7 +1,7 @@
-"""ImageReward (Xu et al. 2023, arXiv 2304.05977): BLIP reads the prompt while looking at the image.
+"""ImageReward (Xu et al. 2023, arXiv 2304.05977): BLIP encodes the prompt with cross-attention to the image.
 
-The published code does not run with current libraries, so its network is rebuilt from transformers' BLIP, and the
-checkpoint `ImageReward.pt` is renamed key by key. `make parity` compares the two.
+The published code does not run with current libraries. So its network is rebuilt from transformers' BLIP, and the keys
+of the checkpoint `ImageReward.pt` are renamed. `make parity` compares both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from solrl_ray.rewards.texts import Texts
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Mean and deviation of the network's raw output on the authors' data; they normalise the published score."""
+"""Mean and standard deviation of the network's raw output on the authors' data; they normalise the published score."""
 MAX_TOKENS = 35
 HEAD_WIDTH = 64
-"""Features of one attention head, in both towers: the only size that a checkpoint's shapes do not show."""
+"""Features of an attention head, in both towers: the only size that does not follow from the checkpoint's shapes."""
 _VISION = (
     (r"^cls_token$", "embeddings.class_embedding"),
     (r"^pos_embed$", "embeddings.position_embedding"),
@@ -40,15 +40,15 @@ _VISION = (
     (r"^blocks\.(\d+)\.mlp\.", r"encoder.layers.\1.mlp."),
 )
 _UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
-"""From BLIP's pre-training, not needed for the reward."""
+"""Weights of BLIP's pre-training, not needed for the reward."""
 
 
 class ImageReward(CheckpointReward):
     """(head(text tower's first token) - MEAN) / STD, about -2.3 to 2.0, in float32.
 
-    One forward scores each image with its own prompt; the published `inference_rank` scores every image with every
-    prompt. `path` holds the checkpoint, `base` the BERT tokenizer. Images are rounded to 8 bits and resized as in
-    Pillow. The text tower sees the image, so only a prompt's tokens can be kept.
+    One forward scores each image with its prompt; the published `inference_rank` scores every image with every prompt.
+    `path` holds the checkpoint, `base` the BERT tokenizer. Images are rounded to 8 bits and resized as in Pillow. The
+    text tower attends to the image, so only the tokens of a prompt can be cached.
     """
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
@@ -72,7 +72,7 @@ class ImageReward(CheckpointReward):
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
-        """Of the checkpoint and of the tokenizer."""
+        """Folders of the checkpoint and of the tokenizer."""
         folder = checkpoints.folder(config.path, [(FILE,)], keys("path"))
         return folder, checkpoints.folder(config.base, [checkpoints.BERT_TOKENIZER], keys("base"))
 
@@ -102,7 +102,7 @@ class ImageReward(CheckpointReward):
 
 
 def load_tokenizer(base: Path, key: str) -> BertTokenizer:
-    """BERT's, with the two tokens that BLIP adds. Raises `UserError` naming `key`."""
+    """BERT's tokenizer with the two tokens that BLIP adds. Raises UserError naming `key` if it cannot be read."""
     tokenizer: BertTokenizer = paths.load_tokenizer(BertTokenizer, base, key)
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
@@ -110,9 +110,9 @@ def load_tokenizer(base: Path, key: str) -> BertTokenizer:
 
 
 def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel, ScoreHead]:
-    """The network, without its weights, in the sizes of a checkpoint.
+    """Build the network with the sizes of a checkpoint, without loading its weights.
 
-    Raises KeyError or ValueError for a checkpoint that is not ImageReward's.
+    Raises KeyError or ValueError if it is not a checkpoint of ImageReward.
     """
     unknown = [name for name in weights if not name.startswith(("blip.visual_encoder.", "blip.text_encoder.", "mlp."))]
     if unknown:
@@ -139,13 +139,13 @@ def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel
         num_hidden_layers=_layers(text, r"^encoder\.layer\.(\d+)\."),
         num_attention_heads=words[1] // HEAD_WIDTH,
         max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0],
-        is_decoder=True,  # else there is no cross-attention
+        is_decoder=True,  # otherwise there is no cross-attention
     )
     return BlipVisionModel(vision_config), BlipTextModel(text_config, add_pooling_layer=False), ScoreHead(words[1])
 
 
 def vision_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The image tower's weights under transformers' names."""
+    """The image tower's weights, renamed to transformers' names."""
     renamed = {}
     for name, tensor in checkpoints.under(weights, "blip.visual_encoder.").items():
         new = name

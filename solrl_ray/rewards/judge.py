@@ -1,4 +1,4 @@
-"""A vision-language model as judge: asked about each picture through OpenAI's chat interface, over HTTP."""
+"""A vision-language model as judge: it is asked about each image through OpenAI's chat interface, over HTTP."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from solrl_ray.rewards.endpoint import (
 from solrl_ray.rewards.preprocessing import eight_bits
 
 FORMAT_REFUSED = (400, 404, 422, 500, 501)
-"""Statuses of servers that do not know `response_format`."""
+"""HTTP statuses of servers that do not support `response_format`."""
 ALTERNATIVES = 20
-"""Most likely first tokens to request, the interface's maximum."""
+"""Number of most likely first tokens to request; the interface's maximum."""
 PROMPT = "{prompt}"
 SHOWN = 500
-"""Characters of an answer in a message."""
+"""Number of characters of an answer that a message shows."""
 TOKENS = ("prompt_tokens", "completion_tokens")
-"""Token counts of an answer, also their names in metrics."""
+"""Names of token counts, in an answer and in metrics."""
 LIKELY = 0.5
-"""Least probability that the first token is yes or no."""
+"""Minimum probability that the first token is yes or no."""
 NUMBER = re.compile(
     r"(?P<number>[-−]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
     r"(?:\s*(?:/|(?:out )?of)\s*(?P<of>\d+(?:\.\d+)?)|\s*(?P<percent>%))?"
 )
-"""Also as a fraction or in percent."""
+"""A number, maybe as a fraction or in percent."""
 ALONE = re.compile(r"(?<![\w.,])" + NUMBER.pattern)
-"""Not at the end of a word, such as SD3."""
+"""A number that is not the end of a word, such as SD3."""
 REASONING = re.compile(r"<(think|thinking|thought|reasoning)>.*?(</\1>|\Z)|\A.*</think>", re.DOTALL)
-"""Also without its first tag, which may be in a chat template, or without its end."""
+"""A reasoning block. Its first tag may be missing (chat templates may contain it), or its end."""
 
 
 class NoScore(ValueError):
-    """An answer without a score; the message names the setting that would help."""
+    """An answer has no score; the message names the setting that would help."""
 
 
 class Judge(CheckpointReward):
-    """One request a picture, or a video's chosen frames together, `concurrency` at a time, with the prompt's references
-    before it if the question has them; the answer's number, or its probability of "yes", is the score, between 0 and 1.
+    """Sends one request per image, or per video with its chosen frames, `concurrency` at a time.
 
-    An answer without a score is requested again, like a missing one.
+    If the question uses references, the prompt's reference images come first. The score is the number in the answer,
+    or the probability of "yes", between 0 and 1. An answer without a score is requested again, like a missing answer.
     """
 
     ndims = (IMAGES, VIDEOS)
@@ -79,7 +79,7 @@ class Judge(CheckpointReward):
         judge, _ = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
-        largest = max(shapes, key=lambda shape: shape.pixels)  # one question: a server may count or charge each
+        largest = max(shapes, key=lambda shape: shape.pixels)  # only one question: servers may charge for each
         try:
             grey = torch.full((1, 3, largest.height, largest.width), 0.5)
             once = cls(config.model_copy(update={"judge": quick}), "cpu", keys=keys, name="judge")
@@ -88,10 +88,10 @@ class Judge(CheckpointReward):
             remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
             raise UserError(
                 f"{keys('judge.url')} is {judge.url!r}, which refuses a question to judge.model {judge.model!r}: "
-                f"{refusal.words}; set {remedies.get(refusal.status, 'judge.request')} to what the server takes."
+                f"{refusal.words}; set {remedies.get(refusal.status, 'judge.request')} to a value the server accepts."
             ) from None
         except RunError:
-            pass  # it may be slow or busy now, or have no opinion of this picture: the run's own attempts count
+            pass  # the server may be slow or busy now, or give this image no score: only the run's attempts count
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         if images.ndim == IMAGES:
@@ -99,8 +99,8 @@ class Judge(CheckpointReward):
         else:
             images = images[:, :, evenly_spaced(images.shape[2], self._frames)]
         shown = references_shown(references, len(images)) if self._config.question.references else [[]] * len(images)
-        asked = zip(eight_bits(images).to("cpu", torch.uint8).transpose(1, 2), prompts, shown, strict=True)
-        bodies = [self._body([*seen, *map(png, pictures)], prompt) for pictures, prompt, seen in asked]
+        rows = zip(eight_bits(images).to("cpu", torch.uint8).transpose(1, 2), prompts, shown, strict=True)
+        bodies = [self._body([*references, *map(png, frames)], prompt) for frames, prompt, references in rows]
         pool = ThreadPoolExecutor(self._config.concurrency, "judge")
         try:
             return torch.tensor(list(pool.map(self._score, bodies)), dtype=torch.float32)
@@ -119,14 +119,14 @@ class Judge(CheckpointReward):
                 if error.status not in FORMAT_REFUSED:
                     raise
             scored = self._endpoint.ask(body, identity, self._read)
-            self._format = {}  # it can score, but not in this form
+            self._format = {}  # the server can score, but without `response_format`
             return scored
         return self._endpoint.ask(body, identity, self._read)
 
-    def _body(self, pictures: Sequence[str], prompt: str) -> bytes:
-        """Of a question with these pictures, in base64."""
+    def _body(self, images: Sequence[str], prompt: str) -> bytes:
+        """The request body of a question with these images, which are in base64."""
         question = self._config.question
-        urls = [{"url": f"data:image/png;base64,{picture}"} for picture in pictures]
+        urls = [{"url": f"data:image/png;base64,{image}"} for image in images]
         content: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]
         content.append({"type": "text", "text": question.text.replace(PROMPT, prompt)})
         request: dict[str, Any] = {
@@ -146,7 +146,7 @@ class Judge(CheckpointReward):
             usage = content.get("usage") or {}
             self._endpoint.count(**{name: int(usage.get(name) or 0) for name in TOKENS})
             choice = content["choices"][0]
-            text = choice["message"]["content"] or ""  # null: a model that reasons has not come to its answer
+            text = choice["message"]["content"] or ""  # null: a reasoning model has not reached its answer
             return score(self._config.question, choice)
         except NoScore as error:
             raise TryAgain(f"the answer {text[-SHOWN:]!r} has no score: {error}") from error
@@ -157,7 +157,7 @@ class Judge(CheckpointReward):
 def score(question: Question, choice: Mapping[str, Any]) -> float:
     """The score of a chat completion's choice, between 0 and 1.
 
-    Raises NoScore if it has none; KeyError, TypeError or IndexError if it is no such choice.
+    Raises NoScore if it has none; KeyError, TypeError or IndexError if `choice` is malformed.
     """
     if question.answer == "yes":
         return probability_of_yes(_alternatives(choice))
@@ -169,14 +169,14 @@ def score(question: Question, choice: Mapping[str, Any]) -> float:
         numbers = [NUMBER.match(text, place) for place in places if place >= 0]
     else:
         numbers = list(ALONE.finditer(text))
-    found = {_value(number, question) for number in numbers if number}
-    if not found:
+    values = {_value(number, question) for number in numbers if number}
+    if not values:
         where = f" where judge.question.pattern, {question.pattern!r}, matches" if question.pattern else ""
-        raise NoScore(f"no number is in it{where}")
-    if len(found) > 1:
-        several = " and ".join(f"{value:g}" for value in sorted(found))
-        raise NoScore(f"it has several numbers, {several}; let judge.question.pattern say which one counts")
-    (value,) = found
+        raise NoScore(f"it has no number{where}")
+    if len(values) > 1:
+        several = " and ".join(f"{value:g}" for value in sorted(values))
+        raise NoScore(f"it has several numbers, {several}; set judge.question.pattern to select one")
+    (value,) = values
     if not question.low <= value <= question.high:
         raise NoScore(
             f"{value:g} is not between judge.question.low, {question.low:g}, and judge.question.high, {question.high:g}"
@@ -185,7 +185,7 @@ def score(question: Question, choice: Mapping[str, Any]) -> float:
 
 
 def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
-    """For the first token: P(yes) / (P(yes) + P(no)), summed over spellings. Raises NoScore if it is neither."""
+    """P(yes) / (P(yes) + P(no)) of the first token, summed over spellings. Raises NoScore if it is likely neither."""
     total = {"yes": 0.0, "no": 0.0}
     for entry in alternatives:
         word = entry["token"].strip().lower()
@@ -194,38 +194,38 @@ def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
     if not sum(total.values()) >= LIKELY:
         raise NoScore(
             "its first token is probably neither yes nor no; let judge.question.text ask for one of them, or "
-            "take the answer 'number'"
+            "set judge.question.answer to 'number'"
         )
     return total["yes"] / sum(total.values())
 
 
 def _alternatives(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The most likely first tokens. Raises NoScore if the endpoint gave none."""
+    """The most likely first tokens. Raises NoScore if the server gave none."""
     try:
-        found: Sequence[Mapping[str, Any]] = choice["logprobs"]["content"][0]["top_logprobs"]
-        return found
+        tokens: Sequence[Mapping[str, Any]] = choice["logprobs"]["content"][0]["top_logprobs"]
+        return tokens
     except (KeyError, TypeError, IndexError):
         raise NoScore(
-            "it came without log-probabilities, which judge.question.answer 'yes' needs; if the endpoint gives none, "
-            "take 'number'"
+            "it came without log-probabilities, which judge.question.answer 'yes' needs; if the server gives none, "
+            "set judge.question.answer to 'number'"
         ) from None
 
 
-def _value(found: re.Match[str], question: Question) -> float:
+def _value(match: re.Match[str], question: Question) -> float:
     """A number on the question's scale: 7.5, 7,5 and 7.5/10 are the same. Raises NoScore for another scale."""
-    number = found["number"].replace("−", "-")
+    number = match["number"].replace("−", "-")
     if re.search(r",\d{3}(?!\d)", number):
-        raise NoScore(f"{number} may be a fraction or thousands")
-    value, of = float(number.replace(",", ".")), 100.0 if found["percent"] else float(found["of"] or question.high)
+        raise NoScore(f"{number} is ambiguous: the comma may mark a fraction or thousands")
+    value, of = float(number.replace(",", ".")), 100.0 if match["percent"] else float(match["of"] or question.high)
     if of == question.high:
         return value
     if question.low or not 0 < of < math.inf:
-        raise NoScore(f"{found[0]} is not on the scale from {question.low:g} to {question.high:g}")
+        raise NoScore(f"{match[0]} is not on the scale from {question.low:g} to {question.high:g}")
     return value / of * question.high
 
 
 def _format(question: Question) -> dict[str, Any]:
-    """The field of a request that asks for a JSON object with the number; empty if the answer is to be more."""
+    """The request field that asks for a JSON object with only the number; empty if the answer needs more than that."""
     if question.answer == "yes" or question.pattern:
         return {}
     number = {"type": "number", "minimum": question.low, "maximum": question.high}
@@ -235,7 +235,7 @@ def _format(question: Question) -> dict[str, Any]:
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:
-    """The section and the token. Raises UserError for impossible values."""
+    """The `judge` section and the token. Raises UserError if a value is invalid."""
     judge = config.judge
     assert judge is not None
     check_url(judge.url, keys("judge.url"), "http://127.0.0.1:8000/v1")
@@ -256,7 +256,7 @@ def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:
         ) from None
     if groups > 1:
         raise UserError(
-            f"{keys('judge.question.pattern')} is {question.pattern!r}, which has {groups} groups; at most one can be "
-            "the number."
+            f"{keys('judge.question.pattern')} is {question.pattern!r}, which has {groups} groups; keep only the group "
+            "of the number."
         )
     return judge, token_of(judge.token_variable, keys("judge.token_variable"))

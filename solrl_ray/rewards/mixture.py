@@ -1,4 +1,4 @@
-"""Rewards made of rewards: a run's weighted sum, and of pictures one that scores frames of videos."""
+"""Rewards that combine others: the weighted sum of a run, and a reward of images applied to frames of videos."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from solrl_ray.rewards.base import IMAGES, VIDEOS, Reward
 
 
 class Weighted(NamedTuple):
-    """A reward's part in a mixture: weight · (reward - mean) / std."""
+    """A term of a mixture: weight · (reward - mean) / std."""
 
     reward: Reward
     weight: float
@@ -26,44 +26,44 @@ class RewardMixture(Reward):
     """sum_i weight_i · (reward_i - mean_i) / std_i in float32, in the order of the configuration.
 
     Rewards differ in scale (ImageReward's standard deviation over a model's images is near 1, HPSv2's near 0.03), so
-    one of them dominates a plain sum. With running statistics, a score would depend on what was scored before: on the
-    order of arrival, the worker, a retry. It must be a function of the image and its prompt alone. So the numbers are
-    measured once, on images of the base model, and configured.
+    one of them dominates a plain sum. A score must depend only on the image and its prompt. With running statistics it
+    would depend on earlier scores, and so on the order of arrival, the worker and retries. So mean and std are measured
+    once, on images of the base model, and configured.
     """
 
     ndims = (IMAGES, VIDEOS)
 
     def __init__(self, rewards: Sequence[Weighted]) -> None:
-        super().__init__("mixture of " + ", ".join(each.reward.name for each in rewards))
+        super().__init__("mixture of " + ", ".join(term.reward.name for term in rewards))
         self._rewards = tuple(rewards)
 
     def components(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> dict[str, Tensor]:
-        """Each reward's own checked values, neither normalised nor weighted, float32 [B] by name, in order."""
-        return {each.reward.name: each.reward.score(images, prompts, references) for each in self._rewards}
+        """Checked values of each reward by name, in order: float32 [B], neither normalised nor weighted."""
+        return {term.reward.name: term.reward.score(images, prompts, references) for term in self._rewards}
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
         return self._sum(list(self.components(images, prompts, references).values()))
 
     def score_each(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        own = list(self.components(images, prompts, references).values())
-        return torch.stack([self._sum(own), *own], dim=1)
+        columns = list(self.components(images, prompts, references).values())
+        return torch.stack([self._sum(columns), *columns], dim=1)
 
-    def _sum(self, own: Sequence[Tensor]) -> Tensor:
-        total = torch.zeros(len(own[0]), dtype=torch.float32)
-        for values, (_, weight, mean, std) in zip(own, self._rewards, strict=True):
+    def _sum(self, columns: Sequence[Tensor]) -> Tensor:
+        total = torch.zeros(len(columns[0]), dtype=torch.float32)
+        for values, (_, weight, mean, std) in zip(columns, self._rewards, strict=True):
             total = total + weight * ((values - mean) / std)
         return total
 
     def take_costs(self) -> dict[str, int]:
-        """Of all rewards together."""
+        """Costs of all rewards together."""
         total: Counter[str] = Counter()
-        for each in self._rewards:
-            total.update(each.reward.take_costs())
+        for term in self._rewards:
+            total.update(term.reward.take_costs())
         return dict(total)
 
 
 class Framewise(Reward):
-    """Scores the chosen frames of each video with a reward of pictures; the score is their mean or the lowest one."""
+    """Scores the chosen frames of each video with a reward of images. The score is their mean or minimum."""
 
     ndims = (VIDEOS,)
 
@@ -72,7 +72,7 @@ class Framewise(Reward):
         self._reward, self._frames = reward, frames
 
     def compute(self, images: Tensor, prompts: Sequence[str], references: Tensor | None = None) -> Tensor:
-        # One frame of all videos at a time, so that a batch is as large as of pictures.
+        # One frame of all videos at a time, so that batches are as large as for images.
         chosen = evenly_spaced(images.shape[2], self._frames.count)
         scores = torch.stack([self._reward.score(images[:, :, at], prompts, references) for at in chosen])
         return scores.amin(0) if self._frames.combine == "worst" else scores.mean(0)

@@ -1,4 +1,4 @@
-"""How much a video moves, so that still pictures do not win where other rewards score single frames."""
+"""A reward for motion in videos, so that still videos do not win when other rewards score single frames."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 
 SIDE = 32
-"""Frames are averaged to this longest side before they are compared, pixels: grain of single pixels is no motion."""
+"""Longest side to which frames are averaged before the comparison, pixels: the grain of single pixels is no motion."""
 
 
 class Motion(CheckpointReward):
-    """min(1, d / enough), whatever the prompt: d is how much more frames differ that are two apart than those that
-    follow one another, in mean absolute differences, each frame averaged to 32 pixels and less its mean colour.
+    """min(1, d / enough), independent of the prompt. d = D(2) - D(1).
 
-    What moves on differs twice as much after two frames, so d is its change from frame to frame. Flicker and shaking
-    return, and noise differs as much after one frame as after two: they have none. A fade has no difference. Nor has a
-    thing that moves by more than its own size from frame to frame.
+    D(n) is the mean absolute difference between frames that are n apart. Each frame is first averaged to 32 pixels, and
+    its mean colour is subtracted.
+
+    Steady motion changes twice as much over two frames as over one, so d is its change from frame to frame. Flicker and
+    shaking return after two frames, and noise changes as much over one frame as over two: for them d is not positive.
+    For a fade, D is 0. An object that moves by more than its size from frame to frame also has d = 0.
     """
 
     ndims = (VIDEOS,)

@@ -1,4 +1,4 @@
-"""Writing in pictures: is the quoted text of a prompt there, letter by letter? Read by RapidOCR."""
+"""A reward for rendered text: compares the quoted text of a prompt with the text that RapidOCR reads in the image."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|「([^」]+)」')
 
 
 class Ocr(CheckpointReward):
-    """1 - edits / letters: the edits from the text read to the text wanted, at most all letters.
+    """1 - edits / letters, with the edit distance from the recognised to the wanted text, at most all its letters.
 
-    Case, spaces and line breaks do not count; nor does other writing if the whole wanted text is there, as in Flow-GRPO
-    (arXiv 2505.05470). The models of PP-OCR are part of the package `rapidocr` and run on the CPU, with the worker's
-    threads.
+    Case, spaces and line breaks do not count. Further text is ignored if the image has the whole wanted text, as in
+    Flow-GRPO (arXiv 2505.05470). The PP-OCR models are part of the package `rapidocr` and run on the CPU, with the
+    worker's threads.
     """
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
@@ -39,26 +39,26 @@ class Ocr(CheckpointReward):
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         wanted = [self._wanted(prompt) for prompt in prompts]
-        pictures = eight_bits(images).to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
-        pairs = zip(pictures, wanted, strict=True)
-        return torch.tensor([rendered(self._read(picture), text) for picture, text in pairs])
+        arrays = eight_bits(images).to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+        pairs = zip(arrays, wanted, strict=True)
+        return torch.tensor([rendered(self._read(image), text) for image, text in pairs])
 
     def _wanted(self, prompt: str) -> str:
         text = quoted(prompt)
         if not letters(text):
             raise RewardError(
-                f"Reward {self.name} got the prompt {prompt!r}, which has no text in quotation marks to be written."
+                f"Reward {self.name} got the prompt {prompt!r}, which has no text in quotation marks to render."
             )
         return text
 
-    def _read(self, picture: np.ndarray) -> str:
-        """uint8 [H, W, 3], RGB; the engine takes BGR."""
-        found: Any = self._engine(np.ascontiguousarray(picture[..., ::-1]))
-        return "".join(found.txts or ())
+    def _read(self, image: np.ndarray) -> str:
+        """The text in an image, uint8 [H, W, 3], RGB; the engine takes BGR."""
+        result: Any = self._engine(np.ascontiguousarray(image[..., ::-1]))
+        return "".join(result.txts or ())
 
 
 def quoted(prompt: str) -> str:
-    """All quoted text of a prompt."""
+    """All quoted texts of a prompt, joined by spaces."""
     return " ".join("".join(groups) for groups in QUOTED.findall(prompt))
 
 
@@ -67,7 +67,7 @@ def letters(text: str) -> str:
 
 
 def rendered(read: str, wanted: str) -> float:
-    """Share of the letters of `wanted` that are right, between 0 and 1."""
+    """Share of the letters of `wanted` that are correct in `read`, between 0 and 1."""
     found, target = letters(read), letters(wanted)
     edits = 0 if target in found else min(Levenshtein.distance(found, target), len(target))
     return 1.0 - edits / len(target)

@@ -1,13 +1,13 @@
 """Pillow's 8-bit resampling as matrix products: the same bytes as `Image.resize`, on any device, for a whole batch.
 
-The published rewards were trained and are evaluated on images resized by Pillow. Pillow (`src/libImaging/Resample.c`)
-filters the rows, rounds to 8 bits, filters the columns, rounds again, with filter weights in fixed point. Weights,
-pixels and their sums are whole numbers below 2^53. So float64 products are exact in every order of summation, on every
-device.
+The published rewards were trained and evaluated on images resized by Pillow. Pillow (`src/libImaging/Resample.c`)
+filters the rows, rounds to 8 bits, filters the columns, and rounds again. Its filter weights are fixed-point numbers.
+Weights, pixels and their sums are integers below 2^53, so float64 products are exact on every device, in every order
+of summation.
 
-Rows are filtered first here, as in every version for squares and most other shapes. Pillow 13 filters the
-columns of some images first, with other bytes: of all that shrink with their aspect ratio and are more than twice as
-tall as wide, and of some whose height shrinks more than their width. Pillow 12.3 does not.
+Rows are filtered first here, as in all versions of Pillow for squares and most other shapes. For some images Pillow 13
+filters columns first, which gives other bytes. These are images that shrink with their aspect ratio and are more than
+twice as tall as wide, and some whose height shrinks more than their width. Pillow 12.3 does not do so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 PRECISION_BITS = 22
-"""Fractional bits of a filter weight: 32 less 8 for the pixel and 2 for overshoot."""
+"""Fractional bits of a filter weight: 32, minus 8 for the pixel and 2 for overshoot."""
 BICUBIC_A = -0.5
 
 
@@ -42,15 +42,15 @@ FILTERS: dict[str, tuple[Callable[[float], float], float]] = {"bilinear": (_bili
 
 
 def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """The result of `PIL.Image.resize` for 8-bit images.
+    """Resize as `PIL.Image.resize` does for 8-bit images.
 
     Args:
-        images: [..., H, W] of whole numbers from 0 to 255, any dtype.
+        images: [..., H, W], integers from 0 to 255, any dtype.
         size: height and width of the result, pixels.
         interpolation: ``bilinear`` or ``bicubic``.
 
     Returns:
-        float64 [..., *size] of whole numbers from 0 to 255.
+        float64 [..., *size], integers from 0 to 255.
     """
     height, width = images.shape[-2:]
     images = images.to(torch.float64)
@@ -67,7 +67,7 @@ def _rounded(sums: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _weights(before: int, after: int, interpolation: str) -> Tensor:
-    """Fixed-point filter weights, whole numbers as float64 [after, before]."""
+    """Fixed-point filter weights: integers as float64 [after, before]."""
     function, support = FILTERS[interpolation]
     scale = before / after
     stretch = max(scale, 1.0)
@@ -77,7 +77,7 @@ def _weights(before: int, after: int, interpolation: str) -> Tensor:
         first = max(int(centre - support * stretch + 0.5), 0)
         last = min(int(centre + support * stretch + 0.5), before)
         taps = [function((column - centre + 0.5) * (1.0 / stretch)) for column in range(first, last)]
-        # In Pillow's order of summation.
+        # A loop, for Pillow's order of summation.
         total = 0.0
         for tap in taps:
             total += tap

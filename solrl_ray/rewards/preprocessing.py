@@ -1,4 +1,4 @@
-"""Image preprocessing of the published rewards (CLIP's, HPSv2's), on tensors and on their device."""
+"""Image preprocessing of the published rewards (CLIP, HPSv2), for tensors on any device."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ CLIP_SIZE = 224
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing:
-    """Resize, centre crop, normalise, as an image processor of transformers or torchvision.
+    """Resizing, centre crop and normalisation, as in an image processor of transformers or torchvision.
 
-    With `eight_bit` the pixels equal those of the published pipelines after their round trip through Pillow: rounded to
-    8 bits, then resized as in Pillow (`rewards.pillow`). Without it nothing is rounded, as torchvision does with float
-    tensors. From 512 to 224 pixels the two differ by 0.3/255 in a channel on average; at most by 1.4/255 on smooth
-    pictures, and 4.1/255 on noise, where Pillow also cuts the overshoot of its first pass (bounds:
-    `tests/unit/rewards/test_preprocessing.py`).
+    With `eight_bit`, pixels equal those of the published pipelines, which use Pillow: they are rounded to 8 bits, then
+    resized as in Pillow (`rewards.pillow`). Without it nothing is rounded, as in torchvision for float tensors.
+
+    From 512 to 224 pixels the two differ by 0.3/255 per channel on average. The largest difference is 1.4/255 on smooth
+    images, and 4.1/255 on noise, where Pillow also clips the overshoot of its first pass. Bounds:
+    `tests/unit/rewards/test_preprocessing.py`.
     """
 
     size: tuple[int, int] | int | None
-    """(height, width), the shortest edge, or no resizing; pixels."""
+    """(height, width), or the shortest edge, pixels; None: no resizing."""
     crop: tuple[int, int] | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -38,13 +39,14 @@ class Preprocessing:
     eight_bit: bool = False
     """Round to 8 bits and resize as in Pillow."""
     torchvision_crop: bool = False
-    """Rounding of half an odd margin: torchvision to even, transformers down."""
+    """Rounding of half an odd margin: True: to even, as in torchvision; False: down, as in transformers."""
 
     @classmethod
     def torchvision(cls, size: int, *, interpolation: str, eight_bit: bool) -> Preprocessing:
-        """torchvision's ``Resize(size)``, ``CenterCrop(size)``, ``Normalize`` with CLIP's mean and deviation.
+        """torchvision's ``Resize(size)``, ``CenterCrop(size)``, ``Normalize`` with CLIP's mean and standard deviation.
 
-        With `eight_bit` on Pillow images, without it on float tensors (antialiased, the default since 0.17).
+        `eight_bit`: as torchvision treats Pillow images; otherwise as float tensors (antialiased, its default since
+        0.17).
         """
         return cls(
             size=size,
@@ -58,9 +60,9 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *, eight_bit: bool = False) -> Preprocessing:
-        """Read a ``preprocessor_config.json``; absent keys have the defaults of `CLIPImageProcessor`.
+        """Convert a ``preprocessor_config.json``; missing keys have the defaults of `CLIPImageProcessor`.
 
-        Raises `ValueError` for settings that are not supported here.
+        Raises ValueError for settings that are not supported.
         """
         resample = config.get("resample", 3)
         if resample not in INTERPOLATION:
@@ -78,13 +80,13 @@ class Preprocessing:
         )
 
     def __call__(self, images: Tensor) -> Tensor:
-        """float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, *crop] on the same device."""
+        """Convert float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, *crop] on the same device."""
         target = self._resized(images.shape[2], images.shape[3])
         if self.eight_bit:
             images = pillow.resize(eight_bits(images), target, self.interpolation).float() / 255
         elif target != tuple(images.shape[2:]):
             images = F.interpolate(images, target, mode=self.interpolation, antialias=True, align_corners=False)
-            # Bicubic overshoots; 8-bit images cannot.
+            # Bicubic interpolation overshoots; 8-bit images cannot.
             images = images.clamp(0, 1)
         if self.crop is not None:
             images = _centre(images, *self.crop, rounded=self.torchvision_crop)
@@ -101,13 +103,13 @@ class Preprocessing:
 
 
 def longest_side(images: Tensor, size: int) -> Tensor:
-    """HPSv2's preprocessing: the longest side becomes `size`, zeros fill the square, normalised with CLIP's constants.
+    """HPSv2's preprocessing: scale the longest side to `size`, pad to a square, normalise with CLIP's constants.
 
-    float32 [B, 3, H, W] in [0, 1] to [B, 3, size, size] on the same device.
+    It converts float32 [B, 3, H, W] in [0, 1] to [B, 3, size, size] on the same device.
 
-    As in `hpsv2.src.open_clip.transform`, 8-bit pixels become floats first, and the float tensor is resized (bicubic,
-    antialiased: the default of torchvision since 0.17; earlier versions did not antialias tensors, which is one reason
-    why older reports have other scores). So overshoot is kept, and the padding is black before normalising.
+    As in `hpsv2.src.open_clip.transform`, 8-bit pixels are converted to float before resizing, so overshoot is kept.
+    The padding is black before normalisation. Resizing is bicubic and antialiased, the default of torchvision since
+    0.17. Earlier versions did not antialias tensors, one reason why older reports have other scores.
     """
     images = eight_bits(images) / 255
     scale = size / max(images.shape[2:])
@@ -121,7 +123,7 @@ def longest_side(images: Tensor, size: int) -> Tensor:
 
 
 def eight_bits(images: Tensor) -> Tensor:
-    """Images in [0, 1] as whole numbers from 0 to 255, float32; rounded half to even, as in NumPy."""
+    """Images in [0, 1] as integers from 0 to 255, float32; rounded half to even, as in NumPy."""
     return (images.float() * 255).round()
 
 

@@ -1,4 +1,4 @@
-"""What rewards on Qwen's vision-language models share: which files they need, and a question about images as tokens."""
+"""Base of rewards on Qwen's vision-language models: required files, and questions about images as tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from solrl_ray.rewards.base import VIDEOS, CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits
 
 DTYPE = torch.bfloat16
-"""Of the network, as published. What becomes of its last layer is computed in float32."""
+"""Data type of the network, as published. Everything after its last layer is computed in float32."""
 PROCESSOR = (
     checkpoints.CONFIG,
     checkpoints.IMAGE_PROCESSOR,
@@ -30,28 +30,28 @@ PROCESSOR = (
     ("tokenizer_config.json",),
     ("chat_template.json", "chat_template.jinja", "tokenizer_config.json"),
 )
-"""Files of a checkpoint from which its processor is made."""
+"""Files of a checkpoint that its processor needs."""
 _RENAMED = (
     (re.compile(r"^(model\.)?visual\."), "visual."),
     (re.compile(r"^model\.(language_model\.)?(?!visual\.)"), "language_model."),
 )
-"""Names of transformers before and since 4.52 → those of `Qwen2VLModel`."""
+"""Names in transformers before and since 4.52 → names in `Qwen2VLModel`."""
 
 
 class QwenVLReward(CheckpointReward):
-    """The images or videos of a prompt are one forward without padding, so its score does not depend on other prompts.
+    """Scores the images or videos of a prompt in one forward without padding, independently of other prompts.
 
     Images are rounded to 8 bits and resized as in Pillow to whole patches, by the rule of Qwen's image processor.
     """
 
     QUESTION: ClassVar[Path]
-    """File of what the network was trained with, to the last space. ``{prompt}`` stands for the prompt."""
+    """File with the question of the network's training, exact to the last space. ``{prompt}`` stands for the prompt."""
 
     _model: Any
     _processor: Any
-    """Qwen's, of the checkpoint."""
+    """The checkpoint's processor."""
     _pixels: tuple[int, int]
-    """Smallest and largest area of a resized image or frame."""
+    """Smallest and largest area of a resized image or frame, pixels."""
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
         super().__init__(config, device, keys=keys, name=name)
@@ -59,13 +59,13 @@ class QwenVLReward(CheckpointReward):
 
     @abstractmethod
     def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
-        """[B] scores of the `inputs` of B images or videos of one prompt."""
+        """Scores [B] of B images or videos of one prompt; `given` is the result of `inputs`."""
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         scores = torch.empty(len(images))
         for prompt in dict.fromkeys(prompts):
             rows = torch.tensor([row for row, other in enumerate(prompts) if other == prompt])
-            shown = prompt.replace("<|", "< |")  # no text of it is one of Qwen's special tokens, such as <|image_pad|>
+            shown = prompt.replace("<|", "< |")  # so that it cannot contain special tokens, such as <|image_pad|>
             given = self.inputs(images[rows.to(images.device)], self._question.replace("{prompt}", shown))
             scores[rows] = self.answer(given, prompt).float().cpu()
         return scores
@@ -76,17 +76,17 @@ class QwenVLReward(CheckpointReward):
         if images.ndim == VIDEOS:
             kind, options, images = "video", options | {"do_sample_frames": False}, images.transpose(1, 2)
         chat = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": question}]}]
-        asked: str = self._processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text: str = self._processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         patches = getattr(self._processor, f"{kind}_processor")
         size = smart_resize(*images.shape[-2:], patches.patch_size * patches.merge_size, *self._pixels)
         resized = pillow.resize(eight_bits(images.to(self._device)), size, "bicubic").to(torch.uint8)
         seen = {f"{kind}s": list(resized), f"{kind}s_kwargs": options}
-        given = self._processor(text=[asked] * len(images), **seen, return_tensors="pt")
+        given = self._processor(text=[text] * len(images), **seen, return_tensors="pt")
         return dict(given.to(self._device))
 
 
 def load_processor(processor_class: Any, folder: Path, key: str) -> Any:
-    """The processor of a checkpoint. Raises `UserError` naming `key` if it cannot be read, or has no chat template."""
+    """The processor of a checkpoint. Raises UserError naming `key` if it cannot be read or has no chat template."""
     try:
         processor = processor_class.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -97,14 +97,14 @@ def load_processor(processor_class: Any, folder: Path, key: str) -> Any:
 
 
 def base_folder(config: RewardConfig, keys: Keys, right: str) -> Path:
-    """The folder of `base`, whose sizes and processor are Qwen2-VL's; `right` is the id of one that would be."""
+    """The folder of `base`. Raises UserError if it is no Qwen2-VL checkpoint; `right` is the id of a valid one."""
     base = checkpoints.folder(config.base, PROCESSOR, keys("base"))
     checkpoints.check_type(base, ["qwen2_vl"], config.base, keys("base"), config.kind, right)
     return base
 
 
 def hidden_states(model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """[B, tokens, width] of `network`, whose tokens of pictures have the plain positions 0, 1, 2, … of a text."""
+    """Last hidden states, [B, tokens, width]; image tokens have the plain positions 0, 1, 2, … of a text."""
     tokens = given["input_ids"]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
     hidden: Tensor = model(**given, position_ids=positions, use_cache=False).last_hidden_state
@@ -112,9 +112,9 @@ def hidden_states(model: Any, given: Mapping[str, Tensor]) -> Tensor:
 
 
 def network(sizes: Qwen2VLConfig, weights: Mapping[str, Tensor], folder: Path, file: str, key: str) -> Qwen2VLModel:
-    """Qwen2-VL without its language head, of the weights of `file` under any version's names.
+    """Qwen2-VL without its language head, with the weights of `file`, whose names may be of any transformers version.
 
-    Raises `UserError` naming `key` if they do not fit.
+    Raises UserError naming `key` if the weights do not fit.
     """
     named = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith("lm_head")}
     try:

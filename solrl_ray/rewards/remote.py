@@ -1,4 +1,4 @@
-"""A reward that another process computes, over HTTP. The protocol is in docs/guides/rewards.md."""
+"""A reward computed by another process, over HTTP. docs/guides/rewards.md describes the protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from solrl_ray.rewards.preprocessing import eight_bits
 
 
 class RemoteReward(CheckpointReward):
-    """Posts images as PNG with their prompts, reads one score an image; a repeated request has its id (`Endpoint`)."""
+    """Posts images as PNG with their prompts, and reads one score per image. A retry has the id of its request."""
 
     def __init__(self, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> None:
         super().__init__(config, device, keys=keys, name=name)
@@ -53,20 +53,20 @@ class RemoteReward(CheckpointReward):
             scores = json.loads(answer)["scores"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RewardError(
-                f'Reward {self.name} got {shown!r} from {self._url}; right would be {{"scores": [...]}}.'
+                f'Reward {self.name} got {shown!r} from {self._url}; expected {{"scores": [...]}}.'
             ) from error
         given = scores if isinstance(scores, list) else []
-        # Not a bool, and not a whole number beyond what a float holds.
-        numbers = [each for each in given if type(each) is float or (type(each) is int and abs(each) < 2**63)]
+        # Neither a bool, nor an integer too large for a float.
+        numbers = [value for value in given if type(value) is float or (type(value) is int and abs(value) < 2**63)]
         if not len(numbers) == len(given) == count:
             raise RewardError(
-                f"Reward {self.name} got {shown!r} from {self._url}; right would be {count} numbers in 'scores'."
+                f"Reward {self.name} got {shown!r} from {self._url}; expected {count} numbers in 'scores'."
             )
         return torch.tensor([float(score) for score in numbers], dtype=torch.float32)
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
-    """The section and the token. Raises UserError for an impossible address or variable."""
+    """The `remote` section and the token. Raises UserError if address or variable are invalid."""
     remote = config.remote
     assert remote is not None
     check_url(remote.url, keys("remote.url"), "http://rewards.internal:8000/score")

@@ -1,4 +1,4 @@
-"""A reward's cache of prompts: each is computed once, alone, and so does not depend on its batch."""
+"""A reward's cache of encoded prompts. Each prompt is encoded once, alone, so the result does not depend on a batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ logger = logging.getLogger(__name__)
 
 
 KEPT = 1024
-"""Prompts: more than an iteration or an evaluation returns to, and a few MB of features on a device."""
+"""Number of cached prompts: more than an iteration or an evaluation uses, and only a few MB of features."""
 
 
 class Texts:
-    """Tensors by prompt; the last `KEPT` are kept. Prompts over `limit` tokens are cut and counted.
-    The 1st, 2nd, 4th, 8th … is told.
+    """Tensors by prompt; the `KEPT` most recently used ones are cached.
+
+    Prompts with more than `limit` tokens are truncated and counted. The 1st, 2nd, 4th, 8th … of them is logged.
     """
 
     def __init__(self, name: str, encode: Callable[[str], Tensor], count: Callable[[str], int], limit: int) -> None:
         """
         Args:
-            name: the reward's.
-            encode: prompt to its tensor, truncated to `limit` tokens.
-            count: tokens of a whole prompt, special ones included.
+            name: name of the reward, for messages.
+            encode: computes the tensor of a prompt, truncated to `limit` tokens.
+            count: counts the tokens of a whole prompt, including special tokens.
+            limit: maximum number of tokens of a prompt.
         """
         self._name = name
         self._encode = encode
@@ -36,15 +38,15 @@ class Texts:
         self._limit = limit
         self._of = lru_cache(maxsize=KEPT)(self._one)
         self._cut: set[int] = set()
-        """Hashes of all truncated prompts, including those whose tensors are gone."""
+        """Hashes of all truncated prompts, including those that are no longer cached."""
 
     @property
     def truncated(self) -> int:
-        """Distinct prompts truncated so far."""
+        """Number of distinct prompts truncated so far."""
         return len(self._cut)
 
     def __call__(self, prompts: Sequence[str]) -> Tensor:
-        """[B, ...], the prompts' tensors stacked."""
+        """The stacked tensors of the prompts, [B, ...]."""
         return torch.stack([self._of(prompt) for prompt in prompts])
 
     def _one(self, prompt: str) -> Tensor:

@@ -1,6 +1,6 @@
-"""Tries a user's functions on two pictures: in a child process before anything starts, and where they will score.
+"""Tries a user's functions on two images: in a child process before a run starts, and in the processes that score.
 
-`evaluation.reference` is tried on two prompts. An error is shown with the user's own traceback, without frames of this
+`evaluation.reference` is tried on two prompts. Errors are shown with the user's traceback, without frames of this
 package.
 """
 
@@ -32,18 +32,18 @@ __all__ = ["Trial", "here", "prompts_of"]
 
 
 def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
-    """Try functions in this process: what each gave for its pictures. Raises UserError with the user's traceback."""
+    """Try functions in this process; returns each one's scores. Raises UserError with the user's traceback."""
     scores = []
     for trial in trials:
         try:
             scores.append(_score(trial, device))
         except (UserError, RewardError) as error:
-            said = str(error)
+            message = str(error)
             if isinstance(error, RewardError):
-                what = "videos" if trial.shapes[0].frames else "pictures"
+                what = "videos" if trial.shapes[0].frames else "images"
                 what = "prompts" if isinstance(trial.config, EvaluationConfig) else what
-                said = f"{trial.key} is {trial.spec!r}, which was tried on two {what}: {error}"
-            raise UserError(f"{said}{_users_traceback(error.__cause__)}") from None
+                message = f"{trial.key} is {trial.spec!r}, which was tried on two {what}: {error}"
+            raise UserError(f"{message}{_users_traceback(error.__cause__)}") from None
     return scores
 
 
@@ -68,7 +68,7 @@ def _score(trial: Trial, device: str) -> list[float]:
 
 
 def _references(trial: Trial, shape: SampleShape, device: str) -> torch.Tensor | None:
-    """Of both prompts, float32 [2, n, 3, H, W] in [0, 1]; None if they have none."""
+    """Reference images of both prompts, float32 [2, n, 3, H, W] in [0, 1]; None if they have none."""
     if not trial.files:
         return None
     seen = [[prepared(file, trial.key, shape.height, shape.width) for file in files] for files in trial.files]
@@ -76,18 +76,18 @@ def _references(trial: Trial, shape: SampleShape, device: str) -> torch.Tensor |
 
 
 def _check_samples(trial: Trial, reward: Reward) -> None:
-    """Raise `UserError` for a reward of pictures where the samples are videos, and the other way round."""
+    """Raise UserError if the reward scores images but the samples are videos, or the reverse."""
     if trial.shapes[0].frames and VIDEOS not in reward.ndims:
         raise UserError(
-            f"{trial.key} is {trial.spec!r}, which scores pictures, but model.frames is {trial.shapes[0].frames}; say "
-            "which frames with the entry's `frames`, such as {count: 4}, or call its first parameter `video`."
+            f"{trial.key} is {trial.spec!r}, which scores images, but model.frames is {trial.shapes[0].frames}; choose "
+            "frames with the entry's `frames`, such as {count: 4}, or name the function's first parameter `video`."
         )
     if not trial.shapes[0].frames and IMAGES not in reward.ndims:
         raise UserError(f"{trial.key} is {trial.spec!r}, which scores videos, but model.frames is not given.")
 
 
 def _users_traceback(error: BaseException | None) -> str:
-    """The frames that are not this package's or the import system's; empty if there is none."""
+    """The traceback without frames of this package and of the import system; empty if no frame remains."""
     if error is None:
         return ""
     whole, package = traceback.TracebackException.from_exception(error), str(Path(solrl_ray.__file__).parent) + os.sep

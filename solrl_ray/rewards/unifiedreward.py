@@ -1,8 +1,9 @@
 """UnifiedReward 2.0 (Wang et al. 2025, arXiv 2503.05236): a Qwen vision-language model that writes three marks.
 
-Only the checkpoints on Qwen2.5-VL and Qwen3-VL, whose classes transformers has. The first version for Qwen
-(`UnifiedReward-qwen-7b`) also answers this question, with marks of its own; those on LLaVA-OneVision need code of their
-authors, which is never run. `examples/pairwise` compares pictures with each other instead.
+Supported are checkpoints based on Qwen2.5-VL and Qwen3-VL, whose classes are part of transformers. The first version
+for Qwen (`UnifiedReward-qwen-7b`) also answers this question, but its marks differ. Checkpoints based on
+LLaVA-OneVision need code of their authors, which is never run. `examples/pairwise` compares images with each other
+instead.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ CLASSES = {
     "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor),
     "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLProcessor),
 }
-"""By ``model_type``."""
+"""``model_type`` → classes of model and processor."""
 MARKS = ("Alignment", "Coherence", "Style")
 LOW, HIGH = 1.0, 5.0
 MAX_TOKENS = 128
-"""Of an answer. Three marks with the fifteen decimals of the training data are about 80."""
+"""Limit of an answer. Three marks with fifteen decimals, as in the training data, take about 80 tokens."""
 _MARK = re.compile(rf"({'|'.join(MARKS)}) Score(?: \(1-5\))?: *(\d+(?:\.\d+)?)")
 
 
 class UnifiedReward(qwen_vl.QwenVLReward):
-    """The mean of the three marks, from 1 … 5 to 0 … 1. Tokens are chosen greedily, so an image has one score."""
+    """The mean of the three marks, scaled from 1 … 5 to 0 … 1. Decoding is greedy, so the score is deterministic."""
 
     QUESTION = Path(__file__).with_name("unifiedreward_question.txt")
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, str]:
-        """The checkpoint's folder and ``model_type``."""
+        """Folder and ``model_type`` of the checkpoint."""
         files = [*qwen_vl.PROCESSOR, checkpoints.TRANSFORMERS_WEIGHTS]
         folder = checkpoints.folder(config.path, files, keys("path"), whole=True)
         right = "CodeGoat24/UnifiedReward-2.0-qwen-7b"
@@ -70,8 +71,8 @@ class UnifiedReward(qwen_vl.QwenVLReward):
         marks = {name: float(value) for name, value in _MARK.findall(text)}
         if len(marks) != len(MARKS) or not all(LOW <= mark <= HIGH for mark in marks.values()):
             raise RewardError(
-                f"Reward {self.name} answered {text[:200]!r} for the prompt {prompt!r}; right would be the marks "
-                f"{listed(MARKS)} between {LOW:g} and {HIGH:g}. It would answer the same again: begin a new run with "
+                f"Reward {self.name} answered {text[:200]!r} for the prompt {prompt!r}; expected the marks "
+                f"{listed(MARKS)} between {LOW:g} and {HIGH:g}. It would answer the same again: start a new run with "
                 f"another reward and this run's policy (run.init)."
             )
         return (sum(marks.values()) / len(MARKS) - LOW) / (HIGH - LOW)

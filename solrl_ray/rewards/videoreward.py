@@ -1,13 +1,13 @@
 """VideoReward (Liu et al. 2025, arXiv 2501.13918): Qwen2-VL-2B fine-tuned on human preferences between videos.
 
-It estimates visual quality, motion quality and text alignment, each from the hidden state of a token of its own. The
-published code (KwaiVGI/VideoAlign) is written for transformers 4.45 and is not run: its weights go into transformers'
-own network and the head below. What scores depend on:
+It estimates visual quality, motion quality and text alignment, each from the hidden state of a separate token. The
+published code (KwaiVGI/VideoAlign) is for transformers 4.45 and is not run: its weights are loaded into transformers'
+network and the head below. Scores depend on these details:
 
-* The checkpoint is the state of a PEFT model. Its LoRA is added to the weights here, once and in float32; published it
-  is applied in each forward, so scores differ by rounding.
-* The tokens of the video have the plain positions 0, 1, 2, … of a text, as with HPSv3.
-* Each quality is brought to a common scale with the mean and deviation in ``model_config.json``; the score is the sum.
+* The checkpoint is the state of a PEFT model. Here its LoRA is added to the weights once, in float32; the published
+  code applies it in each forward, so scores differ by rounding.
+* Video tokens have the plain positions 0, 1, 2, … of a text, as in HPSv3.
+* Each quality is normalised with the mean and standard deviation in ``model_config.json``; the score is the sum.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from solrl_ray.rewards.base import VIDEOS, Keys
 SETTINGS = "model_config.json"
 WEIGHTS = "model.pth"
 QUALITIES = ("VQ", "MQ", "TA")
-"""In the order in which the question asks for them."""
+"""Visual quality, motion quality, text alignment: in the order of the question."""
 TOKENS = tuple(f"<|{quality}_reward|>" for quality in QUALITIES)
 LEAST_AREA = 128 * 28 * 28
-"""Pixels of a resized frame; the most is ``max_frame_pixels`` of the settings."""
+"""Minimum number of pixels of a resized frame; the maximum is ``max_frame_pixels`` in the settings."""
 
 
 class VideoReward(qwen_vl.QwenVLReward):
-    """The sum of the three normalised qualities, about -6 to 6. `path` is the published folder, `base` is
-    Qwen2-VL-2B-Instruct. The network in bfloat16, the head in float32.
+    """The sum of the three normalised qualities, about -6 to 6.
+
+    `path` is the published folder, `base` is Qwen2-VL-2B-Instruct. The network is in bfloat16, the head in float32.
     """
 
     ndims = (VIDEOS,)
@@ -66,7 +67,7 @@ class VideoReward(qwen_vl.QwenVLReward):
         self._processor, self._pixels = processor, (LEAST_AREA, int(settings["data_config"]["max_frame_pixels"]))
         assert config.frames is not None  # `reward_kinds.check_frames`
         self._frames = config.frames.count
-        self._head = head.expand(len(QUALITIES), -1).to(self._device)  # with three rows each quality has its own
+        self._head = head.expand(len(QUALITIES), -1).to(self._device)  # one row is shared by all qualities
         self._tokens = processor.tokenizer.convert_tokens_to_ids(list(TOKENS))
         scale = settings["inference_config"]
         self._mean = torch.tensor([float(scale[f"{quality}_mean"]) for quality in QUALITIES], device=self._device)
@@ -74,15 +75,15 @@ class VideoReward(qwen_vl.QwenVLReward):
 
     @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> tuple[Path, Path, Path]:
-        """The checkpoint's folder, its newest file of weights, and the folder of Qwen2-VL."""
+        """The checkpoint's folder, its newest weights file, and the folder of Qwen2-VL."""
         folder = checkpoints.folder(config.path, [(SETTINGS,)], keys("path"), whole=True)
-        found = {_step(file): file for file in folder.glob(f"checkpoint-*/{WEIGHTS}") if _step(file).isdecimal()}
-        if not found:
+        files = {_step(file): file for file in folder.glob(f"checkpoint-*/{WEIGHTS}") if _step(file).isdecimal()}
+        if not files:
             lacking = f"{keys('path')} is {config.path!r}, but no checkpoint-NUMBER/{WEIGHTS} is in {folder};"
             if isinstance(paths.checkpoint(config.path, keys("path")), Path):
                 raise UserError(f"{lacking} copy it there.")
             raise MissingCheckpoint(f"{lacking} run `hf download {config.path}` on every machine that scores.")
-        newest = found[max(found, key=int)]
+        newest = files[max(files, key=int)]
         return folder, newest, qwen_vl.base_folder(config, keys, "Qwen/Qwen2-VL-2B-Instruct")
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -90,14 +91,14 @@ class VideoReward(qwen_vl.QwenVLReward):
 
     def answer(self, given: dict[str, Tensor], prompt: str) -> Tensor:
         hidden, tokens = qwen_vl.hidden_states(self._model, given), given["input_ids"]
-        asked = torch.stack([hidden[tokens == token] for token in self._tokens], dim=1).float()
-        return ((torch.einsum("bqw,qw->bq", asked, self._head) - self._mean) / self._std).sum(dim=1)
+        states = torch.stack([hidden[tokens == token] for token in self._tokens], dim=1).float()
+        return ((torch.einsum("bqw,qw->bq", states, self._head) - self._mean) / self._std).sum(dim=1)
 
 
 def merged(state: Mapping[str, Tensor], lora: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights of a PEFT model's `state` with its LoRA added, under the names that they have without PEFT.
+    """Add the LoRA of a PEFT model's `state` to its weights; returns them under their names without PEFT.
 
-    `lora`: ``lora_alpha`` and ``use_rslora``, as published.
+    `lora`: the published settings ``lora_alpha`` and ``use_rslora``.
     """
     named = {key.removeprefix("base_model.model."): tensor for key, tensor in state.items()}
     plain = {

@@ -1,1 +1,1 @@
-"""Sampling a unit, pruning, selection, rank fidelity and its floor."""
+"""Sampling of work units, pruning, selection, rank fidelity and its floor."""

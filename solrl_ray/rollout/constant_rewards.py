@@ -1,6 +1,6 @@
-"""A warning about rewards that are the same for every sample of a prompt: such prompts teach nothing.
+"""Warning about constant rewards: a prompt whose samples all have the same reward gives no gradient.
 
-The advantage of a sample is the distance from its prompt's mean reward, so it is 0 (`objectives.advantages`).
+An advantage is a sample's distance from the mean reward of its prompt, hence 0 here (`objectives.advantages`).
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from solrl_ray.metrics.records import IterationMetrics
 
 
 def constant_rewards(config: Config, records: Sequence[IterationMetrics]) -> str:
-    """The warning about these iterations, with how often it happened; empty if it never did."""
+    """The warning about these iterations, with the number of cases; empty if no reward was constant."""
     prompts = config.rollout.prompts * len(records)
     groups, pools = sum(r.constant_groups for r in records), sum(r.constant_pools for r in records)
     if not groups and not pools:
         return ""
     named = [f"rewards.{i} ({reward.kind})" for i, reward in enumerate(config.rewards)]
-    said = [f"Constant reward: {named[0] if len(named) == 1 else f'the sum of {listed(named)}'}"]
+    sentences = [f"Constant reward: {named[0] if len(named) == 1 else f'the sum of {listed(named)}'}"]
     if groups:
-        said.append(
+        sentences.append(
             f"was the same for all samples of a prompt in {groups} of {prompts} cases. Their advantage is 0, so the "
-            "reward teaches nothing there."
+            "model learns nothing from them."
         )
     if pools:
-        said.append(
+        sentences.append(
             f"{'It was' if groups else 'was'} the same for all finished previews of a prompt in {pools} of {prompts} "
             "cases. Their seeds were chosen by number."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def news(config: Config, records: Sequence[IterationMetrics]) -> str:
-    """The warning about the newest iteration, if it is worse than all before; else empty.
+    """The warning about the newest iteration, if it is worse than every earlier one; else empty.
 
-    Some prompts with constant rewards are bad, all prompts of an iteration are worse.
+    There are three levels: no prompt has constant rewards, some have, all have.
     """
     most = [max(record.constant_groups, record.constant_pools) for record in records]
     *before, newest = ((count > 0) + (count == config.rollout.prompts) for count in most)

@@ -1,4 +1,4 @@
-"""Makes the group that is learned from out of a pool's chosen samples. Pure."""
+"""Builds a training group from the chosen samples of a prompt's pool. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from solrl_ray.records import SampleGroup, Trajectory, WorkUnit, scores_of
 
 
 def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
-    """The samples of `unit`'s indices, in its order, from the `parts` that were sampled unit by unit.
+    """Collect the samples of `unit`'s indices, in its order, from `parts`, the samples of the pool's units.
 
-    Raises ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some
-    have trajectories.
+    Raises ValueError if a part belongs to another prompt, iteration or revision, if an index is in no part, or if only
+    some samples have trajectories.
     """
     where = (unit.iteration, unit.revision, unit.prompt_id)
     places: dict[int, tuple[SampleGroup, int]] = {}
     for part in parts:
         if (part.iteration, part.revision, part.prompt_id) != where:
-            came = f"iteration {part.iteration + 1}, revision {part.revision}, prompt {part.prompt_id}"
-            raise ValueError(f"samples of {came} came for {unit.describe()} of revision {unit.revision}")
+            actual = f"iteration {part.iteration + 1}, revision {part.revision}, prompt {part.prompt_id}"
+            raise ValueError(f"{unit.describe()} of revision {unit.revision} got samples of {actual}")
         places |= {index: (part, row) for row, index in enumerate(part.indices)}
     missing = [index for index in unit.indices if index not in places]
     if missing:
@@ -41,13 +41,16 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
 
 
 def _trajectory(chosen: Sequence[tuple[SampleGroup, int]]) -> Trajectory | None:
-    """Trajectories of the chosen rows; all samples of a prompt begin theirs at one step (`rollout.sampler`)."""
+    """Trajectories of the chosen rows. Those of one prompt all begin at the same step (`rollout.sampler`)."""
     recorded = [(part.trajectory, row) for part, row in chosen if part.trajectory is not None]
     if not recorded:
         return None
     first_steps = {trajectory.first_step for trajectory, _ in recorded}
     if len(recorded) != len(chosen) or len(first_steps) != 1:
-        raise ValueError(f"trajectories of {len(recorded)} of {len(chosen)} samples, from steps {sorted(first_steps)}")
+        raise ValueError(
+            f"{len(recorded)} of {len(chosen)} samples have trajectories, which begin at steps {sorted(first_steps)}; "
+            "all must have one, from the same step"
+        )
     return Trajectory(
         states=torch.stack([trajectory.states[row] for trajectory, row in recorded]), first_step=first_steps.pop()
     )

@@ -1,6 +1,6 @@
-"""What follows if previews rank badly for too long (`fidelity.floor`): a warning, or the end of the run.
+"""Warns or ends the run if previews rank badly for too long (`fidelity.floor`).
 
-Decided by the run's records alone, so that a resumed run decides the same.
+The decision depends only on the run's records, so a resumed run makes the same one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from solrl_ray.metrics.records import IterationMetrics
 
 
 def is_low(fidelity: Fidelity, record: IterationMetrics) -> bool:
-    """Whether an iteration's measure is below the floor. False without a floor, or if it was not measured."""
+    """Whether an iteration's rank fidelity is below the floor. False without a floor or without a measurement."""
     value: float | None = getattr(record, fidelity.measure)
     return fidelity.floor is not None and value is not None and value < fidelity.floor
 
 
 def low_in_a_row(fidelity: Fidelity, records: Sequence[IterationMetrics]) -> int:
-    """How many iterations in a row, up to the newest, are below the floor."""
+    """Number of consecutive iterations below the floor, counted back from the newest."""
     enough = [number for number, record in enumerate(records, start=1) if not is_low(fidelity, record)]
     return len(records) - (enough[-1] if enough else 0)
 
 
 def low_fidelity(config: Config, records: Sequence[IterationMetrics]) -> str:
-    """The warning about these iterations, if `fidelity.patience` of them in a row were low; else empty."""
+    """The warning about these iterations, if `fidelity.patience` consecutive ones were low; else empty."""
     fidelity = config.fidelity
     low = [len([*row]) for is_below, row in groupby(is_low(fidelity, record) for record in records) if is_below]
     if max(low, default=0) < fidelity.patience:
@@ -38,16 +38,16 @@ def low_fidelity(config: Config, records: Sequence[IterationMetrics]) -> str:
 
 
 def news(config: Config, records: Sequence[IterationMetrics]) -> str:
-    """The warning about the newest iteration, if with it `fidelity.patience` of them are low; else empty.
+    """The warning about the newest iteration, if it is number `fidelity.patience` of a low stretch; else empty.
 
-    It comes once each time the measure falls.
+    So each stretch of low iterations gives one warning.
     """
     fidelity = config.fidelity
     return _describe(config, records) if low_in_a_row(fidelity, records) == fidelity.patience else ""
 
 
 def stop(config: Config, records: Sequence[IterationMetrics]) -> str:
-    """Why the run must end after these iterations, and how to go on; empty if it need not."""
+    """Why the run must end after these iterations, and how to continue; empty if it need not end."""
     fidelity = config.fidelity
     if fidelity.on_low != "stop" or low_in_a_row(fidelity, records) < fidelity.patience:
         return ""

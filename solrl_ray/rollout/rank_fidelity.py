@@ -1,5 +1,6 @@
-"""How well the low-precision proxy ranks: Spearman, Kendall and sides, against full-precision rewards of the same
-seeds.
+"""Rank fidelity: agreement of preview rewards with full-precision rewards of the same seeds.
+
+Measured by Spearman's rho, Kendall's tau-b and the agreement on better and worse halves.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ class RankFidelity:
     kendall: float
     """Kendall's tau-b, which corrects for ties."""
     side_agreement: float
-    """Share of seeds on the same side, better or worse half, under both rewards. By chance: about 0.5."""
+    """Share of seeds that both rewards put into the same half, better or worse. About 0.5 by chance."""
 
 
 def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
-    """Compares proxy and full-precision rewards of the same seeds.
+    """Compare proxy and full-precision rewards of the same seeds.
 
-    On seeds chosen as extremes, correlations are higher than on their whole pool.
+    Correlations are higher on seeds that were chosen as extremes than on their whole pool.
 
     Args:
         proxy: rewards of the previews, [prompts, seeds].
         full: rewards of the full-precision images, of the same shape.
 
     Raises:
-        ValueError: shapes that differ or are not [prompts >= 1, seeds >= 2], or values that are not finite.
+        ValueError: the shapes differ or are not [prompts >= 1, seeds >= 2], or a value is not finite.
     """
     x, y = np.asarray(proxy, dtype=np.float64), np.asarray(full, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 2:
@@ -54,12 +55,12 @@ def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
 
 
 def _pair_signs(rewards: NDArray[np.float64]) -> NDArray[np.int64]:
-    """1, 0 or -1 as seed i is better than, equal to or worse than seed j: [prompts, seeds, seeds]."""
+    """[prompts, seeds, seeds]: 1 where seed i is better than seed j, 0 where equal, -1 where worse."""
     return np.sign(rewards[:, :, None] - rewards[:, None, :]).astype(np.int64)
 
 
 def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Per row, sum(x y) / sqrt(sum(x²) sum(y²)) of values centred on 0; 0 for a constant row.
+    """sum(x y) / sqrt(sum(x²) sum(y²)) per row, for values centred on 0; 0 for a constant row.
 
     For centred ranks this is Spearman's rho, for pair signs Kendall's tau-b.
     """
@@ -69,7 +70,7 @@ def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float
 
 
 def _is_top(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which seeds are among the floor(seeds / 2) best; of equal rewards the earlier seed is better."""
+    """Mask of the floor(seeds / 2) best seeds; at equal rewards the earlier seed is better."""
     order = np.argsort(-rewards, axis=1, kind="stable")
     top = np.zeros(rewards.shape, dtype=np.bool_)
     np.put_along_axis(top, order[:, : rewards.shape[1] // 2], True, axis=1)

@@ -1,12 +1,11 @@
-"""From a work unit to scored images: noise, solver, decoder, reward; shared by explorers and regenerators, without Ray.
+"""Samples and scores a work unit: noise, solver, decoder, reward. Shared by explorers and regenerators; without Ray.
 
-A unit's indices give addressed noise; solver, decoder and reward follow. The forward's shape is always `micro_batch`: a
-short last one repeats its last member, and the surplus results are discarded. So a score is a function of its unit
-alone (design law 3). With a stochastic sampler the noise of every step is addressed too, and a preview takes that of
-the full trajectory.
+Noise is addressed: it is drawn from the unit's indices. Every forward has `micro_batch` rows: a short last micro-batch
+repeats its last member, and the surplus results are discarded. So a score is a function of its unit alone (design
+law 3). A stochastic sampler also addresses the noise of every step, and previews use the noise of the full trajectory.
 
-This also holds for a pruned unit: its own early scores decide who continues, and those members form new micro-batches
-of the same shape, in the order of their indices.
+Pruned units keep this property: the unit's early scores decide which members continue. Those members form new
+micro-batches of the same shape, in the order of their indices.
 """
 
 from __future__ import annotations
@@ -57,26 +56,26 @@ class Sampled(Scores):
     images: Tensor
     """float32 [n, 3, H, W], of videos [n, 3, T, H, W], in [0, 1], on the sampling device."""
     trajectory: Trajectory | None = None
-    """Of a sampler that records; on the CPU."""
+    """Recorded states, on the CPU; None if the sampler does not record."""
     shape: SampleShape | None = None
-    """As of `SampleGroup`."""
+    """Shape of the samples; None if the run has only one."""
     reward_costs: Mapping[str, int] = field(default_factory=dict)
-    """What the rewards cost (`Reward.take_costs`)."""
+    """Costs of scoring (`Reward.take_costs`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previewed(Scores):
-    """The scores of a unit of previews, in the order of its indices. Images and latents are not kept."""
+    """The scores of a unit of previews, in the order of its indices. Images and latents are discarded."""
 
     reward_costs: Mapping[str, int]
-    """As of `Sampled`, for both scorings."""
+    """Costs of the early and the final scoring together (`Reward.take_costs`)."""
 
 
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
     """The addresses of a unit's initial noise.
 
-    Explored and regenerated samples share it, so a regenerated image is the previewed one in full quality. With
-    `shared_noise` all candidates of a prompt share it. Evaluation noise is the same in every iteration.
+    Exploration and regeneration use the same noise, so a regenerated image is the preview in full quality. With
+    `shared_noise` all candidates of a prompt use the same noise. Evaluation noise is the same in every iteration.
     """
     purpose, iteration = ("initial-noise", unit.iteration) if unit.stage != "evaluate" else ("evaluation-noise", 0)
     prompt = Address(run_seed=run_seed, purpose=purpose, iteration=iteration, prompt_id=unit.prompt_id)
@@ -85,7 +84,7 @@ def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> li
 
 
 def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
-    """First step with noise, the same for all candidates of a prompt; 0 without a window."""
+    """First step that adds noise, the same for all candidates of a prompt; 0 without a window."""
     window = None if isinstance(sampler, Ode) else sampler.window
     if window is None:
         return 0
@@ -95,15 +94,16 @@ def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
 
 
 def references_for(images: Tensor, embedding: PromptEmbedding) -> Tensor | None:
-    """The prompt's reference pictures as its rewards get them: float32 [B, n, 3, H, W] in [0, 1], beside `images` [B,
-    …] on their device, one copy for all; None if it has none.
+    """The prompt's reference images as passed to rewards: float32 [B, n, 3, H, W] in [0, 1]; None if it has none.
+
+    B and the device are those of `images`; all rows share one copy (`expand`).
     """
     seen = embedding.references
     return None if seen is None else (seen.to(images.device).float() / 255).expand(len(images), *seen.shape)
 
 
 class Sampler:
-    """Samples, decodes and scores units of one stage and one shape, that of its model."""
+    """Samples, decodes and scores units of one stage and of one shape, the shape of `model`."""
 
     def __init__(
         self,
@@ -116,8 +116,12 @@ class Sampler:
         sampler: SamplerConfig | None = None,
         record: bool = False,
     ) -> None:
-        """`sampler` defaults to `rollout.sampler`; `record`: keep the transitions that can be trained on, of full
-        trajectories of a stochastic sampler.
+        """
+        Args:
+            steps: solver steps of a sample.
+            micro_batch: rows of every forward.
+            sampler: None: `rollout.sampler`.
+            record: keep the transitions that can be trained on; only for full trajectories of a stochastic sampler.
         """
         self._run_seed = config.run.seed
         self._drawing = Drawing.of(config, steps)
@@ -133,7 +137,7 @@ class Sampler:
 
     @torch.no_grad()
     def warm_up(self, embedding: PromptEmbedding) -> None:
-        """Make one forward and one decoding of the units' shapes, to compile for them."""
+        """Run one forward and one decoding in the units' shapes, so that they are compiled."""
         batch = self._model.batch_embeddings([embedding] * self._micro_batch)
         where = [Address(run_seed=self._run_seed, purpose="warm-up", index=i) for i in range(self._micro_batch)]
         noise = initial_noise(where, self._model.latent_shape).to(self._model.device)
@@ -142,12 +146,12 @@ class Sampler:
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
-        """Sample a unit; previews may be pruned, samples may not.
+        """Sample a unit to the end. It must not be pruned; only previews can be.
 
         Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
         """
         if unit.prune is not None:
-            raise ValueError(f"{unit.describe()} is pruned, which only previews can be")
+            raise ValueError(f"{unit.describe()} is pruned; only previews can be")
         batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         parts = [self._one(part, scored, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
@@ -164,18 +168,18 @@ class Sampler:
 
     @torch.no_grad()
     def evaluate(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Sampled:
-        """Sample a unit of an evaluation, which is one micro-batch at most; the results prompt by prompt.
+        """Sample a unit of an evaluation, at most one micro-batch; results are ordered by prompt.
 
-        What fills up the micro-batch is not scored: some rewards cost money.
+        The rows that fill up the micro-batch are not scored, because some rewards cost money.
 
         Raises RewardError if the reward fails, ValueError if the prompts or the embeddings are not the unit's.
         """
-        asked, each = (unit.prompt_id, *unit.beside), len(unit.indices)
-        if any(asked != tuple(found) for found in ((p.id for p in prompts), (e.prompt_id for e in embeddings))):
-            raise ValueError(f"{unit.describe()} came with other prompts or embeddings")
-        spare = self._micro_batch - each * len(asked)
+        wanted, samples = (unit.prompt_id, *unit.beside), len(unit.indices)
+        if any(wanted != tuple(given) for given in ((p.id for p in prompts), (e.prompt_id for e in embeddings))):
+            raise ValueError(f"{unit.describe()} came with the prompts or embeddings of another unit")
+        spare = self._micro_batch - samples * len(wanted)
         batch = self._model.batch_embeddings([e for e in embeddings for _ in unit.indices] + [embeddings[-1]] * spare)
-        where = [a for name in asked for a in addresses(replace(unit, prompt_id=name), self._run_seed, self._sampler)]
+        where = [a for name in wanted for a in addresses(replace(unit, prompt_id=name), self._run_seed, self._sampler)]
         noise = initial_noise(where + where[-1:] * spare, self._model.latent_shape).to(self._model.device)
         state, _ = self._advance(unit, SolverState(noise), batch)
         count = len(where)
@@ -191,7 +195,10 @@ class Sampler:
 
     @torch.no_grad()
     def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
-        """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
+        """Score a unit of previews, which may be pruned.
+
+        Raises RewardError if the reward fails, ValueError if the embedding is of another prompt.
+        """
         batch, scored = self._batch(unit, prompt, embedding), self._scorer((prompt, embedding))
         count = len(unit.indices)
         if unit.prune is None:
@@ -201,7 +208,7 @@ class Sampler:
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
-        estimates = [state.x0 for state in begun if state.x0 is not None]  # which all have after a step
+        estimates = [state.x0 for state in begun if state.x0 is not None]  # never None after a step
         early = torch.cat([scored(self._decode_preview(x0)) for x0 in estimates])[:count]
         deciding = early[:, 0]
         if self._weights:
@@ -217,7 +224,7 @@ class Sampler:
     def _finish(
         self, unit: WorkUnit, state: SolverState, kept: Sequence[int], scored: Scorer, batch: dict[str, Tensor]
     ) -> Tensor:
-        """Scores of the members at the positions `kept`, which continue from `state` in new micro-batches."""
+        """Continue the members at positions `kept` from `state`, in new micro-batches; returns their scores."""
         assert unit.prune is not None
         place = {unit.indices[position]: position for position in kept}
         scores = []
@@ -228,7 +235,7 @@ class Sampler:
         return torch.cat(scores)[: len(kept)]
 
     def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
-        """A micro-batch's embeddings."""
+        """The embeddings of a micro-batch: those of the prompt, once per row."""
         if not unit.prompt_id == prompt.id == embedding.prompt_id:
             raise ValueError(
                 f"{unit.describe()} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}"
@@ -236,17 +243,17 @@ class Sampler:
         return self._model.batch_embeddings([embedding] * self._micro_batch)
 
     def _micro_batches(self, unit: WorkUnit) -> Iterator[WorkUnit]:
-        """The unit in parts of the forward's shape."""
+        """Split the unit into micro-batches; the last one is filled up with its last index."""
         for start in range(0, len(unit.indices), self._micro_batch):
             part = unit.indices[start : start + self._micro_batch]
             yield replace(unit, indices=part + part[-1:] * (self._micro_batch - len(part)))
 
     def _one(self, part: WorkUnit, scored: Scorer, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """(latents, images, scores, recorded states); the states are empty if none are recorded."""
+        """Latents, images, scores and recorded states of a micro-batch; the states are empty if none are recorded."""
         state, states = self._advance(part, self._noise(part), batch)
         images = self._model.decode(state.latents)
         scores = scored(images)
-        kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(scores), 0)
+        kept = torch.stack([state.float().cpu() for state in states], dim=1) if states else torch.empty(len(scores), 0)
         return state.latents.float(), images.float(), scores, kept
 
     def _noise(self, part: WorkUnit) -> SolverState:
@@ -254,21 +261,23 @@ class Sampler:
         return SolverState(noise.to(self._model.device))
 
     def _decode_preview(self, latents: Tensor) -> Tensor:
-        """Images of previews; of videos, some of their latent frames."""
+        """Decode previews to images. For videos, only the latent frames of `rollout.preview` are decoded."""
         if self._previewed_frames is not None:
             latents = latents[:, :, self._previewed_frames]
         return self._model.decode(latents)
 
     def _scorer(self, *members: tuple[Prompt, PromptEmbedding], each: bool = False) -> Scorer:
-        """Gives images, as many of each prompt in turn, their scores, float32 [B, 1 + rewards] on the CPU: the reward,
-        then each reward's own value, if they have their own statistics, or for `each`.
+        """A function that scores images: the first B / len(members) images belong to the first member, and so on.
+
+        Returns float32 [B, 1] on the CPU, the total reward. With `each`, or if rewards have their own statistics,
+        [B, 1 + rewards]: the total, then the value of each reward.
         """
 
         def scores(images: Tensor) -> Tensor:
             parts = images.chunk(len(members))
             prompts = [prompt.text for part, (prompt, _) in zip(parts, members, strict=True) for _ in part]
-            found = [references_for(part, embedding) for part, (_, embedding) in zip(parts, members, strict=True)]
-            given = [one for one in found if one is not None]  # all prompts have some, or none has
+            references = [references_for(part, embedding) for part, (_, embedding) in zip(parts, members, strict=True)]
+            given = [images for images in references if images is not None]  # all prompts have references, or none has
             seen = torch.cat(given) if len(given) > 1 else given[0] if given else None
             if self._weights or each:
                 return self._reward.score_each(images, prompts, seen).float().cpu()
@@ -279,8 +288,9 @@ class Sampler:
     def _advance(
         self, part: WorkUnit, state: SolverState, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
     ) -> tuple[SolverState, Sequence[Tensor]]:
-        """Make the steps ``first … end - 1`` of a micro-batch, by default all; also returns the states before and after
-        each recorded transition.
+        """Make steps ``first … end - 1`` of a micro-batch, by default all of them.
+
+        Returns the new state, and the states before and after each recorded transition (none if none is recorded).
         """
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
@@ -297,22 +307,25 @@ class Sampler:
         return sde.integrate(velocity, state, steps, increments, keep=recorded)
 
     def _sigmas(self, part: WorkUnit) -> Tensor:
-        """Noise levels. With a stochastic sampler, a preview's are part of the full grid; otherwise each has the
-        published grid of its steps.
+        """Noise levels of a micro-batch.
+
+        With the ODE sampler, the published grid of this sampler's number of steps. With a stochastic sampler, the grid
+        of `rollout.regenerate.steps`; previews take their levels from it.
         """
         steps = self._drawing.steps if isinstance(self._sampler, Ode) else self._regenerate_steps
         return sigmas(self._drawing.model.schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
-        """Noise of each candidate in step `step` of the full schedule."""
+        """The noise that step `step` of the full schedule adds to each candidate."""
         address = Address(run_seed=self._run_seed, purpose="sde-increment", iteration=part.iteration, step=step)
         where = [replace(address, prompt_id=part.prompt_id, index=index) for index in part.indices]
         return initial_noise(where, self._model.latent_shape).to(self._model.device)
 
 
 class Samplers:
-    """A `Sampler` for each shape of a run, so that a unit's forwards have the shape of its prompt's samples. All share
-    the model's modules.
+    """One `Sampler` per shape of a run; all share the model's modules.
+
+    A unit is sampled by the sampler of its prompt's shape.
     """
 
     def __init__(self, config: Config, model: DiffusionModel, reward: Reward, **options: Any) -> None:
@@ -331,7 +344,7 @@ class Samplers:
         return self._of(prompt)(unit, prompt, embedding)
 
     def evaluate(self, unit: WorkUnit, prompts: Sequence[Prompt], embeddings: Sequence[PromptEmbedding]) -> Sampled:
-        """The prompts are of one shape."""
+        """`Sampler.evaluate`; all prompts must have the same shape."""
         return self._of(prompts[0]).evaluate(unit, prompts, embeddings)
 
     def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
@@ -342,13 +355,13 @@ class Samplers:
 
 
 def _columns(scores: Tensor) -> dict[str, Any]:
-    """Those of `Scores`, of what a `Scorer` has found."""
+    """The output of a `Scorer` as the fields of `Scores`."""
     rewards, *components = scores.T.tolist()
     return {"rewards": tuple(rewards), "components": tuple(zip(*components, strict=True))}
 
 
 def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
-    """A unit's samples as they are learned from."""
+    """A unit's samples as a training group."""
     unit = result.unit
     return SampleGroup(
         iteration=unit.iteration,

@@ -1,13 +1,13 @@
-"""The chosen seeds of a prompt's pool, by the run's rule (`config.selection_rules`) and their proxy rewards.
+"""Chooses seeds of a prompt's pool by their proxy rewards and the run's rule (`config.selection_rules`).
 
-Neither arrival order nor the fleet can change them (design law 3).
+Neither arrival order nor the fleet can change the choice (design law 3).
 
-Which members of a pruned unit go on is decided likewise, by the unit's own early scores::
+Pruning works the same way. The early scores of a unit decide which of its members continue::
 
-    all members ──after steps──► x0 estimates, scored ──► best and worst go on ──to the end──► ranked
+    all members ──after steps──► x0 estimates, scored ──► best and worst continue ──to the end──► ranked
                                                       └─► the middle is dropped
 
-Explorers decide by it (`survivors`), and the selector finds the pruned members in their answers by it (`dropped`).
+Explorers prune with `survivors`. The selector recomputes the pruned members from their answers with `dropped`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from solrl_ray.sampling.noise import permutation
 
 
 def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
-    """Positions of the `keep` members that continue, rising: half of them with the highest early scores, half with the
-    lowest; of equal scores the earlier member is better.
+    """Positions of the `keep` members that continue, ascending.
+
+    Half of them have the highest early scores, half the lowest. At equal scores the earlier member ranks higher.
 
     Raises:
         ValueError: fewer than `keep` scores, or `keep` is below 2.
@@ -38,11 +39,10 @@ def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
 
 
 def dropped(result: UnitResult) -> tuple[int, ...]:
-    """Candidate indices of the pruned members, rising; none if the unit is not pruned.
+    """Candidate indices of the pruned members, ascending; none if the unit is not pruned.
 
     Raises:
-        ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward than
-            its early score.
+        ValueError: the number of early scores is wrong, or the reward of a pruned member is not its early score.
     """
     unit, early = result.unit, result.early
     if len(early) != (len(unit.indices) if unit.prune else 0):
@@ -53,21 +53,22 @@ def dropped(result: UnitResult) -> tuple[int, ...]:
     out = [position for position in range(len(early)) if position not in kept]
     if not result.components and any(result.rewards[position] != early[position] for position in out):
         raise ValueError(
-            f"{result.worker} answered {unit.describe()} with other rewards than early scores of those dropped"
+            f"{result.worker} answered {unit.describe()} with rewards of dropped members that differ from their early "
+            "scores"
         )
     return tuple(unit.indices[position] for position in out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionRule:
-    """How seeds of a complete pool are chosen, as part of an iteration's plan."""
+    """The rule that chooses seeds of a complete pool, as part of an iteration's plan."""
 
     kind: SelectionKind = "best_worst"
     run_seed: int = 0
-    """Of the draw ``random``."""
+    """Seed of the draw, for the kind ``random``."""
     reward_weights: tuple[float, ...] = ()
-    """Of rewards with their own statistics, whose normalized sum ranks a pool (`objectives.gdpo`); empty: their sum
-    does.
+    """Weights, if each reward has its own statistics: the sum of normalised rewards ranks a pool (`objectives.gdpo`).
+    Empty: the plain weighted sum ranks it.
     """
 
 
@@ -82,10 +83,10 @@ class PromptSelection:
     ) -> None:
         """
         Args:
-            pool: N, seeds of the prompt; their indices are 0 … N-1.
-            keep: K, how many are chosen; if odd, one more of the bottom than of the top.
-            prompt_id: of the candidates that `select` returns.
-            iteration: part of the address of a draw.
+            pool: N, the number of seeds of the prompt; their indices are 0 … N-1.
+            keep: K, the number of chosen seeds; if odd, the bottom gets one more than the top.
+            prompt_id: prompt of the candidates that `select` returns.
+            iteration: part of the address of the random draw.
 
         Raises:
             ValueError: K is below 2 or above N.
@@ -98,15 +99,15 @@ class PromptSelection:
         self._rule, self._iteration = rule, iteration
         self._normalizer: Normalizer | None = None
         self._rows: dict[int, tuple[Scores, int]] = {}
-        """Seed → the row of a record that has its scores."""
+        """Seed → the record with its scores, and the row in it."""
         self._dropped: set[int] = set()
 
     def add(self, indices: Sequence[int], scores: Scores, dropped: Collection[int] = ()) -> None:
-        """Take the scores of some seeds.
+        """Add the scores of some seeds.
 
         Args:
-            scores: a row for each of the `indices`. Rewards are rounded to float32.
-            dropped: those of the seeds whose previews were pruned, so that they cannot be chosen.
+            scores: one row per index of `indices`. Rewards are rounded to float32.
+            dropped: seeds whose previews were pruned; they cannot be chosen.
 
         Raises:
             ValueError: a reward is not finite, an index is outside the pool, or it was added before.
@@ -116,23 +117,25 @@ class PromptSelection:
                 raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
             if index in self._rows:
                 raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
-            if not math.isfinite(_float32(scores.rewards[row])):  # too large a value becomes infinite
+            if not math.isfinite(_float32(scores.rewards[row])):  # a value above float32's range becomes infinite
                 raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {scores.rewards[row]}")
             self._rows[index] = scores, row
         self._dropped.update(dropped)
 
     def scores(self, indices: Iterable[int]) -> Scores:
-        """Those of seeds that were added."""
+        """The scores of seeds that were added, in the order of `indices`."""
         return scores_of([self._rows[index] for index in indices])
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Of all seeds known so far, in the order of their indices; of a dropped one its early score."""
+        """Rewards of all seeds added so far, in the order of their indices. For a dropped seed, its early score."""
         return tuple(map(_float32, self.scores(sorted(self._rows)).rewards))
 
     def ranking(self, scores: Scores) -> tuple[float, ...]:
-        """What ranks samples of this prompt, given their scores, as float32 values: rewards, or normalized sums by the
-        statistics of the pool's seeds that were not dropped. The pool must be complete.
+        """The float32 values that rank samples of this prompt.
+
+        These are the rewards, or with `reward_weights` the sums of normalised rewards. Their statistics are those of
+        the pool's seeds that were not dropped. The pool must be complete.
         """
         if not self._rule.reward_weights:
             return scores.rewards
@@ -143,7 +146,7 @@ class PromptSelection:
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Seeds that were dropped, rising."""
+        """The dropped seeds, ascending."""
         return tuple(sorted(self._dropped))
 
     @property
@@ -152,10 +155,10 @@ class PromptSelection:
         return len(self._rows) == self.pool
 
     def select(self) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
-        """Top in falling and bottom in rising order of what ranks the pool.
+        """The top seeds from the best downwards, and the bottom seeds from the worst upwards, by `ranking`.
 
         Raises:
-            ValueError: the pool is not complete, or fewer than K of its seeds were not dropped.
+            ValueError: the pool is not complete, or fewer than K of its seeds remain after pruning.
         """
         if not self.complete:
             raise ValueError(f"prompt {self.prompt_id} has {len(self._rows)} of {self.pool} rewards")
@@ -175,15 +178,15 @@ def _float32(value: float) -> float:
 
 
 def selection_digest(selections: Iterable[Selection]) -> str:
-    """SHA-256, hex, over what was chosen: independent of the order of `selections`.
+    """SHA-256, in hex, of the chosen candidates; independent of the order of `selections`.
 
-    Hashed, by iteration and prompt id: both as netstrings, the sizes of top and bottom (uint32), then index (uint32)
-    and float32 reward of each chosen candidate, all little-endian.
+    Selections are hashed in the order of iteration and prompt id. Bytes of each, little-endian: iteration and prompt
+    id as netstrings; the sizes of top and bottom (uint32); index (uint32) and reward (float32) of each candidate.
 
     Raises:
         ValueError: two selections are of the same iteration and prompt.
     """
-    digest, ordered = hashlib.sha256(), sorted(selections, key=lambda each: (each.iteration, each.prompt_id))
+    digest, ordered = hashlib.sha256(), sorted(selections, key=lambda s: (s.iteration, s.prompt_id))
     for one, other in pairwise(ordered):
         if (one.iteration, one.prompt_id) == (other.iteration, other.prompt_id):
             raise ValueError(f"two selections of iteration {one.iteration}, prompt {one.prompt_id}")

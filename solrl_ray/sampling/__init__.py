@@ -1,1 +1,1 @@
-"""From noise to a latent: addressed random numbers, noise levels, solvers."""
+"""Sampling, from noise to a latent: addressed random numbers, noise levels, solvers."""

@@ -1,4 +1,4 @@
-"""How a run draws samples with the ODE."""
+"""Settings with which a run draws samples by integrating the ODE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from solrl_ray.config.schema import Config, Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """`steps` of `solver` on the noise levels of the model's schedule."""
+    """`steps` steps of `solver`, at the noise levels of the model's schedule."""
 
     model: Model
     """Size, guidance, text length and noise levels."""
@@ -19,5 +19,5 @@ class Drawing:
 
     @classmethod
     def of(cls, config: Config, steps: int | None = None) -> Self:
-        """That of a run's evaluations; `steps`: of a stage with other steps."""
+        """The settings of a run's evaluations. `steps`: number of steps, if another stage is drawn."""
         return cls(model=config.evaluated_model, steps=steps or config.evaluation.steps, solver=config.rollout.solver)

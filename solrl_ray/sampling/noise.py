@@ -1,27 +1,29 @@
 """Random numbers as pure functions of an address (design law 2).
 
-``torch.randn`` promises nothing across devices or versions; here every step is fixed, so that equal addresses
-give equal bits in every process, on every machine, with every library version:
+``torch.randn`` promises nothing across devices or versions. Here every step is fixed, so equal addresses give equal
+bits in every process, on every machine, with every library version:
 
 1. **Address → key.** The six fields of `Address`, in the order of the dataclass, are written as netstrings
    (``<length>:<UTF-8 text>,``, integers in decimal) and hashed with BLAKE2b-128, personalised with
    ``solrl_ray.noise``. The digest is read as four little-endian 32-bit words: words 0 and 1 are the Philox
-   key, words 2 and 3 the upper half of its counter. The lower half counts blocks from 0, so that one address
-   names 2**64 blocks of four words.
+   key, words 2 and 3 the upper half of its counter. The lower half counts blocks from 0, so one address has
+   2**64 blocks of four words.
 2. **Key → words.** Philox4x32-10 (Salmon et al., *Parallel Random Numbers: As Easy as 1, 2, 3*, SC11).
    Word ``4 b + j`` of a stream is output ``j`` of block ``b``; a shaped array is filled in C order.
-3. **Word → normal.** ``u = (word + 1/2) / 2**32``, exact and symmetric about 1/2, then the inverse normal
-   distribution function AS241 PPND16 (Wichura, *Applied Statistics* 37, 1988; relative error 1e-16), in
-   float64, rounded once to float32. Only IEEE-exact operations are used (``+ - * /``, square root,
-   ``frexp``); the logarithm is our own series, because libm's differs in the last bit between platforms.
+3. **Word → normal.** ``u = (word + 1/2) / 2**32`` is exact and symmetric about 1/2. It is mapped by the inverse
+   normal distribution function AS241 PPND16 (Wichura, *Applied Statistics* 37, 1988; relative error 1e-16), in
+   float64, and rounded once to float32. Only IEEE-exact operations are used (``+ - * /``, square root,
+   ``frexp``). The logarithm is a series of our own, because libm's differs in the last bit between platforms.
 
-One 32-bit word a normal: values reach ±6.34 (beyond lies a mass of 2**-32, one number in four billion), and
-neighbouring values are 6e-10 apart near 0, 5e-8 at ±3 sigma (finer than float32 there), 1.6e-4 at ±5 sigma
-and 0.17 in the last step. Two of n numbers share a word with probability n**2 / 2**33, which does not matter
-to noise.
+Each normal uses one 32-bit word, which limits range and resolution:
 
-Box-Muller needs a logarithm and a cosine, which differ in the last bit between libraries. Ziggurat rejects words, so
-its numbers have no fixed addresses.
+- Values reach ±6.34; the mass beyond is 2**-32, one number in four billion.
+- Neighbouring values are 6e-10 apart near 0, 5e-8 at ±3 sigma (finer than float32 at that value), 1.6e-4 at ±5 sigma
+  and 0.17 at the ends.
+- Two of n numbers share a word with probability n**2 / 2**33, which does not matter for noise.
+
+Not Box-Muller: it needs a logarithm and a cosine, which differ in the last bit between libraries. Not Ziggurat: it
+rejects words, so its numbers have no fixed addresses.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from numpy.typing import NDArray
 
 from solrl_ray.records import Address
 
-if TYPE_CHECKING:  # takes seconds; drawing numbers does not need it
+if TYPE_CHECKING:  # importing torch takes seconds, and drawing numbers does not need it
     import torch
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -51,9 +53,9 @@ _32 = np.uint64(32)
 _LN_2 = 0.6931471805599453
 _ATANH_TERMS = tuple(1.0 / (2 * k + 1) for k in range(12))
 
-# AS241 PPND16, coefficients of falling powers. The centre is a function of 0.180625 - (u - 1/2)**2, the tail of
-# sqrt(-log(min(u, 1 - u))) - 1.6. AS241's third piece, for min(u, 1 - u) < 1.4e-11, is out of reach of a 32-bit word,
-# whose smallest u is 2**-33 = 1.2e-10.
+# AS241 PPND16: coefficients of falling powers. The centre is a function of 0.180625 - (u - 1/2)**2, the tail a function
+# of sqrt(-log(min(u, 1 - u))) - 1.6. AS241's third piece, for min(u, 1 - u) < 1.4e-11, is never needed: the smallest u
+# of a 32-bit word is 2**-33 = 1.2e-10.
 # fmt: off
 _CENTRE_NUMERATOR = (
     2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
@@ -82,7 +84,7 @@ def standard_normal(address: Address, shape: tuple[int, ...]) -> NDArray[np.floa
 def initial_noise(addresses: Sequence[Address], shape: tuple[int, ...]) -> torch.Tensor:
     """One standard normal latent per address: float32 [len(addresses), *shape], on the CPU.
 
-    Row i depends on ``addresses[i]`` alone and equals ``standard_normal(addresses[i], shape)``.
+    Row i depends only on ``addresses[i]`` and equals ``standard_normal(addresses[i], shape)``.
     """
     import torch
 
@@ -92,7 +94,7 @@ def initial_noise(addresses: Sequence[Address], shape: tuple[int, ...]) -> torch
 
 def uniform(address: Address, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Independent uniform numbers in (0, 1), float64 `shape`; multiples of 2**-53, symmetric about 1/2."""
-    # 52 bits and a half make 53, the most that float64 holds exactly, so neither 0 nor 1 can occur.
+    # 52 bits plus the half take 53 bits, which float64 holds exactly, so neither 0 nor 1 can occur.
     integers = _integers_64(address, math.prod(shape)) >> np.uint64(12)
     return ((integers.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
@@ -100,7 +102,7 @@ def uniform(address: Address, shape: tuple[int, ...]) -> NDArray[np.float64]:
 def permutation(address: Address, n: int) -> NDArray[np.int64]:
     """A permutation of 0 … n-1, int64 [n], each with the same probability up to n**2 / 2**65.
 
-    It sorts n addressed 64-bit integers; equal integers keep their positions' order.
+    The permutation sorts n addressed 64-bit integers; equal integers keep their order.
     """
     return np.argsort(_integers_64(address, n), kind="stable").astype(np.int64)
 
@@ -147,13 +149,13 @@ def _normals(addresses: Sequence[Address], count: int) -> NDArray[np.float32]:
 
 
 def _integers_64(address: Address, count: int) -> NDArray[np.uint64]:
-    """`count` 64-bit integers, each of two words, the low one first."""
+    """`count` 64-bit integers, each made of two words, the low word first."""
     words = _words([address], 2 * count)[0]
     return words[0::2] | (words[1::2] << _32)
 
 
 def _words(addresses: Sequence[Address], count: int) -> Words:
-    """The first `count` words of each address' stream: [len(addresses), count]."""
+    """The first `count` words of each address's stream: [len(addresses), count]."""
     streams = np.array([_stream(address) for address in addresses], dtype=np.uint64).reshape(-1, 4, 1)
     blocks = -(-count // 4)
     block = np.arange(blocks, dtype=np.uint64)[None, :]
@@ -163,15 +165,16 @@ def _words(addresses: Sequence[Address], count: int) -> Words:
 
 
 def _stream(address: Address) -> tuple[int, ...]:
-    """Four 32-bit words of the address' stream: Philox key, then upper half of the counter."""
+    """Four 32-bit words that start the address's stream: Philox key, then upper half of the counter."""
     texts = [str(value).encode() for value in astuple(address)]
     encoded = b"".join(b"%d:%s," % (len(text), text) for text in texts)
-    # Not this module's name: the word is part of every number and must not change.
+    # A constant, not this module's name: every number depends on it, so it must not change.
     digest = hashlib.blake2b(encoded, digest_size=16, person=b"solrl_ray.noise").digest()
     return tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
 
 
 def _horner(coefficients: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The polynomial with these coefficients of falling powers, at x."""
     value = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         value = value * x + coefficient
@@ -179,10 +182,10 @@ def _horner(coefficients: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[
 
 
 def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Natural logarithm of positive normal numbers, from exact operations alone.
+    """Natural logarithm of positive normal numbers, computed with exact operations only.
 
-    With x = m 2**e and m in [sqrt(1/2), sqrt(2)): log x = e ln 2 + 2 atanh(s), s = (m - 1) / (m + 1). As
-    s**2 < 0.0295, twelve terms of the series of atanh leave a relative error below 1e-19.
+    With x = m 2**e and m in [sqrt(1/2), sqrt(2)): log x = e ln 2 + 2 atanh(s), s = (m - 1) / (m + 1). Since
+    s**2 < 0.0295, twelve terms of the atanh series leave a relative error below 1e-19.
     """
     m, e = np.frexp(x)
     below = m < 0.7071067811865476

@@ -1,10 +1,10 @@
 """Stochastic samplers for rectified flow, and the log-probabilities of their steps.
 
-Every step of the published samplers is gaussian with a mean that is linear in state and velocity,
+Each step of the published samplers is Gaussian. Its mean is linear in state and velocity:
 
-    x_next ~ N(x_weight · x + v_weight · v, std²),
+    x_next ~ N(x_weight · x + v_weight · v, std²)
 
-so a step is a few numbers, computed in float64; states are float32. With dt = sigma_next - sigma < 0:
+So a step is described by a few numbers, computed in float64; states are float32. With dt = sigma_next - sigma < 0:
 
 ========= =================================================== =====================
 sampler   mean                                                std
@@ -15,7 +15,7 @@ cps       (1 - sigma_next) x0 + sqrt(sigma_next² - std²) x1   sigma_next sin(a
 Euler     x + v dt                                            0
 ========= =================================================== =====================
 
-where s = a sqrt(sigma / (1 - sigma)) for flow_sde, x0 = x - sigma v and x1 = x + (1 - sigma) v.
+with s = a sqrt(sigma / (1 - sigma)) for flow_sde, x0 = x - sigma v, and x1 = x + (1 - sigma) v.
 
 Sources: Flow-GRPO (arXiv 2505.05470), DanceGRPO (arXiv 2505.07818), CPS (arXiv 2509.05952), with their released code.
 """
@@ -36,29 +36,33 @@ from solrl_ray.sampling.solvers import SolverState, Velocity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One step's distribution. A log-probability is a mean over the elements of a latent, not a sum: published clip
-    ranges are in that unit."""
+    """Distribution of one step. A log-probability is a mean over the elements of a latent, not a sum: published clip
+    ranges are in that unit.
+    """
 
     x_weight: float
     v_weight: float
     std: float
-    """0: an Euler step, without a density."""
+    """Standard deviation; 0 for an Euler step, which has no density."""
     precision: float = 0.0
-    """log p = log_normalizer - precision · mean (x_next - mean)²."""
+    """log p = log_normalizer - precision · average((x_next - mean)²) over the elements of a latent."""
     log_normalizer: float = 0.0
     kl_weight: float = 0.0
-    """Of mean (mean_theta - mean_reference)². Flow-GRPO as released leaves dt out of it: 1 / (2 s²)."""
+    """Weight of average((mean_theta - mean_reference)²) in the KL term. 1 / (2 s²) as in the released code of
+    Flow-GRPO, which leaves out dt.
+    """
 
 
 def euler(sigma: float, sigma_next: float) -> Transition:
+    """The deterministic step along the ODE."""
     return Transition(x_weight=1.0, v_weight=sigma_next - sigma, std=0.0)
 
 
 def sde(sigma: float, sigma_next: float, s: float, noisy: float | None = None) -> Transition:
-    """Euler-Maruyama with noise scale `s`, above 0.
+    """Euler-Maruyama step with noise scale `s` > 0.
 
-    `noisy` is how much of the step from `sigma` down to `sigma_next` is stochastic (default: all); the rest follows the
-    ODE.
+    `noisy`: length of the stochastic part of the step from `sigma` down to `sigma_next` (default: all of it). The
+    remaining length follows the ODE.
     """
     dt = sigma_next - sigma
     noisy = -dt if noisy is None else noisy
@@ -75,8 +79,10 @@ def sde(sigma: float, sigma_next: float, s: float, noisy: float | None = None) -
 
 
 def cps(sigma: float, sigma_next: float, noise_level: float) -> Transition:
-    """Coefficient-preserving: the noise in x_next amounts to sigma_next. Its released log-probability lacks variance
-    and constants, so its ratios have another scale. To sigma_next 0 it is Euler's step.
+    """Coefficient-preserving step: the total noise in x_next has standard deviation sigma_next.
+
+    The released log-probability has no variance and no constants, so probability ratios have another scale than those
+    of `sde`. With sigma_next 0 the step is Euler's.
     """
     std = sigma_next * math.sin(noise_level * math.pi / 2)
     if std == 0:
@@ -94,7 +100,8 @@ def cps(sigma: float, sigma_next: float, noise_level: float) -> Transition:
 def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: float | None = None) -> Transition:
     """The stochastic step ``grid[step] → grid[step + 1]`` of `sampler`; `noisy` as for `sde`.
 
-    At sigma 1 Flow-SDE's scale is infinite; the next sigma of the grid is used there, as released.
+    At sigma 1 the scale of Flow-SDE is infinite. As in the released code, it is computed from the next sigma of the
+    grid instead.
     """
     sigma, sigma_next = grid[step], grid[step + 1]
     if isinstance(sampler, Cps):
@@ -107,27 +114,29 @@ def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverStep:
-    """One step of a trajectory, and the source of its noise."""
+    """One step of a trajectory, and the normals that make up its noise."""
 
     sigma: float
     transition: Transition
     increments: tuple[tuple[int, float], ...]
-    """(step of the full schedule, weight) of the standard normals whose weighted sum is its noise."""
+    """(step of the full schedule, weight) of each standard normal; their weighted sum is the noise of this step."""
 
 
 def nested(full: int, steps: int) -> list[int]:
-    """`steps` + 1 of the grid points 0 … `full`, both ends among them, as evenly as whole numbers allow."""
+    """`steps` + 1 of the grid points 0 … `full`, including both ends, spaced as evenly as integers allow."""
     return [(2 * j * full + steps) // (2 * steps) for j in range(steps + 1)]
 
 
 def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0) -> list[SolverStep]:
-    """The steps of a trajectory that takes `steps` of the full schedule's, and its noise from the same Brownian path.
+    """Plan a trajectory of `steps` steps that follows the same Brownian path as the full schedule.
 
-    The increment of a longer step is the sum of those inside it, sqrt(dt_i) z_i, which is again a standard normal times
-    the square root of the stochastic length. So a preview follows the path of the full trajectory, up to its own
-    discretisation error. `start` is the first step of the sampler's window, if it has one.
+    A longer step covers several steps of the full schedule. Its noise is the sum of their increments sqrt(dt_i) z_i,
+    which is again a standard normal times the square root of the stochastic length. So a preview follows the path of
+    the full trajectory, up to its discretisation error.
 
-    `grid`: sigmas of the full schedule, [full + 1], from 1 to 0.
+    Args:
+        grid: sigmas of the full schedule, [full + 1], from 1 to 0.
+        start: first step of the sampler's window, if it has one.
     """
     full = len(grid) - 1
     noisy = range(full if isinstance(sampler, FlowSde) else full - 1)
@@ -138,7 +147,7 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
     planned = []
     for k, (first, end) in enumerate(pairwise(points)):
         lengths = {i: grid[i] - grid[i + 1] for i in range(first, end) if i in noisy}
-        # DanceGRPO decodes its last step's estimate of x0, which is Euler's step to 0.
+        # DanceGRPO decodes the x0 estimate of its last step; that equals Euler's step to 0.
         if not lengths or (isinstance(sampler, DanceSde) and k == steps - 1):
             planned.append(SolverStep(sigma=coarse[k], transition=euler(coarse[k], coarse[k + 1]), increments=()))
             continue
@@ -159,15 +168,15 @@ def integrate(
     *,
     keep: Container[int] = (),
 ) -> tuple[SolverState, list[Tensor]]:
-    """Carries `state`, initially noise, along the steps.
+    """Integrates from `state`, initially noise, along `steps`.
 
     Args:
-        state: of latents [batch, *latent_shape], float32.
-        increments: standard normals of the full schedule's steps, each of the shape of the latents and on their device.
-        keep: which latents are returned: 0 for those of `state`, i for those after step i.
+        state: its latents are float32 [batch, *latent_shape].
+        increments: step of the full schedule → its standard normals, with the latents' shape and device.
+        keep: which latents to return as well: 0 for those of `state`, i for those after step i.
 
     Returns:
-        The state after the last step, and the latents of `keep` in their order.
+        The state after the last step, and the kept latents in step order.
     """
     kept = [state.latents] if 0 in keep else []
     for count, step in enumerate(steps, start=1):
@@ -183,24 +192,24 @@ def integrate(
 
 
 def mean(transitions: Coefficients, x: Tensor, v: Tensor) -> Tensor:
-    """Mean of x_next, shape and dtype of `x`."""
+    """Mean of x_next, with the shape and dtype of `x`."""
     return per_sample(transitions.x_weight, x) * x + per_sample(transitions.v_weight, x) * v
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """[batch] reshaped to broadcast over a [batch, …] tensor."""
+    """Values [batch], reshaped to broadcast over a tensor [batch, …]."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def log_probability(transitions: Coefficients, x_next: Tensor, mean: Tensor) -> Tensor:
-    """Mean over elements of log p(x_next), [batch]."""
+    """log p(x_next), averaged over the elements of each latent: [batch]."""
     squared = torch.square(x_next - mean).flatten(1).mean(dim=1)
     return transitions.log_normalizer - transitions.precision * squared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """Transitions of a batch, one a sample: each field is float32 [batch], on the device of the latents."""
+    """Transitions of a batch, one per sample. Each field is a tensor [batch], as `Transition`'s field of that name."""
 
     x_weight: Tensor
     v_weight: Tensor
@@ -210,8 +219,8 @@ class Coefficients:
 
     @classmethod
     def of(cls, transitions: Sequence[Transition], device: torch.device, dtype: torch.dtype) -> Coefficients:
-        columns = {
+        fields = {
             name: torch.tensor([getattr(t, name) for t in transitions], dtype=dtype, device=device)
             for name in cls.__dataclass_fields__
         }
-        return cls(**columns)
+        return cls(**fields)

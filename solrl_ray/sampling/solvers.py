@@ -1,5 +1,6 @@
-"""Deterministic ODE solvers (Euler, DPM-Solver++) for rectified flow: x_sigma = (1 - sigma) x0 + sigma noise, v = noise
-- x0.
+"""Deterministic ODE solvers (Euler, DPM-Solver++) for rectified flow.
+
+Convention: x_sigma = (1 - sigma) x0 + sigma · noise, velocity v = noise - x0.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, TypeAlias
 import torch
 
 Velocity: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
-"""(latents, sigma) → velocity, of the latents' shape and dtype."""
+"""(latents, sigma) → velocity, with the latents' shape and dtype."""
 
 
 Solver: TypeAlias = Literal["euler", "dpm2"]
@@ -21,22 +22,22 @@ Solver: TypeAlias = Literal["euler", "dpm2"]
 
 @dataclass(frozen=True, slots=True)
 class SolverState:
-    """The state of an integration. Rows, the first dimension, are independent: some of them can continue alone, in
-    other batches.
+    """State of an integration. Rows (the first dimension) are independent: any of them can continue alone or in another
+    batch.
     """
 
     latents: torch.Tensor
     """[batch, *latent_shape]."""
     x0: torch.Tensor | None = None
-    """The last step's estimate of the clean latents, x - sigma v; None before the first step."""
+    """Estimate of the clean latents from the last step, x - sigma v; None before the first step."""
 
     def rows(self, indices: torch.Tensor) -> SolverState:
-        """These rows, in this order."""
+        """The state of these rows, in this order."""
         return SolverState(self.latents[indices], None if self.x0 is None else self.x0[indices])
 
 
 def together(states: Sequence[SolverState]) -> SolverState:
-    """The rows of several states that have taken at least one step."""
+    """Concatenate the rows of several states, each of which has taken at least one step."""
     return SolverState(torch.cat([s.latents for s in states]), torch.cat([s.x0 for s in states if s.x0 is not None]))
 
 
@@ -49,34 +50,35 @@ def advance(
     first: int = 0,
     end: int | None = None,
 ) -> SolverState:
-    """Carries `state` along the velocity field from sigma 1, noise, to 0, with one evaluation a step; or only by the
-    steps ``first … end - 1``.
+    """Integrates `state` along the velocity field from sigma 1 (noise) to 0, with one evaluation per step.
+
+    With `first` and `end`, only the steps ``first … end - 1`` are taken.
 
     Args:
         velocity: called with the latents and their sigma.
-        state: of latents [batch, *latent_shape] float32 (float64 for reference runs).
-        sigmas: float64 [steps + 1], falling, last one 0 (`schedules.sigmas`).
-        solver: ``euler``, or ``dpm2``: DPM-Solver++(2M) in x0 form.
+        state: its latents are [batch, *latent_shape], float32 (float64 for reference runs).
+        sigmas: float64 [steps + 1], strictly falling, the last one 0 (`schedules.sigmas`).
+        solver: ``euler``, or ``dpm2`` for DPM-Solver++(2M) in x0 form.
 
     Raises:
-        ValueError: unknown solver, a state that is not float32 or float64, sigmas that do not fall to 0, or a velocity
-            of another shape or dtype than the latents.
+        ValueError: the solver is unknown, the latents are not float32 or float64, the sigmas do not fall to 0, or a
+            velocity has another shape or dtype than the latents.
     """
     if solver not in _STEPS:
-        raise ValueError(f"solver is {solver!r}; known are 'euler' and 'dpm2'")
+        raise ValueError(f"solver is {solver!r}; choose 'euler' or 'dpm2'")
     if state.latents.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"the solver's state is float32 or float64, not {state.latents.dtype}")
-    # Python floats: coefficients are computed in float64, whatever the state's dtype.
+        raise ValueError(f"solvers take latents in float32 or float64, not {state.latents.dtype}")
+    # Python floats, so that coefficients are computed in float64 whatever the state's dtype.
     grid: list[float] = sigmas.tolist()
     if len(grid) < 2 or grid[-1] != 0.0 or any(a <= b for a, b in pairwise(grid)):
-        raise ValueError(f"sigmas must fall strictly and end in 0, got {grid}")
+        raise ValueError(f"sigmas must fall strictly and end in 0, but are {grid}")
     for step in range(first, len(grid) - 1 if end is None else end):
         latents, sigma = state.latents, grid[step]
         v = velocity(latents, sigma)
         if v.shape != latents.shape or v.dtype != latents.dtype:
             raise ValueError(
                 f"velocity at sigma {sigma} is {v.dtype} {list(v.shape)}, "
-                f"the latents are {latents.dtype} {list(latents.shape)}"
+                f"but the latents are {latents.dtype} {list(latents.shape)}"
             )
         state = _STEPS[solver](state, v, grid, step)
     return state
@@ -90,8 +92,8 @@ def _euler(state: SolverState, v: torch.Tensor, sigmas: list[float], step: int) 
 def _dpm2(state: SolverState, v: torch.Tensor, sigmas: list[float], step: int) -> SolverState:
     """DPM-Solver++(2M) (arXiv 2211.01095, algorithm 2) for alpha = 1 - sigma.
 
-    The paper's step z <- (sigma_next / sigma) z - alpha_next (e^-h - 1) D simplifies, because here
-    alpha_next (1 - e^-h) = 1 - sigma_next / sigma; a first-order step (D = x0) then equals Euler's.
+    The paper's step is z <- (sigma_next / sigma) z - alpha_next (e^-h - 1) D. It simplifies, because here
+    alpha_next (1 - e^-h) = 1 - sigma_next / sigma. A first-order step (D = x0) then equals Euler's.
     """
     sigma, sigma_next = sigmas[step : step + 2]
     x0 = state.latents - sigma * v
@@ -102,19 +104,19 @@ def _dpm2(state: SolverState, v: torch.Tensor, sigmas: list[float], step: int) -
 
 
 def _second_order_weight(sigmas: list[float], step: int) -> float:
-    """Weight 1 / (2 r0) of x0 - x0_before, where r0 = h_before / h and h is a step in log signal-to-noise.
+    """Weight of x0 - x0_before: 1 / (2 r0), with r0 = h_before / h and h the step in log signal-to-noise ratio.
 
-    It is 0 in the first step, which has no step before, and in the last, where h is infinite. In the second step
-    h_before is infinite, because sigma was 1, so that step is first-order as well.
+    The weight is 0 in the first step, which has no predecessor, and in the last step, where h is infinite. It is also 0
+    in the second step: h_before is infinite, because sigma was 1.
     """
     if step == 0 or step == len(sigmas) - 2:
         return 0.0
-    before, here, after = (_log_snr(sigma) for sigma in sigmas[step - 1 : step + 2])
-    return (after - here) / (2.0 * (here - before))
+    before, now, after = (_log_snr(sigma) for sigma in sigmas[step - 1 : step + 2])
+    return (after - now) / (2.0 * (now - before))
 
 
 def _log_snr(sigma: float) -> float:
-    """lambda = ln(alpha / sigma) with alpha = 1 - sigma."""
+    """Log signal-to-noise ratio, lambda = ln(alpha / sigma), with alpha = 1 - sigma."""
     return -math.inf if sigma == 1.0 else math.log(1.0 - sigma) - math.log(sigma)
 
 

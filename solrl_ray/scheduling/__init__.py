@@ -1,1 +1,1 @@
-"""Which worker does what, and what counts; pure, without clocks or Ray."""
+"""Scheduling: assigns units to workers and decides which results count; pure, without clocks or Ray."""

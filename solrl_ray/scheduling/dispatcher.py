@@ -1,6 +1,6 @@
-"""Which unit goes to which worker. Pure: it knows units, names of workers and what they hold.
+"""Assigns work units to workers. Pure: it knows units, and each worker's name and policy revision.
 
-Runs and evaluations both use this one class.
+Training runs and evaluations both use it.
 
 Life of a unit::
 
@@ -8,10 +8,13 @@ Life of a unit::
               ▲                    │
               └─────── lost ───────┘
 
-Invariants: a unit is out with at most one worker; a worker only gets units of the revision that it holds, and at most
-`max_inflight` at a time; units go out by their `order`, so a unit that returns goes before those after it. A worker
-gets no second unit if another worker without any is about to be ready and could take it: one of the last units would
-wait behind another, beside an idle worker.
+Invariants:
+
+- A unit is out with at most one worker.
+- A worker gets only units of the revision that it holds, and at most `max_inflight` at a time.
+- Units go out by their `order`, so a returned unit keeps its place in the queue.
+- A worker gets no second unit if an idle worker is about to be ready and could take it. Otherwise one of the last units
+  would queue at a busy worker, next to an idle one.
 
 >>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> dispatcher = Dispatcher(max_inflight=2)
@@ -19,9 +22,9 @@ wait behind another, beside an idle worker.
 >>> dispatcher.assign()
 []
 >>> dispatcher.ready("explorer-0", "explorers", holds=("old", 0))
->>> [(each.worker, each.unit.id) for each in dispatcher.assign()]
+>>> [(assignment.worker, assignment.unit.id) for assignment in dispatcher.assign()]
 [('explorer-0', 'explore/0/p/0-1')]
->>> [each.id for each in dispatcher.lost("explorer-0")]
+>>> [unit.id for unit in dispatcher.lost("explorer-0")]
 ['explore/0/p/0-1']
 >>> dispatcher.waiting()
 1
@@ -38,7 +41,7 @@ from solrl_ray.records import WorkUnit
 Held = tuple[str, int]
 """Policy and revision that a worker holds, or that a unit needs."""
 Order = tuple[int, ...]
-"""Lower ones go out first."""
+"""Priority of a unit; lower values go out first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,9 @@ class _Entry:
 class _Worker:
     pool: str
     holds: Held | None = None
-    """What it has proved; None while it may get no unit."""
+    """Policy and revision whose weights it has proved; None while it may get no unit."""
     units: list[WorkUnit] = field(default_factory=list)
-    """In the order in which it does them."""
+    """Its units, in processing order."""
 
 
 class Dispatcher:
@@ -73,25 +76,25 @@ class Dispatcher:
         """`max_inflight`: units that a worker may have at a time (``fleet.max_inflight``)."""
         self._max_inflight = max_inflight
         self._entries: dict[str, _Entry] = {}
-        """By unit id."""
+        """Unit id → its entry."""
         self._queues: defaultdict[tuple[str, Held], list[tuple[Order, str]]] = defaultdict(list)
-        """Order and id of waiting units; outdated entries are skipped."""
+        """Pool and revision → order and id of waiting units, as a heap; outdated entries are skipped."""
         self._waiting: Counter[tuple[str, Held]] = Counter()
-        """Units that wait for a worker, by pool and revision."""
+        """Pool and revision → number of waiting units."""
         self._free: defaultdict[tuple[str, Held], list[tuple[int, str]]] = defaultdict(list)
-        """Number of units and name of workers with a free slot; outdated entries are skipped."""
+        """Pool and revision → number of units and name of workers with a free slot; outdated entries are skipped."""
         self._workers: dict[str, _Worker] = {}
         self._holders: Counter[tuple[str, Held]] = Counter()
-        """Workers that may get units, by pool and revision."""
+        """Pool and revision → number of workers that may get units."""
 
     # Units
 
     def add(self, unit: WorkUnit, *, pool: str, order: Order, holds: Held | None = None) -> None:
-        """Queue a unit. Adding one again that has no answer yet changes nothing.
+        """Queue a unit. Adding it again before it is answered changes nothing.
 
         Args:
-            order: units of a lower one go first.
-            holds: what a worker must hold to do it, if not the unit's own policy and revision.
+            order: units with a lower order go out first.
+            holds: policy and revision that a worker must hold for it; None: those of the unit.
         """
         if unit.id not in self._entries:
             entry = self._entries[unit.id] = _Entry(unit, (pool, holds or (unit.policy, unit.revision)), order)
@@ -104,13 +107,13 @@ class Dispatcher:
             self._count_waiting(entry, -1)
 
     def waiting(self) -> int:
-        """How many units wait for a worker."""
+        """Number of units that wait for a worker."""
         return self._waiting.total()
 
     # Workers
 
     def ready(self, worker: str, pool: str, holds: Held) -> None:
-        """A worker has proved what it holds: from now on it gets units of that revision."""
+        """Note that a worker has proved its weights: from now on it gets units of that revision."""
         self.not_ready(worker)
         mine = self._workers.setdefault(worker, _Worker(pool))
         mine.holds = holds
@@ -118,19 +121,19 @@ class Dispatcher:
         self._offer_slot(worker, mine)
 
     def not_ready(self, worker: str) -> None:
-        """A worker gets no unit until it is `ready` again; it keeps its units."""
+        """Give a worker no further units until it is `ready` again; it keeps those it has."""
         mine = self._workers.get(worker)
         if mine is None or mine.holds is None:
             return
         place = mine.pool, mine.holds
         mine.holds = None
         self._holders[place] -= 1
-        if not self._holders[place]:  # else slots of every revision would be kept
+        if not self._holders[place]:  # otherwise slots of old revisions would accumulate
             del self._holders[place]
             self._free.pop(place, None)
 
     def lost(self, worker: str) -> list[WorkUnit]:
-        """Forget a worker; returns its units, which wait for another one now."""
+        """Forget a worker; returns its units, which are queued for other workers again."""
         self.not_ready(worker)
         mine = self._workers.pop(worker, None)
         held = [self._entries.get(unit_id) for unit_id in {unit.id: None for unit in mine.units}] if mine else []
@@ -141,11 +144,11 @@ class Dispatcher:
         return [entry.unit for entry in returned]
 
     def units_of(self, worker: str) -> list[WorkUnit]:
-        """A worker's units, in the order in which it does them."""
+        """A worker's units, in processing order."""
         return list(self._workers[worker].units) if worker in self._workers else []
 
     def answered(self, worker: str, unit: WorkUnit) -> None:
-        """A worker has answered a unit, rightly or not: its slot is free and the unit is forgotten."""
+        """Note a worker's answer, valid or not: frees its slot and forgets the unit."""
         mine = self._workers.get(worker)
         if mine is not None and unit in mine.units:
             mine.units.remove(unit)
@@ -157,19 +160,19 @@ class Dispatcher:
     # The decision
 
     def assign(self) -> list[Assignment]:
-        """Give waiting units to free slots, the least busy workers first."""
-        found: list[Assignment] = []
+        """Assign waiting units to free slots; the workers with the fewest units come first."""
+        assignments: list[Assignment] = []
         for place, queue in list(self._queues.items()):
             while (entry := self._next_unit(place, queue)) is not None and (
                 worker := self._next_slot(place)
             ) is not None:
                 heapq.heappop(queue)
-                found.append(self._give(worker, entry))
+                assignments.append(self._assign_to(worker, entry))
             if not queue:
                 del self._queues[place]
-        return found
+        return assignments
 
-    def _give(self, worker: str, entry: _Entry) -> Assignment:
+    def _assign_to(self, worker: str, entry: _Entry) -> Assignment:
         self._count_waiting(entry, -1)
         entry.worker = worker
         mine = self._workers[worker]
@@ -200,23 +203,23 @@ class Dispatcher:
         return None
 
     def _next_slot(self, place: tuple[str, Held]) -> str | None:
-        """Take a slot of the worker with the fewest units that may have one more, by name among equals."""
+        """Take a free slot of the worker with the fewest units; ties are broken by name."""
         free = self._free[place]
         while free:
             units, worker = free[0]
             mine = self._workers.get(worker)
             is_true = mine is not None and (mine.pool, mine.holds) == place and len(mine.units) == units
             if is_true and units and self._is_kept_for_others(place):
-                return None  # it gets the unit once it is free, if no other worker has taken it
+                return None  # this worker gets the unit once it is idle, unless another worker takes it first
             heapq.heappop(free)
             if is_true:
                 return worker
         return None
 
     def _is_kept_for_others(self, place: tuple[str, Held]) -> bool:
-        """Whether as many workers as units wait: workers without units that still load weights."""
+        """True if there are at least as many idle workers that still load weights as waiting units."""
         waiting = self._waiting[place]
-        if waiting > len(self._workers):  # counting takes time
+        if waiting > len(self._workers):  # avoids counting
             return False
         mates = (mine for mine in self._workers.values() if mine.pool == place[0])
         return waiting <= sum(mine.holds is None and not mine.units for mine in mates)

@@ -1,12 +1,12 @@
 """The state of one iteration: candidates, selections and finished sample groups. Pure.
 
-Per prompt, in two stages and in one::
+Life of a prompt, in two stages and in one::
 
     explore units ──record──► all in? ──► Selection ──► a regenerate unit ──record_group──► finished
     sample units ───record──► all in? ──► Selection ──► a group of kept samples ──record_group──► finished
 
-A prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival
-order, retries and duplicates change nothing. `scheduling.dispatcher` decides which worker does what.
+A prompt moves on as soon as its own units are in. The result depends only on the accepted results: arrival order,
+retries and duplicates change nothing. `scheduling.dispatcher` assigns units to workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IterationPlan:
     revision: int
     """The revision that samples the chosen seeds again."""
     staleness: int = 0
-    """Revisions that the explorers are behind it (`staleness_of`)."""
+    """Number of revisions by which the explorers are behind `revision` (`staleness_of`)."""
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
@@ -44,15 +44,17 @@ class IterationPlan:
     """Candidates per unit of a pool; divides `pool`."""
     selection: SelectionRule = BEST_AND_WORST
     one_stage: bool = False
-    """Whether the pool's own samples are learned from, instead of sampling the chosen seeds again."""
+    """True: the learner trains on the pool's samples. False: the chosen seeds are sampled again at full precision."""
     policy_digest: str = ""
-    """LoRA digest of the policy that explores: a journal of the same revision with other bytes is not continued."""
+    """LoRA digest of the exploring policy: a journal of the same revision with other bytes is not continued."""
     score_class: str = ""
-    """Of explorers and regenerators: scores of other classes are never mixed with theirs, not even after a resume."""
+    """Score class of the samplers. Scores of different classes are never mixed, not even after a resume."""
     prune: Pruning | None = None
-    """Pruning of each of the pool's units; None if all candidates are sampled to the end."""
+    """Pruning of each unit of a pool; None if all candidates are sampled to the end."""
     reproducible: bool = True
-    """Whether scores are reproducible. If not, the first counts, and repeated results are compared by samples alone."""
+    """Whether scores are reproducible. If not, the first score counts, and repeated results are compared by their
+    samples only.
+    """
 
     @property
     def exploring_revision(self) -> int:
@@ -60,7 +62,7 @@ class IterationPlan:
         return self.revision - self.staleness
 
     def pool_units(self) -> list[WorkUnit]:
-        """All units of all pools, prompt by prompt, so that the first prompts complete early."""
+        """All units of all pools, ordered by prompt, so that the first prompts complete early."""
         return [unit for prompt_id in self.prompt_ids for unit in self.pool_units_of(prompt_id)]
 
     def pool_units_of(self, prompt_id: str) -> list[WorkUnit]:
@@ -91,19 +93,19 @@ class Counts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSummary:
     selections: tuple[Selection, ...]
-    """In prompt order."""
+    """One per prompt, in prompt order."""
     proxy_mean: float
     counts: Counts
     violations: tuple[str, ...] = ()
-    """A sentence for each repeated result with other bytes; the first one counted."""
+    """One sentence for each repeated result whose bytes differed; the first result counts."""
     rewards: tuple[tuple[float, ...], ...] = ()
-    """Of each group, in prompt order, to compare with the selections'. Of several with their own statistics: normalized
-    sums.
+    """Rewards of each group, in prompt order, comparable with those of the selections. If each reward has its own
+    statistics: sums of normalised rewards.
     """
 
 
 def staleness_of(iteration: int, max_staleness: int) -> int:
-    """How many revisions behind the current one iteration `iteration` explores.
+    """Number of revisions by which exploration in `iteration` is behind the current revision.
 
     ::
 
@@ -111,9 +113,9 @@ def staleness_of(iteration: int, max_staleness: int) -> int:
         staleness 1   explore t (t-1) ─► explore t+1 (t) ─────────────────► explore t+2 (t+1) …
                                         regenerate t ─► update t ─► regenerate t+1 ─► …
 
-    Iteration t explores with exactly revision max(0, t - staleness), even if a newer one exists, so that the selection
-    does not depend on speed. An explorer loads the next revision when nothing is left to explore with its present one,
-    so that repeated units always find workers with their revision.
+    Iteration t explores with exactly revision max(0, t - staleness), even if a newer one exists. So the selection does
+    not depend on speed. An explorer loads the next revision only when nothing is left to explore with its current one,
+    so repeated units always find workers with their revision.
     """
     return min(iteration, max_staleness)
 
@@ -142,7 +144,7 @@ def plan_iteration(
 
 @lru_cache(maxsize=1024)
 def _indices(start: int, stop: int) -> tuple[int, ...]:
-    """Cached: pickle stores an object that many units of a message share only once."""
+    """Cached, so that units share the tuple: pickle stores a shared object once per message."""
     return tuple(range(start, stop))
 
 
@@ -152,7 +154,7 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 
 
 def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
-    """SHA-256 of a group's rewards, latents, trajectory and, if it has one, shape: what the learner will see.
+    """SHA-256 of the learner's input from a group: rewards, latents, and if present trajectory and shape.
 
     `scores`: include the rewards; only if they are reproducible.
     """
@@ -173,8 +175,8 @@ class IterationState:
         self.ledger = Ledger()
         self.selections: dict[str, Selection] = {}
         self.group_rewards: dict[str, tuple[float, ...]] = {}
-        """Prompt id → rewards of its accepted group; of several with their own statistics, their normalized sums as of
-        the prompt's pool, so that they compare with those of previews.
+        """Prompt id → rewards of its accepted group. If each reward has its own statistics: sums of rewards normalised
+        by the prompt's pool, so that they are comparable with those of previews.
         """
         self._units: dict[str, list[WorkUnit]] = {prompt_id: [] for prompt_id in plan.prompt_ids}
         """Prompt id → its units so far, in the order of their stages."""
@@ -186,10 +188,10 @@ class IterationState:
         self._plan(*plan.pool_units())
 
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
-        """Take an explorer's answer; returns the prompt's Selection once, with the last unit of its pool.
+        """Record an explorer's answer; the last unit of a prompt's pool returns the prompt's Selection.
 
-        Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite scores, pruned candidates
-        that contradict its early scores).
+        Raises ValueError for an invalid answer: wrong revision, wrong count, NaN or infinite scores, or pruned
+        candidates that contradict the early scores.
         """
         unit, plan = result.unit, self.plan
         if (unit.iteration, unit.revision) != (plan.iteration, plan.exploring_revision):
@@ -208,7 +210,10 @@ class IterationState:
         return outcome, self._select(unit.prompt_id) if pool.complete else None
 
     def record_group(self, group: SampleGroup) -> Outcome:
-        """Take the group of a prompt's regenerate unit. Raises ValueError if it is not what the selection asked for."""
+        """Record the group of a prompt's regenerate unit.
+
+        Raises ValueError if its indices or revision are not those of the selection, or a number is not finite.
+        """
         selection = self.selections.get(group.prompt_id)
         if selection is None:
             raise ValueError(f"group of prompt {group.prompt_id} came before its selection")
@@ -227,8 +232,9 @@ class IterationState:
         return outcome
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
-        """Units of a prompt without a result that counts. In one stage, a group is put together of samples of its pool
-        where it would be regenerated.
+        """Units of a prompt that still need a result.
+
+        In one stage, the regenerate unit stands for building the group from the pool's samples.
         """
         return tuple(unit for unit in self._units[prompt_id] if self.ledger.wants(unit.id))
 
@@ -237,13 +243,13 @@ class IterationState:
         return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
 
     def holds(self, group: SampleGroup) -> bool:
-        """Whether a group is the one that was accepted."""
+        """Whether `group` is the accepted group of its prompt."""
         unit = self.regenerate_unit(self.selections[group.prompt_id])
         same = (group.indices, group.revision) == (unit.indices, unit.revision)
         return same and self.group_digest_of(group.prompt_id) == self.digest(group)
 
     def digest(self, group: SampleGroup) -> str:
-        """The digest that a repeated group is compared by."""
+        """The digest by which repeated groups are compared."""
         return group_digest(group, scores=self.plan.reproducible)
 
     def group_digest_of(self, prompt_id: str) -> str:
@@ -251,22 +257,22 @@ class IterationState:
         return self.ledger.digest(self.regenerate_unit(self.selections[prompt_id]).id)
 
     def has_lost(self, prompt_id: str) -> bool:
-        """Whether a prompt's group was accepted and lost, and must be made again."""
+        """Whether a prompt's group was accepted, then lost, and must be recreated."""
         selection = self.selections.get(prompt_id)
         return selection is not None and self.ledger.wants_again(self.regenerate_unit(selection).id)
 
     def lose_group(self, prompt_id: str) -> None:
-        """Note that an accepted group is gone, and request it again."""
+        """Request an accepted group again, because its data is lost."""
         self.ledger.redo(self.regenerate_unit(self.selections[prompt_id]).id)
 
     def with_first_scores(self, group: SampleGroup) -> SampleGroup:
-        """A group of kept samples with the scores that chose them: samples that were made again may have others."""
+        """The group with the scores that chose its samples: samples made again may score differently."""
         if self.plan.reproducible:
             return group
         return replace(group, **self._pools[group.prompt_id].scores(group.indices).columns)
 
     def regenerate_unit(self, selection: Selection) -> WorkUnit:
-        """A selection, as a unit."""
+        """The unit that samples the chosen seeds of a selection again."""
         return WorkUnit(
             stage="regenerate",
             iteration=self.plan.iteration,
@@ -275,7 +281,7 @@ class IterationState:
             indices=tuple(c.index for c in selection.chosen),
         )
 
-    # What has come of it
+    # Results
 
     @property
     def complete(self) -> bool:
@@ -284,12 +290,12 @@ class IterationState:
 
     @property
     def violation(self) -> str:
-        """The sentence on the last violation."""
+        """The message on the latest violation."""
         return self._violations[-1]
 
     @property
     def proxy_mean(self) -> float:
-        """Mean of the rewards that rank all candidates of the iteration (summed in prompt and index order)."""
+        """Mean ranking reward of all candidates of the iteration, summed in prompt and index order."""
         scores = np.array([self._pools[p].rewards for p in self.plan.prompt_ids], dtype=np.float32)
         return float(np.mean(scores, dtype=np.float64))
 
@@ -345,10 +351,10 @@ class IterationState:
         return outcome
 
     def _refuse_scores(self, scores: UnitResult | SampleGroup, unit: WorkUnit) -> None:
-        """Raise ValueError unless each sample of the unit has all its numbers, and they are finite."""
+        """Raise ValueError unless every sample of the unit has all its scores, and all are finite."""
         count, weights = len(unit.indices), self.plan.selection.reward_weights
         sizes = [len(weights)] * count if weights else []
-        complete = len(scores.rewards) == count and [len(each) for each in scores.components] == sizes
+        complete = len(scores.rewards) == count and [len(values) for values in scores.components] == sizes
         if not complete or not all(map(math.isfinite, scores.numbers)):
             rewards = f", each with {len(weights)} rewards" if weights else ""
             raise ValueError(

@@ -1,14 +1,16 @@
-"""Which results of an iteration's units count. Pure.
+"""Decides which results of an iteration's units count. Pure.
 
-It judges results only; `scheduling.dispatcher` decides which worker does what.
+It only judges results; `scheduling.dispatcher` assigns units to workers.
 
 Life of a unit::
 
     OPEN ──finish──► DONE ──redo──► AGAIN ──finish, same bytes──► DONE
-                     first result wins      what it had made is lost
+                     first result wins      its output is lost
 
-Invariants: a unit that is DONE never changes its result, not even when it is repeated; a later result of a DONE unit is
-a duplicate, and a duplicate with other bytes is a counted violation.
+Invariants:
+
+- The result of a DONE unit never changes, not even when the unit is repeated.
+- A later result of a DONE unit is a duplicate. A duplicate with other bytes is counted as a violation.
 
 >>> from solrl_ray.records import WorkUnit
 >>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
@@ -34,14 +36,14 @@ class Outcome(Enum):
 
     ACCEPTED = "accepted"
     RESTORED = "restored"
-    """The unit was repeated because its output was lost, with the same bytes."""
+    """The output was lost, and a repetition gave the same bytes."""
     DUPLICATE = "duplicate"
     VIOLATION = "violation"
     """A duplicate whose bytes differ from the accepted result: something is not deterministic."""
 
 
 class Ledger:
-    """Units of one stage, in the order of adding."""
+    """Units and their accepted results, in the order in which the units were added."""
 
     def __init__(self, units: Iterable[WorkUnit] = ()) -> None:
         self._units: dict[str, WorkUnit] = {}
@@ -58,7 +60,7 @@ class Ledger:
         self._units.setdefault(unit.id, unit)
 
     def finish(self, unit_id: str, digest: str, worker: str = "") -> Outcome:
-        """Record a result by the digest of its bytes. Raises KeyError for a unit that was never planned."""
+        """Record a result by the digest of its bytes. Raises KeyError for a unit that was never added."""
         if unit_id not in self._units:
             raise KeyError(f"unit {unit_id} is not in this ledger of {len(self._units)} units")
         if unit_id in self._digests:
@@ -73,7 +75,7 @@ class Ledger:
         return Outcome.ACCEPTED
 
     def redo(self, unit_id: str) -> None:
-        """Repeat a unit that is DONE, because its output is lost. Asking twice changes nothing."""
+        """Repeat a DONE unit, because its output is lost. A second call changes nothing."""
         if unit_id in self._digests:
             self._again.add(unit_id)
 
@@ -82,7 +84,7 @@ class Ledger:
         return unit_id not in self._digests or unit_id in self._again
 
     def wants_again(self, unit_id: str) -> bool:
-        """Whether the unit is DONE, but its output is lost and must be made again."""
+        """Whether the unit is DONE but its output is lost, so that it must be repeated."""
         return unit_id in self._again
 
     def wanted(self) -> list[WorkUnit]:
@@ -94,7 +96,7 @@ class Ledger:
         return self._digests.get(unit_id, "")
 
     def finisher(self, unit_id: str) -> str:
-        """The worker that brought the accepted result; empty if there is none."""
+        """Worker of the accepted result; empty if there is none."""
         return self._workers.get(unit_id, "")
 
     @property

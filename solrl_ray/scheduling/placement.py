@@ -1,8 +1,9 @@
-"""The actors of a run against the nodes of a cluster. Pure.
+"""Checks whether the actors of a run fit on the nodes of a cluster. Pure.
 
-Actors are placed one by one, in the order in which a run makes them and the largest first, on the first node that
-matches their labels and has room. If that works, Ray can place them too. A share of a GPU comes from one card, as with
-Ray: from the fullest one that has room. Label selectors are Ray's: ``value``, ``!value``, ``in(a,b)``, ``!in(a,b)``.
+Actors are placed one by one, in the order in which a run creates them, the largest first. Each goes to the first node
+with matching labels and enough free resources. If this succeeds, Ray can place them too. A fraction of a GPU comes from
+one GPU, as in Ray: the fullest one that still has enough. Label selectors are Ray's: ``value``, ``!value``,
+``in(a,b)``, ``!in(a,b)``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from solrl_ray.config.schema import Config
 
 RESOURCES = ("GPU", "CPU")
 _ROUNDING = 1e-9
-"""Ten times 0.1 must equal 1."""
+"""Tolerance of sums: ten times 0.1 must equal 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +39,20 @@ class ResourceRequest:
     each: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
     fallbacks: Sequence[Mapping[str, str]] = ()
-    """Labels of nodes to use, in this order, if none with `labels` has room."""
+    """Labels of nodes to use instead, in this order, if no node with `labels` has free resources."""
     placement: str = "PACK"
-    """Ray's strategy; only STRICT_PACK and STRICT_SPREAD change which nodes have room."""
+    """Ray's strategy; only STRICT_PACK and STRICT_SPREAD change which nodes fit."""
     turn: int = 0
-    """Lower turns take places first."""
+    """Placement order; lower turns are placed first."""
 
     def total(self, resource: str) -> float:
         return self.count * self.each.get(resource, 0.0)
 
     def preferred(self, nodes: Sequence[Node]) -> list[int]:
-        """The nodes that it may use, the first choice first."""
+        """Positions of the nodes it may use, in the order of preference."""
         selectors = (self.labels, *self.fallbacks)
-        found = [n for labels in selectors for n, node in enumerate(nodes) if matches(node.labels, labels)]
-        return list(dict.fromkeys(found))
+        usable = [n for labels in selectors for n, node in enumerate(nodes) if matches(node.labels, labels)]
+        return list(dict.fromkeys(usable))
 
     @property
     def where(self) -> str:
@@ -62,11 +63,11 @@ class ResourceRequest:
         )
 
     def describe(self) -> str:
-        """What each of them asks for: ``1 GPU each``, ``0.5 GPU each, of one card``."""
-        where = {"STRICT_PACK": "all on one node", "STRICT_SPREAD": "each on another node"}.get(self.placement)
-        card = ", of one card" if 0 < self.each.get("GPU", 0.0) < 1 else ""
-        place = f", {where}: {self.key}.placement {self.placement}" if where else ""
-        return f"{amounts(self.each)} each{card}{place}"
+        """The resources of each actor: ``1 GPU each``, ``0.5 GPU each, of one GPU``."""
+        where = {"STRICT_PACK": "all on one node", "STRICT_SPREAD": "each on a different node"}.get(self.placement)
+        single = ", of one GPU" if 0 < self.each.get("GPU", 0.0) < 1 else ""
+        strategy = f", {where}: {self.key}.placement {self.placement}" if where else ""
+        return f"{amounts(self.each)} each{single}{strategy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,27 +75,27 @@ class Fit:
     request: ResourceRequest
     placed: int
     present: Mapping[str, float]
-    """Total of all nodes that it may use."""
+    """Total resources of all nodes that `request` may use."""
     nodes: int
-    """Number of these nodes."""
+    """Number of nodes that `request` may use."""
 
     @property
     def missing(self) -> int:
-        """Actors for which no node has room."""
+        """Number of actors that fit on no node."""
         return self.request.count - self.placed
 
 
 def ranks_first(config: Config) -> bool:
-    """Whether learner ranks take their places before the pools do.
+    """Whether learner ranks are placed before the pools.
 
-    In `colocated` placement most others are roles of their processes. Otherwise the pools come first: ranks without
-    labels could take the only nodes with the pools' labels.
+    In `colocated` placement they are, because most workers run inside the ranks' processes. Otherwise the pools come
+    first: ranks without labels could take the only nodes with the pools' labels.
     """
     return is_colocated(config.fleet)
 
 
 def requests(config: Config) -> list[ResourceRequest]:
-    """A run's requests, one a process; the controller and its helpers ask for nothing."""
+    """A run's requests: one per pool, one for the learner ranks. The controller and its helpers need no resources."""
     fleet, learners, others = config.fleet, config.fleet.learners, apart(config)
 
     def request(key: str, worker: WorkerResources, count: int) -> ResourceRequest:
@@ -106,17 +107,17 @@ def requests(config: Config) -> list[ResourceRequest]:
             fallbacks=worker.selectors[1:],
         )
 
-    asked = {name: request(f"fleet.{name}", pool, pool.count) for name, pool in others.items()}
-    if REGENERATORS in asked:
-        # If both pools share cards, what is left for one depends on which came first.
+    wanted = {name: request(f"fleet.{name}", pool, pool.count) for name, pool in others.items()}
+    if REGENERATORS in wanted:
+        # If both pools use fractions of GPUs, the resources left for the second depend on which comes first.
         later = int(shares(fleet.explorers) and shares(fleet.regenerators))
-        asked[REGENERATORS] = replace(asked[REGENERATORS], turn=later)
+        wanted[REGENERATORS] = replace(wanted[REGENERATORS], turn=later)
     encoding = fleet.encoders
     if not encodes_on_cards(fleet) and (encoding.num_gpus or encoding.num_cpus):
-        asked["encoders"] = request("fleet.encoders", encoding, encoding.count)
+        wanted["encoders"] = request("fleet.encoders", encoding, encoding.count)
     ranks = request("fleet.learners", learners, config.learner.world_size)
     turn = -1 if ranks_first(config) else 2
-    return [*asked.values(), replace(ranks, placement=learners.placement, turn=turn)]
+    return [*wanted.values(), replace(ranks, placement=learners.placement, turn=turn)]
 
 
 def fit(wanted: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[Fit]:
@@ -125,56 +126,56 @@ def fit(wanted: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[Fit]:
     placed: dict[str, int] = {}
     for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
         placed[request.key] = _place_all(request, [free[node] for node in request.preferred(nodes)])
-    found = []
+    fits = []
     for request in wanted:
-        alike = [nodes[node] for node in request.preferred(nodes)]
-        present = {name: sum(node.resources.get(name, 0.0) for node in alike) for name in RESOURCES}
-        found.append(Fit(request=request, placed=placed[request.key], present=present, nodes=len(alike)))
-    return found
+        usable = [nodes[node] for node in request.preferred(nodes)]
+        present = {name: sum(node.resources.get(name, 0.0) for node in usable) for name in RESOURCES}
+        fits.append(Fit(request=request, placed=placed[request.key], present=present, nodes=len(usable)))
+    return fits
 
 
 @dataclass(slots=True)
 class _FreeResources:
     cpus: float
-    cards: list[float]
-    """Of each GPU."""
+    gpus: list[float]
+    """Free fraction of each GPU."""
 
     @classmethod
     def of(cls, node: Node) -> _FreeResources:
-        return cls(cpus=node.resources.get("CPU", 0.0), cards=[1.0] * int(node.resources.get("GPU", 0.0)))
+        return cls(cpus=node.resources.get("CPU", 0.0), gpus=[1.0] * int(node.resources.get("GPU", 0.0)))
 
     def acquire(self, each: Mapping[str, float]) -> bool:
-        """Take what an actor asks for, or nothing if there is not enough."""
+        """Take the resources of one actor and return True; if they do not suffice, take nothing and return False."""
         cpus, gpus = each.get("CPU", 0.0), each.get("GPU", 0.0)
         share = min(gpus, 1.0)
-        fitting = [card for card, left in enumerate(self.cards) if left + _ROUNDING >= share]
-        fitting.sort(key=self.cards.__getitem__)
+        fitting = [gpu for gpu, free in enumerate(self.gpus) if free + _ROUNDING >= share]
+        fitting.sort(key=self.gpus.__getitem__)
         wanted = math.ceil(gpus)
         if self.cpus + _ROUNDING < cpus or len(fitting) < wanted:
             return False
         self.cpus -= cpus
-        for card in fitting[:wanted]:
-            self.cards[card] -= share
+        for gpu in fitting[:wanted]:
+            self.gpus[gpu] -= share
         return True
 
 
-def _place_all(request: ResourceRequest, rooms: Sequence[_FreeResources]) -> int:
-    """How many of them have room, which they take."""
+def _place_all(request: ResourceRequest, nodes: Sequence[_FreeResources]) -> int:
+    """Take the resources of as many of the request's actors as fit; returns their number."""
     if request.placement == "STRICT_SPREAD":
-        fitting = [room for room in rooms if deepcopy(room).acquire(request.each)]
-        return sum(room.acquire(request.each) for room in fitting[: request.count])
+        fitting = [node for node in nodes if deepcopy(node).acquire(request.each)]
+        return sum(node.acquire(request.each) for node in fitting[: request.count])
     if request.placement == "STRICT_PACK":
-        most = [sum(left.acquire(request.each) for _ in range(request.count)) for left in deepcopy(list(rooms))]
-        rooms = [rooms[most.index(max(most))]] if rooms else []
-    return sum(any(room.acquire(request.each) for room in rooms) for _ in range(request.count))
+        most = [sum(free.acquire(request.each) for _ in range(request.count)) for free in deepcopy(list(nodes))]
+        nodes = [nodes[most.index(max(most))]] if nodes else []
+    return sum(any(node.acquire(request.each) for node in nodes) for _ in range(request.count))
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     """Whether a node with `labels` meets every condition of `selector`."""
-    return all(_holds(labels.get(key), condition) for key, condition in selector.items())
+    return all(_meets(labels.get(key), condition) for key, condition in selector.items())
 
 
-def _holds(value: str | None, condition: str) -> bool:
+def _meets(value: str | None, condition: str) -> bool:
     negated, condition = condition.startswith("!"), condition.removeprefix("!")
     if condition.startswith("in(") and condition.endswith(")"):
         allowed = [part.strip() for part in condition[3:-1].split(",")]
@@ -184,7 +185,7 @@ def _holds(value: str | None, condition: str) -> bool:
 
 
 def table(fits: Sequence[Fit]) -> str:
-    """Wanted, present and missing, one line a kind of actors."""
+    """Wanted, present and missing resources, one line per kind of actor."""
     rows = [("", "actors", "each", "labels", "nodes", "present", "missing")]
     for entry in fits:
         request = entry.request

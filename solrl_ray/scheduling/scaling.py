@@ -1,4 +1,4 @@
-"""Resizing pools of a live run: requests, checked and put into a sentence. Pure."""
+"""Resizes pools of a live run: checks a request and describes its effect in a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Targets:
     """The wanted size of each pool."""
 
     def __init__(self, config: Config, *, explores: bool = True) -> None:
-        """`explores`: whether there are explorers; a separate evaluation has none."""
+        """`explores`: False for a separate evaluation, which has no explorers."""
         fleet, rollout = config.fleet, config.rollout
         self._wanted = {pool: its.count for pool, its in pools(fleet).items()}
         if not explores:
@@ -34,9 +34,9 @@ class Targets:
         return config.changed({"fleet": resized(config.fleet, self._wanted)})
 
     def ask(self, sizes: Mapping[str, int]) -> str:
-        """Resize these pools; returns what will happen, in a sentence a pool.
+        """Resize these pools; returns one sentence per pool on the effect.
 
-        Raises UserError for a size that is out of bounds; nothing changes then.
+        Raises UserError for a size that is out of bounds; then nothing changes.
         """
         if not sizes:
             raise UserError("No size was given; give the number of --explorers or --regenerators.")
@@ -49,7 +49,7 @@ class Targets:
         return "\n".join(sentences)
 
     def give_up(self, pool: str) -> int:
-        """Reduce a pool by one worker until more are requested; returns the new size."""
+        """Reduce the wanted size of a pool by one worker, until more are requested; returns the new size."""
         self._wanted[pool] -= 1
         return self._wanted[pool]
 
@@ -59,4 +59,4 @@ class Targets:
             return f"{pool} go from {now} to {size}: new ones work once they have started and proved their weights"
         if size < now:
             return f"{pool} go from {now} to {size}: the newest finish their units and leave"
-        return f"{pool} are {now} already"
+        return f"{pool} are already {now}"

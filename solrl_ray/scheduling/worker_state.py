@@ -1,14 +1,15 @@
-"""States of a worker, as a pure machine (DEAD is final, and READY requires proved weights), and how many replacements a
-run has left.
+"""The state machine of a worker, and the budget of replacements of a run. Pure.
+
+DEAD is final, and READY requires proved weights.
 
 ::
 
     WAITING ──placed──► STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
-    each of them ──leave──► DRAINING            finishes what it holds, gets no more
-    each of them and DRAINING ──lost──► DEAD
+    any of these ──leave──► DRAINING            finishes its units, gets no more
+    any of these, and DRAINING ──lost──► DEAD
 
-A replacement is a new worker with its own name. It enters at WAITING, for a place in the cluster, and must fetch and
-prove its policy revision before it gets work.
+A replacement is a new worker with its own name. It starts in WAITING, until the cluster has a place for it, and must
+fetch and prove its policy revision before it gets work.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _TRANSITIONS: dict[tuple[State, str], State] = {
 def advance(state: State, event: str) -> State:
     """The state after ``placed``, ``started``, ``proved``, ``outdated``, ``leave`` or ``lost``.
 
-    Raises ValueError if it is not allowed.
+    Raises ValueError if `event` is not allowed in `state`.
     """
     try:
         return _TRANSITIONS[state, event]
@@ -80,10 +81,10 @@ def replacement_name(name: str) -> str:
 
 
 def leavers(states: Mapping[str, State], count: int, on_cards: Collection[str] = ()) -> list[str]:
-    """The `count` workers of a pool that should leave: those that only wait for a place, then the newest slots. Those
-    on cards of learner ranks are last: their places are taken anyway, and others may need more to be sent.
+    """The `count` workers of a pool that should leave; empty if `count` is below 0, when the pool should grow.
 
-    Empty if `count` is below 0: the pool should grow.
+    First those that still wait for a place, then the newest slots. Workers on the GPUs of learner ranks (`on_cards`)
+    come last: removing them frees no GPU, and other workers may need larger transfers.
     """
     staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
     return sorted(staying, key=lambda name: (name in on_cards, states[name] is not State.WAITING, -slot_of(name)))[
@@ -92,13 +93,13 @@ def leavers(states: Mapping[str, State], count: int, on_cards: Collection[str] =
 
 
 class Replacements:
-    """Replacements left in this run, over all pools. A fleet that keeps dying needs a diagnosis, not retries."""
+    """Budget of replacements in this run, over all pools. A fleet that keeps dying needs a diagnosis, not retries."""
 
     def __init__(self, total: int) -> None:
         self.left = self.total = total
 
     def spend(self, worker: str, reason: str) -> None:
-        """Use one up. Raises RunError if none is left."""
+        """Use one replacement. Raises RunError if none is left."""
         if self.left == 0:
             raise RunError(
                 f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are used"

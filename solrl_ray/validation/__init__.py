@@ -1,1 +1,1 @@
-"""``solrl validate``: one model on one device, compared with the stock diffusers pipeline."""
+"""``solrl validate``: compares one model on one device with the stock diffusers pipeline."""

@@ -1,1 +1,1 @@
-"""What a revision of the policy is, how it is made, sent and proved."""
+"""Policy revisions: how they are built, sent, applied and verified."""

@@ -1,4 +1,4 @@
-"""The manifest of a policy revision: identity, formats of its weights, and the checksum of every tensor."""
+"""The manifest of a policy revision: its identity, the formats of its weights, and the checksum of every tensor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Policy = Literal["old", "default", "ema", "base"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a receiver must hold after it has applied a revision."""
+    """The weights a receiver must hold after it applied a revision."""
 
     modules: int
-    """LoRA-touched modules overwritten."""
+    """Number of overwritten modules that LoRA modifies."""
     digest: str
-    """`tensors_digest` of their buffers."""
+    """`tensors_digest` of the buffers of these modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +26,24 @@ class Manifest:
     """One version of a policy. Equal revisions have equal manifests."""
 
     revision: int
-    """Updates that made this policy."""
+    """Number of updates that led to this policy."""
     policy: Policy
     """``old`` is the sampling policy; the others are published for evaluation only."""
     lora: Lora
     base_digest: str
-    """`tensors_digest` of the touched modules' base weights."""
+    """`tensors_digest` of the base weights of the modules LoRA modifies."""
     formats: dict[str, str]
-    """Path of each touched module that explorers quantise → its format, such as ``nvfp4``; the others are merged."""
+    """Path of each module that LoRA modifies and explorers quantise → its format, such as ``nvfp4``. The other modified
+    modules are merged without quantisation.
+    """
     amax: dict[str, float]
-    """Module path → frozen amax, which fixes the global scale; only for formats with one."""
+    """Module path → amax, which fixes the global scale; only for formats that have one."""
     bumped: tuple[str, ...]
-    """Modules that outgrew their frozen amax, which was doubled."""
+    """Modules whose weights outgrew their frozen amax, which was doubled until they fit."""
     expected: dict[str, Expected]
-    """By the receiver's role: ``explorer``, ``regenerator``."""
+    """Role of the receiver (``explorer``, ``regenerator``) → expected weights."""
     tensors: dict[str, Stamp]
-    """Every tensor of the revision, whether or not a payload contains it: ``<module>.lora_A``, …."""
+    """Name of each tensor of the revision (``<module>.lora_A``, …) → its stamp. A payload may lack some of them."""
 
     @property
     def name(self) -> str:
@@ -50,15 +52,15 @@ class Manifest:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that LoRA touches, sorted."""
+        """Paths of the modules LoRA modifies, sorted."""
         return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))
 
 
 def is_factor(tensor: str) -> bool:
-    """Whether the name is a LoRA factor's, not a packed weight's."""
+    """Whether this is the name of a LoRA factor, not of a packed weight."""
     return tensor.endswith((".lora_A", ".lora_B"))
 
 
 def module_of(tensor: str) -> str:
-    """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
+    """The module's path in a tensor name: ``blocks.0.to_q`` for ``blocks.0.to_q.lora_A``."""
     return tensor.rsplit(".", 1)[0]

@@ -1,12 +1,14 @@
-"""A policy revision and its payloads: messages between processes of one run, whose tensors Ray passes without a copy.
+"""A policy revision and its payloads: messages between processes of one run. Ray passes their tensors without a copy.
 
 =================  ======================  =====================================================
-name               dtype, shape            what it is
+name               dtype, shape            content
 =================  ======================  =====================================================
-``<m>.lora_A``     float32 [rank, in]      factors of the policy
+``<m>.lora_A``     float32 [rank, in]      LoRA factors of the policy
 ``<m>.lora_B``     float32 [out, rank]
-``<m>.<tensor>``   by the module's format  merged weight as explorers hold it (`quantization.formats`)
+``<m>.<tensor>``   by the module's format  merged, quantised weight (`quantization.formats`)
 =================  ======================  =====================================================
+
+``<m>`` is the path of a module LoRA modifies.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from solrl_ray.weight_sync.manifest import Manifest, is_factor
 
 
 class Unusable(RunError):
-    """A payload that its receiver cannot use, though another one of the same revision may do: damaged, or without the
-    factors that the receiver lacks.
+    """A payload that its receiver cannot use: it is damaged, or lacks factors that the receiver needs. Another payload
+    of the same revision may work.
     """
 
 
@@ -34,7 +36,7 @@ class Revision:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
-    """Those of the manifest, or its factors alone if no explorer needs more."""
+    """All tensors of the manifest, or only its factors if no explorer needs packed weights."""
 
     @property
     def name(self) -> str:
@@ -42,12 +44,12 @@ class Revision:
 
     @property
     def factors(self) -> dict[str, torch.Tensor]:
-        """LoRA factors by name, float32."""
+        """Name → LoRA factor, float32."""
         return {name: tensor for name, tensor in self.tensors.items() if is_factor(name)}
 
     @property
     def packed(self) -> dict[str, torch.Tensor]:
-        """Tensors of the quantised weights by name."""
+        """Name → tensor of a quantised weight."""
         return {name: tensor for name, tensor in self.tensors.items() if not is_factor(name)}
 
 
@@ -57,20 +59,22 @@ class Payload(Portable, read_only=True):
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor]
-    """On the CPU; after the journey views of the object store, which must not be written to."""
+    """Tensors on the CPU. In the receiving process they are views of the object store: do not write to them."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors."""
+        """Total size of the tensors, bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def verify(self) -> None:
         """Compare every tensor with the manifest.
 
-        Raises Unusable: naming the first tensor, in name order, that is unknown or altered.
+        Raises Unusable, naming the first tensor, in name order, that is unknown or altered.
         """
         for name, found in sorted(stamps(self.tensors).items()):
             if name not in self.manifest.tensors:
                 raise Unusable(f"{self.manifest.name} came with tensor {name!r}, which its manifest does not state")
             if self.manifest.tensors[name] != found:
-                raise Unusable(f"tensor {name!r} of {self.manifest.name} is not as its manifest states: it was altered")
+                raise Unusable(
+                    f"tensor {name!r} of {self.manifest.name} was altered: its checksum is not the manifest's"
+                )

@@ -1,4 +1,4 @@
-"""What part of a revision each receiver gets: factors, or packed weights."""
+"""The part of a revision that each receiver gets: the manifest only, LoRA factors, or packed weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from solrl_ray.weight_sync.payload import Payload, Revision
 EXPLORER = "explorer"
 REGENERATOR = "regenerator"
 CARD = "card"
-"""Any worker on the card of a learner rank, which has the factors already."""
+"""Role of every worker on the GPU of a learner rank, which already has the factors."""
 
 Content = Literal["manifest", "factors", "packed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
+    """A revision, and which of its tensors each role is sent."""
+
     revision: Revision
     mode: str
     """`Publish.mode`."""
@@ -28,16 +30,18 @@ class Publication:
 
     @property
     def is_usable(self) -> bool:
-        """Whether an explorer without a card can use it: it merges factors itself, or has packed weights if any."""
+        """Whether an explorer that does not share a learner's GPU can use the publication: it merges factors itself, or
+        nothing is quantised, or the packed weights are included.
+        """
         manifest = self.revision.manifest
         return self.mode == "lora" or not manifest.formats or bool(self.revision.packed)
 
     def content(self, role: str, *, full: bool = False) -> Content:
-        """What workers of a role are sent.
+        """The content that workers of a role are sent.
 
-        Regenerators merge the factors themselves, and so do explorers with mode ``lora`` or where nothing was packed.
-        Other explorers get packed weights, and factors only for the modules that they do not quantise. On a learner's
-        card the manifest is enough, unless (`full`) that learner holds another policy.
+        Regenerators merge the factors themselves. So do explorers with mode ``lora``, or if nothing was packed. Other
+        explorers get packed weights, and factors only for the modules that they do not quantise. Workers on a learner's
+        GPU need only the manifest, unless that learner holds another policy (`full`).
         """
         if role == CARD:
             return "factors" if full else "manifest"

@@ -1,6 +1,6 @@
-"""How a revision is made: factors merged into the base once, quantised once, with the checksums for receivers.
+"""Builds revisions: merges factors into the base once, quantises once, and computes the checksums for receivers.
 
-Every learner rank makes the shard of its modules, and the shards are combined:
+Each learner rank builds the shard of its modules, and the shards are combined:
 
     rank 0   shard(modules 0, 2, 4, …) ─┐
     rank 1   shard(modules 1, 3, 5, …) ─┴─► assemble ─► Revision      the same bytes for any number of ranks
@@ -33,36 +33,39 @@ FACTORS = ("lora_A", "lora_B")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RevisionShard(Portable, read_only=True):
-    """One rank's share of a revision: some of the touched modules."""
+    """One rank's share of a revision: some of the modules LoRA modifies."""
 
     revision: int
     policy: Policy
     base: dict[str, Stamp]
-    """Base weights, as ``<module>.weight``."""
+    """Stamps of the base weights, by name ``<module>.weight``."""
     formats: dict[str, str]
+    """`formats`, `amax` and `bumped`: the fields of `Manifest`, for these modules."""
     amax: dict[str, float]
     bumped: tuple[str, ...]
     packed: dict[str, torch.Tensor]
-    """Quantised weights on the CPU; none of them if no explorer needs them."""
+    """Quantised weights on the CPU; empty if no explorer needs them."""
     stamps: dict[str, Stamp]
-    """Of factors and all quantised weights, computed on the tensors' device."""
+    """Stamps of the factors and of all quantised weights, computed on the tensors' device."""
     held: dict[str, dict[str, Stamp]]
-    """Role → what its workers hold of these modules afterwards."""
+    """Role → stamps of the weights its workers hold for these modules afterwards."""
 
 
 class Publisher:
     """Builds the revisions of one run from one base.
 
-    Explorers hold a quantised module as its format of bfloat16 of (bfloat16 base + alpha/rank · B A), with one rounding
-    each; all other weights of receivers have the base's own dtype of (base + alpha/rank · B A). Sums are float64 in a
-    fixed order (`policy.merge`), so neither device nor thread count changes a bit.
+    A quantised module of an explorer is computed in two roundings: bfloat16(bfloat16 base + alpha/rank · B A), then its
+    format. All other weights of receivers are base + alpha/rank · B A, rounded once to the base's dtype. Sums are
+    float64 in a fixed order (`policy.merge`), so neither the device nor the number of threads changes a bit.
     """
 
     def __init__(self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format]) -> None:
-        """Takes the base weights [out, in] of the modules that LoRA touches, and the formats of those that explorers
-        quantise.
+        """
+        Args:
+            base: module path → base weight [out, in] of each module LoRA modifies.
+            formats: module path → format of each of these modules that explorers quantise.
 
-        Raises ValueError: a base weight with NaN or Inf.
+        Raises ValueError if a base weight has NaN or Inf.
         """
         self._base = {module: base[module] for module in sorted(base)}
         self._lora = lora
@@ -72,7 +75,7 @@ class Publisher:
 
     @classmethod
     def for_model(cls, transformer: nn.Module, config: Config, *, tier: str) -> Publisher:
-        """For a transformer with or without adapters, and explorers of `tier`."""
+        """The publisher for a transformer, with or without adapters, and explorers that run `tier`."""
         linears = touched_linears(transformer, config.model.lora.targets)
         quantized = plan(linears, tier, config.model.quantization).quantized
         return cls(
@@ -82,7 +85,7 @@ class Publisher:
         )
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
-        """A whole revision; see `shard`."""
+        """A whole revision, built by one rank; see `shard`."""
         return assemble([self.shard(revision, factors, policy=policy)], self._lora, to_host(factors))
 
     @torch.no_grad()
@@ -97,18 +100,19 @@ class Publisher:
         pack: bool = True,
         buffers: dict[str, torch.Tensor] | None = None,
     ) -> RevisionShard:
-        """The share of `rank` in a revision of `policy` after `revision` updates, from its float32 factors.
+        """The share of `rank` in a revision of `policy` after `revision` updates, from float32 factors.
 
-        Only the sampling policy (``old``) is packed, because explorers take no other.
+        Only the sampling policy (``old``) is packed, because explorers run no other policy.
 
         Args:
-            factors: on any device.
-            pack: whether there are explorers that do not quantise the weights themselves.
-            buffers: host memory for what is packed on a GPU, used again in the next call, so that this shard is valid
-                until then. New memory takes several times as long.
+            factors: all factors of the policy, on any device.
+            pack: whether any explorer needs packed weights, because it does not quantise them itself.
+            buffers: name → host memory for weights that were packed on a GPU. The next call reuses it, so this shard is
+                valid only until then. Fresh memory takes several times as long.
 
         Raises:
-            RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than the base's.
+            RunError: a factor or merged weight (named in the message) has NaN or Inf, or the factors are of other
+                modules than the base.
         """
         self._check(factors)
         modules = list(self._base)[rank::world_size]
@@ -135,12 +139,12 @@ class Publisher:
                 bumped += [module] if fitting != self._frozen_amax[module] else []
         _check_finite(extremes, revision)
         self._base_stamps |= {m: stamp(self._base[m]) for m in modules if m not in self._base_stamps}
-        of_factors = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
-        stated = quantized.result()
+        factor_stamps = stamps({f"{m}.{factor}": factors[f"{m}.{factor}"] for m in modules for factor in FACTORS})
+        quantized_stamps = quantized.result()
         held = {REGENERATOR: merged.result()}
         if policy == "old":
-            whole = {name: each for name, each in held[REGENERATOR].items() if module_of(name) not in self._formats}
-            held[EXPLORER] = whole | stated
+            unquantized = {n: found for n, found in held[REGENERATOR].items() if module_of(n) not in self._formats}
+            held[EXPLORER] = unquantized | quantized_stamps
         return RevisionShard(
             revision=revision,
             policy=policy,
@@ -149,16 +153,16 @@ class Publisher:
             amax=amax,
             bumped=tuple(bumped),
             packed=packed,
-            stamps=stated | of_factors,
+            stamps=quantized_stamps | factor_stamps,
             held=held,
         )
 
     def _pack(
         self, module: str, merged: torch.Tensor, factors: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], float | None]:
-        """A module's weight in its format, and its amax, if the format has one."""
+        """A module's merged weight in its format, and its amax if the format has one."""
         rounded = merged
-        if merged.dtype != torch.bfloat16:  # rounded once: not from the rounded sum of other bases
+        if merged.dtype != torch.bfloat16:  # rounded once: from the bfloat16 base, not from the merged weight
             rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._lora.scaling)
         format, amax = self._formats[module], None
         if format == "nvfp4":
@@ -169,7 +173,10 @@ class Publisher:
         names = {f"{module}.{factor}" for module in self._base for factor in FACTORS}
         if not names or names != set(factors):
             wrong = sorted(names ^ set(factors))
-            raise RunError(f"the factors are not those of the {len(self._base)} touched modules: {wrong[:3]}")
+            raise RunError(
+                f"the factors are not those of the {len(self._base)} modules that LoRA modifies; missing or unknown: "
+                f"{wrong[:3]}"
+            )
         if name := first_not_finite(factors):
             raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
@@ -180,7 +187,9 @@ def _check_finite(merged: Extremes, revision: int) -> None:
 
 
 def _on_host(name: str, tensor: torch.Tensor, buffers: dict[str, torch.Tensor] | None) -> torch.Tensor:
-    """The tensor on the CPU; from a GPU in the buffer of that name, which is made if it is missing or does not fit."""
+    """The tensor on the CPU. A GPU tensor is copied into the buffer of that name, which is created if it is missing or
+    has another shape or dtype.
+    """
     if not tensor.is_cuda or buffers is None:
         return tensor.cpu()
     held = buffers.get(name)
@@ -190,13 +199,14 @@ def _on_host(name: str, tensor: torch.Tensor, buffers: dict[str, torch.Tensor] |
 
 
 def assemble(shards: Sequence[RevisionShard], lora: Lora, factors: Mapping[str, torch.Tensor]) -> Revision:
-    """A revision from the shards of all ranks; the same bytes for any number of ranks.
+    """Combine the shards of all ranks into a revision; the same bytes for any number of ranks.
 
-    `factors`: those that the shards are of, on the CPU. Raises RunError: the shards are not of one revision.
+    `factors`: the factors that the shards were built from, on the CPU. Raises RunError if the shards are of different
+    revisions.
     """
     named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
-        raise RunError(f"the learner ranks were asked for one revision and made shards of {sorted(named)}")
+        raise RunError(f"the learner ranks must build shards of one revision, but they built {sorted(named)}")
     ((policy, revision),) = named
 
     def joined(field: str) -> dict[str, Any]:
@@ -220,14 +230,14 @@ def assemble(shards: Sequence[RevisionShard], lora: Lora, factors: Mapping[str, 
 
 
 def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:
-    """One module's merged weight, in the base's dtype and on its device."""
+    """The merged weight of one module, in the base's dtype and on its device."""
     return merged_weight(base, factors[f"{module}.lora_A"], factors[f"{module}.lora_B"], scaling)
 
 
 def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
     """The frozen amax, doubled until the weight fits.
 
-    It depends on base and weight alone, not on earlier revisions, so a resumed run quantises the same way.
+    It depends only on the base and the weight, not on earlier revisions, so a resumed run quantises identically.
     """
     largest = float(weight.float().abs().max())
     amax = frozen if frozen > 0 else largest
@@ -239,9 +249,10 @@ def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
 def touched_linears(
     transformer: nn.Module, targets: Collection[str], *, missing_ok: bool = False
 ) -> dict[str, nn.Linear]:
-    """The linears that LoRA touches, by module path, with or without adapters around them.
+    """Module path → each linear LoRA modifies, with or without adapters around it.
 
-    Raises RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
+    Raises RunError if the targets match no linear, unless `missing_ok` (for transformers whose targets are all
+    quantised).
     """
     found: dict[str, nn.Linear] = {}
     for name, module in transformer.named_modules():

@@ -60,7 +60,7 @@ EXPLAINED = [
     re.compile(sentence)
     for sentence in (
         r"^\S+ \(.+\) was refused from \S+ and from \S+: ",  # two workers agree
-        r"^\S+ \(.+\) was refused from \S+, which is alone and was never right: ",
+        r"^\S+ \(.+\) was refused from \S+, the only worker of its pool, which never gave a valid answer: ",
         r"^(explorer|regenerator)\S* cannot start$",  # and nobody of its pool has worked before
         r" found no room in the cluster within ",
         r"^encoding \d+ prompts? by encoder-0 |^the start of encoder-0 ",  # it has no successor

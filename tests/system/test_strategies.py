@@ -100,7 +100,7 @@ def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: p
         *("run.iterations=1", "rollout.prompts=1"),
         *("rollout.strategy=quantized", "rollout.accept_quantized_training=true"),
     )
-    warning = "Trained on quantised samples: rollout.strategy quantized learns from the nvfp4-emulated pictures"
+    warning = "Trained on quantised samples: rollout.strategy quantized trains directly on the nvfp4-emulated samples"
     assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())
     assert summary(config)["warnings"][0].startswith(warning)
     page = (folder(config) / "report.html").read_text()

@@ -119,7 +119,7 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(
         assert f"        {command}" in lines
     text = " ".join(" ".join(lines).split())
     assert "known to be bad; starts only with `--set rollout.accept_quantized_training=true`" in text
-    command = text.split("after them: solrl ", 1)[1].replace(" \\", "")
+    command = text.split("then your YAML files: solrl ", 1)[1].replace(" \\", "")
     command = command.replace("TRAIN.txt", "builtin:testbed/prompts/train.txt")
     assert main([*command.replace("HELDOUT.txt", "builtin:testbed/prompts/heldout.txt").split(), "--dry-run"]) == 2
     # All of its parts go together: only this machine lacks GPUs.

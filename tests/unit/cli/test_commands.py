@@ -135,7 +135,7 @@ def test_a_plan_that_no_setting_makes_fit_says_where_models_that_do_are_listed(
     assert solrl("plan", *FLUX, "--gpu", "rtx4090") == 2
     said = capsys.readouterr().err
     assert "40.3 GB" in said
-    assert said.endswith("; a table in the README says which models train on which GPU.\n")
+    assert said.endswith("; a table in the README shows which models train on which GPU.\n")
 
 
 def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     assert "elapsed 0:36" in shown  # 36.5 s, as in its summary
     shown = printed(capsys, "status", made_runs.write_run(tmp_path / "open", done=2, finished=False))
     assert "iteration 3 of 3   not running" in shown
-    assert shown.endswith(f"go on with  solrl train --resume {tmp_path / 'open'}\n")
+    assert shown.endswith(f"resume with  solrl train --resume {tmp_path / 'open'}\n")
     assert "0.300 → 0.310" in shown
     assert "elapsed 0:24" in shown  # two iterations of 10 s and three evaluations of 1.5 s: 24.5 s
     longer = made_runs.write_run(tmp_path / "longer")
@@ -213,13 +213,13 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     run.note_start(["solrl", "train", "my.yaml"])
     shown = printed(capsys, "status", run.path)
     assert "starting: waiting for its cluster or its controller" in shown
-    assert "a process works there, which starts, ends or is elsewhere" in shown
+    assert "a process uses this run folder: the run is starting or ending" in shown
     assert "go on with" not in shown
     run.lock.release()
     shown = printed(capsys, "status", run.path)
     assert "not running: it ended while it was starting, and nothing" in shown
     assert "with: solrl train my.yaml" in " ".join(shown.split())
-    assert shown.endswith(f"go on with  solrl train --resume '{run.path}'\n")  # its name has a space
+    assert shown.endswith(f"resume with  solrl train --resume '{run.path}'\n")  # its name has a space
 
 
 def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
@@ -234,7 +234,7 @@ def test_the_status_of_a_run_whose_cluster_does_not_answer_is_no_guess(
     capsys.readouterr()
     assert solrl("status", path) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: a process works in {path}, but the Ray cluster at 127.0.0.1:1 could not be join")
+    assert said.startswith(f"error: a process uses {path}, but the Ray cluster at 127.0.0.1:1 could not be join")
     run.lock.release()
 
 

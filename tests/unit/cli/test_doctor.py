@@ -27,7 +27,7 @@ def test_a_cpu_has_the_emulation_and_lacks_the_rest_for_a_reason(tmp_path: Path)
     assert findings["cpu", "nvfp4-emulated"].state == "ok"
     assert "17 of 17" in findings["cpu", "nvfp4-emulated"].detail
     assert findings["cpu", "fp8"] == Finding(
-        "cpu", "fp8", "lacks", "fp8 needs a card of compute capability 8.9 or newer"
+        "cpu", "fp8", "lacks", "fp8 needs a GPU of compute capability 8.9 or newer"
     )
     assert findings["cpu", "nvfp4"].state == "lacks"
     assert torch.__version__.startswith(findings["libraries", "torch"].detail)

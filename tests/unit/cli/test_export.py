@@ -83,7 +83,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     said = refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path / "b.safetensors")
     assert names(said, "--out", "b.safetensors folder")
     assert "is not a run folder" in refusal(capsys, "export", tmp_path, "--format", "kohya")
-    assert "is there already" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
+    assert "already exists" in refusal(capsys, "export", run, "--format", "checkpoint", "--out", tmp_path)
 
 
 def test_the_best_evaluated_policy_is_exported_from_a_run_that_ended_with_another(

@@ -144,7 +144,7 @@ def test_a_dry_run_needs_no_token_and_asks_nobody(
     assert printed(capsys, "push", run, "me/small", "--dry-run") == f"written: {run / 'hub'}\n"
     assert not hub.tokens
     assert refusal(capsys, "push", run, "me/small") == (
-        "The hub wants a token: set HF_TOKEN, or log in with `hf auth login`."
+        "The hub requires a token: set HF_TOKEN, or log in with `hf auth login`."
     )
     assert not hub.tokens
 
@@ -163,7 +163,7 @@ def test_what_is_to_be_private_is_not_put_where_everybody_reads(
 ) -> None:
     hub.repositories["me/small"] = Repository()
     assert solrl("push", run, "me/small", "--private") == 2
-    assert "me/small is there and is public; make it private on the hub" in capsys.readouterr().err
+    assert "me/small exists and is public; make it private on the hub" in capsys.readouterr().err
     assert hub.repositories["me/small"].branches == {"main": {}}
 
 
@@ -215,7 +215,7 @@ def test_a_proxy_or_a_token_that_the_hub_cannot_be_asked_with_is_told(
     close_session()
     assert solrl("push", run, "me/small") == 2
     close_session()
-    assert "by the proxy of HTTPS_PROXY or ALL_PROXY: " in (said := capsys.readouterr().err)
+    assert "through the proxy of HTTPS_PROXY or ALL_PROXY: " in (said := capsys.readouterr().err)
     assert "Traceback" not in said
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
     assert refusal(capsys, "push", run, "me/small").startswith("SSL_CERT_FILE is '/no/such.pem', but ")

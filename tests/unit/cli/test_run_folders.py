@@ -59,7 +59,7 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     assert refused_folder(capsys, config_file) == in_use
     assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
     assert solrl("train", "--resume", path, "--dry-run") == 2
-    told = f"note: another process works in {path}; waiting 0.3 s for its end\n"  # and no plan
+    told = f"note: another process uses {path}; waiting up to 0.3 s for it to end\n"  # and no plan
     assert capsys.readouterr() == (told, f"error: {in_use}\n")
     assert (path / "config.yaml").read_bytes() == before
     holder.lock.release()
@@ -106,5 +106,5 @@ def test_a_dry_run_refuses_a_folder_that_cannot_be_made(
         assert solrl("train", config_file, "--set", f"run.name={name}", "--dry-run") == 2
         said = capsys.readouterr().err.removeprefix("error: ")
         assert all(word in said for word in values.split())
-        assert said.startswith(("run.name (--set) is ", "run.root is "))
+        assert said.startswith(("run.name (--set) begins with ", "run.root is "))
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]

@@ -95,10 +95,10 @@ def test_a_disk_that_refuses_to_sync_folders_keeps_files_and_is_told_once(
     files.replace_folder(tmp_path / "a" / "b", {"c": b"kept"})
     files.replace_file(tmp_path / "d", b"too")
     assert (tmp_path / "a" / "b" / "c").read_bytes() + (tmp_path / "d").read_bytes() == b"kepttoo"
-    assert capsys.readouterr().err.count("does not sync names of files") == 1
+    assert capsys.readouterr().err.count("does not sync file names") == 1
     (finding,) = (found for found in doctor._storage(tmp_path) if found.what == "runs")
     assert finding.state == "lacks"
-    assert finding.detail.endswith("may go on from an earlier checkpoint")
+    assert finding.detail.endswith("may continue from an earlier checkpoint")
 
 
 def test_any_other_error_of_a_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_files_that_include_each_other_are_refused(tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("include: two.yaml")
     two.write_text("include: [one.yaml]")
-    assert "go round in a circle" in refusal([one])
+    assert "creates a cycle of includes" in refusal([one])
 
 
 def test_overrides_are_yaml_and_reach_into_lists(parts: list[Path]) -> None:
@@ -102,7 +102,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(parts: list[Path], tmp_
     assert (
         refusal(parts, "rewards.0.wieght=3") == "Unknown key rewards.0.wieght in --set; did you mean rewards.0.weight?"
     )
-    assert "the keys there are run, model" in refusal(parts, "zzz=3")
+    assert "the keys of this section are run, model" in refusal(parts, "zzz=3")
 
 
 def test_a_misspelt_key_is_told_before_the_key_it_leaves_missing(tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
     assert refusal([Path("mine.py:red")]) == f"The configuration file mine.py:red {function}"
     assert refusal([tmp_path]) == f"The configuration file {tmp_path} is a folder."
     (tmp_path / "config.yaml").touch()
-    assert f"is a folder; `solrl train --resume {tmp_path}` goes on with its run" in refusal([tmp_path])
+    assert f"is a folder; `solrl train --resume {tmp_path}` resumes its run" in refusal([tmp_path])
     (tmp_path / "latin.yaml").write_bytes(b"run:\n  name: caf\xe9\n")
     assert refusal([tmp_path / "latin.yaml"]).startswith(f"{tmp_path / 'latin.yaml'}, line 2, is not UTF-8 text: ")
-    assert "is a mapping of keys to values, this is [1, 2]" in refusal([tmp_path / "list.yaml"])
+    assert "must be a mapping of keys to values, not [1, 2]" in refusal([tmp_path / "list.yaml"])
     assert refusal([]) == "No configuration file was given."
 
 

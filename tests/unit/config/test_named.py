@@ -56,7 +56,7 @@ def test_a_run_folder_in_place_of_a_configuration_is_told_how_it_goes_on(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
-    with pytest.raises(UserError, match=r"^The configuration mine is a folder; `solrl train --resume mine` goes on"):
+    with pytest.raises(UserError, match=r"^The configuration mine is a folder; `solrl train --resume mine` resumes"):
         stems("mine")
 
 
@@ -238,6 +238,6 @@ def test_the_printed_configuration_reads_back_as_the_same_one(
         (tmp_path / "mine.yaml").write_text(text)
         whole = load(named.resolve([Path(name) for name in given]), [*prompts, "run.seed=7"])
         assert load([tmp_path / "mine.yaml"]) == whole
-        assert "  # The run seed: part of every random address.\n  seed: 7  # from --set\n" in text
+        assert "  # Random seed of the run; every random draw depends on it.\n  seed: 7  # from --set\n" in text
         assert "  # deterministic: false\n" in text
     assert refusal(capsys, "config").startswith("No configuration was named")

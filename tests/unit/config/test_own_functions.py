@@ -116,7 +116,7 @@ def test_an_evaluation_executes_no_file_of_the_run_folder(
     (copy,) = (folder.path / "code").glob("*/liked.py")
     assert f"{copy.parent}." in note
     config = own_functions.attached(load([own], [f"rewards=[{{kind: '{copy}:f'}}]"]))
-    with pytest.raises(UserError, match=r"^rewards.0.kind .* a file of the run folder, which is not executed"):
+    with pytest.raises(UserError, match=r"^rewards.0.kind .* a file in the run folder; files there are not executed"):
         own_functions.check_owner(config, folder.path, Sources())
 
 
@@ -151,7 +151,9 @@ def test_modules_of_one_name_and_different_texts_are_refused_unless_they_are_the
         (tmp_path / folder / "factor.py").write_text("F = 1.0\n")
     assert score(own_functions.attached(load([own], [both]))) == 2
     (tmp_path / "other" / "factor.py").write_text("F = 2.0\n")
-    said = r"^rewards.0.kind \(default\) and rewards.1.kind \(default\) both have a module factor, but .*mine/factor.py"
+    said = (
+        r"^rewards.0.kind \(default\) and rewards.1.kind \(default\) both import a module factor, but .*mine/factor.py"
+    )
     with pytest.raises(UserError, match=said):
         own_functions.attached(load([own], [both]))
 

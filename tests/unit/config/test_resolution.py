@@ -71,5 +71,5 @@ def test_more_shapes_than_can_be_compiled_are_refused() -> None:
 
 
 def test_the_same_shape_twice_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^model\.resolution in --set is .*: \[512, 768\] comes twice"):
+    with pytest.raises(UserError, match=r"^model\.resolution in --set is .*: \[512, 768\] is listed twice"):
         load([DEMO], ["model.resolution=[[512, 768], [64, 64], [512, 768]]"])

@@ -52,7 +52,9 @@ def test_a_state_that_is_not_finite_is_not_saved_and_the_one_before_stays(part: 
     before, after = a_state(3), a_state(4)
     before.save(tmp_path / "iteration-000003")
     getattr(after, part)["block.lora_B"][2, 1] = torch.nan
-    with pytest.raises(RunError, match=rf"{part}/block\.lora_B has NaN or Inf after update 4: .* the one before stays"):
+    with pytest.raises(
+        RunError, match=rf"{part}/block\.lora_B has NaN or Inf after update 4: .* the previous one is kept"
+    ):
         after.save(tmp_path / "iteration-000004")
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000003"]
     assert_equal(LearnerState.load(tmp_path / "iteration-000003"), before)
@@ -142,7 +144,7 @@ def test_a_state_that_somebody_else_wrote_is_one_sentence(change: dict[str, Any]
     manifest |= change
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     (folder / "state.json").write_text(json.dumps(manifest | {"sha256": digest}))
-    with pytest.raises(UserError, match=rf"^{folder} is no state of a learner: "):
+    with pytest.raises(UserError, match=rf"^{folder} is not a learner state: "):
         LearnerState.load(folder)
 
 

@@ -122,7 +122,7 @@ def test_samples_of_a_shape_that_is_not_the_runs_are_refused(build: Build, tiny_
     shapes = [(shape.height, shape.width) for shape in SHAPES]
     learner = build(model=model_config(tiny_pipeline, resolution=shapes))
     other = [replace(group, shape=SampleShape(32, 8)) for group in of_shapes(groups(0))]
-    with pytest.raises(RunError, match=r"prompt p0 in iteration 0 have the shape 32 x 8 px, which is none"):
+    with pytest.raises(RunError, match=r"prompt p0 in iteration 0 have the shape 32 x 8 px, which is not in model"):
         learner.update(0, other, embeddings())
 
 
@@ -162,9 +162,9 @@ def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
     with pytest.raises(RunError, match="of iteration 0 is open; 1 cannot begin"):
         learner.begin(1, [1])
     learner.add_groups(made[:1], embeddings())
-    with pytest.raises(RunError, match="of iteration 0 1 of 3 prompts are there"):
+    with pytest.raises(RunError, match="of iteration 0, has 1 of 3 prompts"):
         learner.finish(0)
-    with pytest.raises(RunError, match="number 2, p1, comes with 2 samples, expected 3"):
+    with pytest.raises(RunError, match="number 2, p1, has 2 samples, expected 3"):
         learner.add_groups(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
     learner.add_groups(made[1:], embeddings())
     assert learner.finish(0).samples == 10

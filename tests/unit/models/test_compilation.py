@@ -67,7 +67,7 @@ def test_compiled_code_is_kept_where_the_user_says(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert cache_folder("") == tmp_path / "cache" / "solrl_ray" / "compiled"
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"compile\.cache: the folder .*file/below cannot be made"):
+    with pytest.raises(UserError, match=r"compile\.cache: the folder .*file/below cannot be created"):
         compile_(transformer(), Compile(enabled=True, cache=str(tmp_path / "file" / "below")), CPU, "float32")
 
 

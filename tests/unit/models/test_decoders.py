@@ -65,7 +65,7 @@ def test_a_small_decoder_of_other_latents_is_refused_before_weights_are_loaded(
 ) -> None:
     folder = small_decoder(tmp_path / "other", channels=channels, levels=levels)
     config = tiny.model_config(tiny_pipeline, preview_decoder=str(folder))
-    with pytest.raises(UserError, match=rf"^model\.preview_decoder is .*{found} a cell; .* has 4 channels and 2 pix"):
+    with pytest.raises(UserError, match=rf"^model\.preview_decoder is .*{found} per cell; .* has 4 channels and 2 pix"):
         models.load(config, "cpu", components=())
 
 

@@ -150,9 +150,13 @@ def test_a_checkpoint_that_follows_a_first_and_a_last_picture_is_refused(tmp_pat
     ("build", "changes", "refused"),
     [
         (tiny_wan.build_wan, {"references": 1}, r"^model\.path is .*'WanPipeline'.*'wan21_i2v'"),
-        (tiny_wan.build_wan21_i2v, {"max_sequence_length": 300}, r"^model\.max_sequence_length is 300, .* takes 512"),
+        (
+            tiny_wan.build_wan21_i2v,
+            {"max_sequence_length": 300},
+            r"^model\.max_sequence_length is 300, .* needs exactly 512",
+        ),
         (tiny_wan.build_wan21_i2v, {"frames": 8}, r"^model\.frames is 8"),
-        (tiny_wan.build_wan21_i2v, {"references": 0}, r"^model\.references is 0, .* takes 1"),
+        (tiny_wan.build_wan21_i2v, {"references": 0}, r"^model\.references is 0, .* needs 1"),
     ],
 )
 def test_what_wan_21_cannot_do_from_a_picture_is_refused(

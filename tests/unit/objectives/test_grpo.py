@@ -180,5 +180,5 @@ def test_dance_is_flow_grpo_on_the_same_transitions() -> None:
 
 def test_samples_without_trajectories_are_refused() -> None:
     without = MicroBatch(prompt_ids=("p",), indices=(0,), x0=torch.zeros(1, 4, 2), weights=torch.ones(1))
-    with pytest.raises(ValueError, match="without trajectories"):
+    with pytest.raises(ValueError, match="needs the trajectories"):
         dance().passes(without, CPU, 0)

@@ -45,7 +45,7 @@ def test_explorers_without_a_unit_are_counted(overrides: tuple[str, ...], idle: 
     (said,) = advised("rollout.keep=24", "rollout.regenerate.micro_batch=24", *overrides)
     assert said.startswith(idle)
     assert all(words in said for words in (f"{units} units", key))
-    assert said.endswith(f"; {units} explorers are as fast")
+    assert said.endswith(f"; {units} explorers are equally fast")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_padding_of_a_quarter_or_more_is_counted_and_a_smaller_micro_batch_is_na
 ) -> None:
     (said,) = advised(*POOL, f"rollout.keep={keep}", f"rollout.regenerate.micro_batch={micro_batch}")
     assert f"{images} images" in said
-    assert f"{padding} of them" in said
+    assert f"of which {padding} are padding" in said
     assert f"rollout.regenerate.micro_batch={better} " in said
 
 
@@ -84,7 +84,7 @@ def test_with_several_shapes_padding_of_the_learner_is_counted_as_well() -> None
     padded = ("rollout.keep=8", "learner.micro_batch=12")
     assert advised(*padded) == ()
     (said,) = advised(*padded, "model.resolution=[[32, 32], [24, 40]]")
-    assert "12 samples are learned from, and 4 of them are padding" in said
+    assert "12 samples are trained on, of which 4 are padding" in said
     assert said.endswith("learner.micro_batch=8 saves that time")
 
 
@@ -95,7 +95,7 @@ def test_padding_of_an_optimiser_step_is_counted_over_its_ranks() -> None:
     )  # 8 samples a step
     assert advised(*small) == advised(*small, "learner={world_size: 8, micro_batch: 1}") == ()
     (said,) = advised(*small, "learner.world_size=8")
-    assert "computes 32 samples, and 24 of them are padding" in said
+    assert "computes 32 samples, of which 24 are padding" in said
     assert said.endswith("learner.micro_batch=1 saves that time")
     assert advised(*small, "learner={world_size: 16, micro_batch: 1}") == ()  # no smaller one is there
 

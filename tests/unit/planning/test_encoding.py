@@ -36,8 +36,8 @@ def test_a_plan_says_how_many_encoders_encode_what_and_the_bytes_that_it_takes()
     assert facts.embedding_bytes == 2 * (128 * 4096 + 768)
     said = dict(describe(made, facts, train_prompts=900, heldout_prompts=100).rows())["encode"]
     assert said == (
-        "prompts of 16 iterations at a time, 16 at once on 2 encoders · text encoders of 9.77 GB on each encoder's "
-        "device meanwhile · 1.05 MB of disk a prompt, at most 1.05 GB"
+        "prompts of 16 iterations at a time, in batches of 16 on 2 encoders · meanwhile 9.77 GB of text encoders "
+        "on each encoder's device · 1.05 MB of disk per prompt, at most 1.05 GB"
     )
 
 

@@ -174,7 +174,7 @@ def test_text_encoders_that_do_not_fit_beside_a_model_are_said_to_belong_elsewhe
         fitting.check(qwen, card(82))
     apart = made_up(SPLIT, "fleet.encoders.num_gpus=1")
     large = describe(apart.config, replace(apart.facts, text_parameters=10**10))
-    with pytest.raises(UserError, match=r"to encode.*fleet\.encoders\.num_gpus 0"):
+    with pytest.raises(UserError, match=r"to encode.*fleet\.encoders\.num_gpus=0"):
         fitting.check(large, card(20))
 
 
@@ -199,7 +199,7 @@ def test_a_plan_says_where_the_bytes_are_and_what_offloading_takes() -> None:
     arithmetic = made_up(LEAST)
     rows = dict(fitting.rows(arithmetic, Gpu(name="a card", memory=1e12, host_link=50e9)))
     assert list(rows) == ["GPU memory", "GPU peak", "offload", "store"]
-    assert "learner rank 5.68 GB (transformer 2 GB, copy of what LoRA touches 400 MB, " in rows["GPU memory"]
+    assert "learner rank 5.68 GB (transformer 2 GB, copy of layers with LoRA 400 MB, " in rows["GPU memory"]
     assert "6.71 GB (load 5.68 GB, explore 6.71 GB, regenerate 6.69 GB, " in rows["GPU peak"]
     # 800 MB come back over 50 GB/s.
     assert "6.19 GB (load 5.68 GB, explore 5.91 GB, regenerate 6.19 GB, " in rows["offload"]
@@ -248,7 +248,7 @@ def of_videos(frames: int, *settings: str) -> Arithmetic:
 @pytest.mark.parametrize(("frames", "tokens"), [(49, 13 * 30 * 52), (81, 21 * 30 * 52)])
 def test_a_plan_of_videos_says_how_long_their_sequences_are(frames: int, tokens: int) -> None:
     rows = dict(of_videos(frames).rows())
-    assert f" · 480 x 832 px, {frames} frames, {tokens:,} tokens a sample · " in rows["model"]
+    assert f" · 480 x 832 px, {frames} frames, {tokens:,} tokens per sample · " in rows["model"]
     assert rows["evaluate"].startswith("64 prompts × 4 samples × 28 steps = 256 videos")
 
 

@@ -83,7 +83,7 @@ def test_a_step_has_the_price_of_the_nearest_listed_share_of_quantised_weights()
     assert (between.ms, between.measured) == (45.4, False)  # 66 % is nearer to 50 % than 22 % is
     assert (less.ms, less.measured) == (57.5, False)
     assert step(1.0).ms == 45.4  # nobody measured more
-    assert between.source.endswith("; of 66% quantised weights, the run has 50%")
+    assert between.source.endswith("; with 66% quantised weights, the run has 50%")
 
 
 def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_estimated() -> None:
@@ -341,7 +341,7 @@ def test_a_card_does_one_thing_after_the_other_and_makes_its_own_revision() -> N
     work = 48 * (4 * stages.explore + stages.regenerate) + stages.update
     assert plan.seconds == pytest.approx(work + stages.merge)
     assert plan.parts["publish"] == pytest.approx(stages.merge)
-    figure = plan.priced.figures["a revision on its own card"]
+    figure = plan.priced.figures["revision in a learner's process"]
     assert not figure.measured
     assert "making a revision" not in plan.priced.figures
 
@@ -356,7 +356,7 @@ def test_what_a_card_makes_of_a_revision_is_by_what_lora_touches_unless_the_list
     known = prices.model_copy(update={"models": models})
     made = priced(describe(config, SD35), known, Cluster(gpu="h200"))
     assert made.stages.merge == 0.25
-    assert made.figures["a revision on its own card"] == listed
+    assert made.figures["revision in a learner's process"] == listed
 
 
 def test_explorers_without_a_learner_need_packed_revisions() -> None:

@@ -205,7 +205,7 @@ def test_where_factors_alone_are_sent_explorers_keep_what_they_merge_into() -> N
         )
 
     factors = explorer("publish.mode=lora")
-    assert factors.holds["copy of what LoRA touches"] == 4 * 10**8  # quantised layers' as well
+    assert factors.holds["copy of layers with LoRA"] == 4 * 10**8  # quantised layers' as well
     assert factors.at(PUBLISH) == factors.held
 
 

@@ -62,7 +62,7 @@ def test_a_preview_of_a_video_pays_for_the_frames_that_it_decodes(tmp_path: Path
     assert few.stages.regenerate == pytest.approx(2 * (10 * 0.3 + 2.0))  # samples are decoded whole
     decoded = few.figures["decode and reward"]
     assert (decoded.ms, decoded.measured) == (2000, False)
-    assert decoded.source == "here; a preview decodes 13 of 49 frames and is counted with as much of it"
+    assert decoded.source == "here; a preview decodes 13 of 49 frames and counts with that share of it"
 
 
 def test_a_longer_video_has_no_prices(tmp_path: Path) -> None:

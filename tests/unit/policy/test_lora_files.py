@@ -95,7 +95,7 @@ def test_a_file_is_read_at_the_strength_at_which_peft_applies_it(
         ({"modules_to_save": ["proj_out"]}, r"has modules_to_save \['proj_out'\]"),
         ({"a_field_of_later_versions": 3}, "has a_field_of_later_versions 3"),
         ({"alpha_pattern": {"(a+)+b": 3}}, r"has \(a\+\)\+b 'a pattern' in its header"),
-        ({"r": 2}, "says rank 2 of a and holds rank 1"),
+        ({"r": 2}, "states rank 2 of a but holds rank 1"),
         ({"lora_alpha": float("nan")}, "does not state r and lora_alpha"),
         ({"alpha_pattern": {"a": "much"}}, "does not state r and lora_alpha"),
         ({"lora_alpha": 10**400}, "does not state r and lora_alpha"),

@@ -61,7 +61,7 @@ def test_a_trial_says_that_a_reward_is_the_same_for_every_picture(
     file.write_text("def flat(images, prompts):\n    return [1.0] * len(prompts)\n")
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [f"rewards=[{{kind: '{file}:flat'}}]"]))
     preflight.functions(preflight.Run(config))
-    assert "1 and 1 for two pictures of noise, the same: a run learns" in capsys.readouterr().out
+    assert "1 and 1 for two images of noise, which are equal: a run learns" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -35,7 +35,7 @@ def test_full_precision_is_attested_by_its_weights() -> None:
 
 def test_a_tier_that_the_weights_belie_is_refused() -> None:
     net = model(torch.bfloat16)
-    with pytest.raises(RunError, match=r"2 linears are not torch\.float32, first 0"):
+    with pytest.raises(RunError, match=r"2 linears are not torch\.float32; the first is 0"):
         attestation.attest(net, "float32", quantize_(net, "float32", QuantizationScope()))
 
 
@@ -46,7 +46,7 @@ def test_layers_that_fell_back_are_noticed() -> None:
     with pytest.raises(RunError, match="1 layers of the model are quantised, but 2 were reported"):
         attestation.attest(net, "nvfp4-emulated", report)
     whole = model()
-    with pytest.raises(RunError, match="reported for tier float32 and nvfp4-emulated was asked for"):
+    with pytest.raises(RunError, match="reported for tier float32, and nvfp4-emulated was requested"):
         attestation.attest(whole, "nvfp4-emulated", quantize_(whole, "float32", QuantizationScope()))
 
 

@@ -58,11 +58,11 @@ def test_loading_makes_the_layer_of_another_weight_at_the_same_addresses(kind: t
 def test_a_weight_that_is_not_the_layers_is_refused_and_changes_nothing(kind: type[QuantizedLinear]) -> None:
     layer, x = kind.from_linear(linear()), randn(5, 64)
     before, name = layer(x), next(iter(layer.tensors()))
-    with pytest.raises(ValueError, match=rf"{name} is torch.uint8 \[16, \d+\], this layer's is torch.uint8 \[32, "):
+    with pytest.raises(ValueError, match=rf"{name} is torch.uint8 \[16, \d+\], but this layer's is torch.uint8 \[32, "):
         layer.load(packed(kind, linear(outputs=16)))
     with pytest.raises(ValueError, match=rf"{name} is torch.float32"):
         layer.load({key: value.float() for key, value in layer.tensors().items()})
-    with pytest.raises(ValueError, match=r"a weight of \['other'\] for a layer that stores \['"):
+    with pytest.raises(ValueError, match=r"has the tensors \['other'\], but the layer stores \['"):
         layer.load({"other": torch.zeros(1)})
     assert torch.equal(layer(x), before)
 

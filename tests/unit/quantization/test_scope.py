@@ -95,7 +95,9 @@ def test_an_unquantised_tier_changes_nothing() -> None:
 
 
 def test_a_tier_that_the_device_lacks_is_refused_with_those_that_it_has() -> None:
-    sentence = r"tier fp8 does not run on cpu: .* 8\.9 or newer; there .* may be nvfp4-emulated, or unquantised"
+    sentence = (
+        r"tier fp8 does not run on cpu: .* 8\.9 or newer. Set rollout\.explore\.precision to nvfp4-emulated, or to bf16"
+    )
     with pytest.raises(UserError, match=sentence):
         quantize_(transformer(), "fp8", QuantizationScope())
 

@@ -301,7 +301,7 @@ def test_an_endpoint_that_refuses_a_question_is_missed_before_the_run(path: str,
     with serving(answering((status, b"not so"))) as server:
         url = server.url.removesuffix("/v1") + path
         with pytest.raises(
-            UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to what"
+            UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to a value"
         ):
             rewards.check([config(url)], [SampleShape(5, 5)], str)
         assert len(server.asked) == (1 if status == 401 else 2)  # once without asking for JSON

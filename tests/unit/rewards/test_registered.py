@@ -266,7 +266,7 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
     assert "images of (12, 12) pixels are smaller than the crop (16, 16)" in refusal(config, resolution=12)
     settings.write_text(unresized.replace('"do_center_crop": true', '"do_center_crop": false'))
     assert refusal(config, resolution=40).endswith(
-        "makes 40 x 40 pixels of the model's 40 x 40, but its network takes 16 x 16."
+        "gives 40 x 40 pixels for the model's 40 x 40, but its network takes 16 x 16."
     )
 
 
@@ -283,7 +283,7 @@ def test_a_reward_that_cannot_take_the_models_images_is_refused(tiny_clip: Path,
 def test_images_of_the_wrong_range_are_refused(tiny_clip: Path, images: Tensor, change: Any, message: str) -> None:
     images = images.clone()
     images[0, 0, 0, 0] = 0
-    with pytest.raises(RewardError, match=rf"rewards\[0\] \(clipscore\) got .*{message}.*right would be"):
+    with pytest.raises(RewardError, match=rf"rewards\[0\] \(clipscore\) got .*{message}.*expected"):
         score(change(images), kind="clipscore", path=str(tiny_clip))
 
 

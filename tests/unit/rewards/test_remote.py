@@ -145,16 +145,16 @@ def test_a_refusal_is_not_repeated(serve: Callable[..., Seen]) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b'{"scores": [1.0]}', "right would be 2 numbers"),
-        (b'{"scores": [1.0, null]}', "right would be 2 numbers"),
-        (b'{"scores": [true, 0.5]}', "right would be 2 numbers"),
+        (b'{"scores": [1.0]}', "expected 2 numbers"),
+        (b'{"scores": [1.0, null]}', "expected 2 numbers"),
+        (b'{"scores": [true, 0.5]}', "expected 2 numbers"),
         (b'{"scores": [1.0, NaN]}', "returned nan for 1 of 2 images, first for the prompt 'two blue circles'"),
-        (b'{"rewards": [1.0, 2.0]}', 'right would be {"scores"'),
+        (b'{"rewards": [1.0, 2.0]}', 'expected {"scores"'),
         (b"Hello", "got 'Hello'"),
         (b'{"scores": [1e999, 1.0]}', "returned inf for 1 of 2 images"),
-        (b'{"scores": [1.0, ' + b"9" * 400 + b"]}", "right would be 2 numbers"),
-        (b'{"scores": [1.0, ' + b"9" * 6000 + b"]}", 'right would be {"scores"'),
-        (b'{"scores": ' + b"[" * 100_000, 'right would be {"scores"'),
+        (b'{"scores": [1.0, ' + b"9" * 400 + b"]}", "expected 2 numbers"),
+        (b'{"scores": [1.0, ' + b"9" * 6000 + b"]}", 'expected {"scores"'),
+        (b'{"scores": ' + b"[" * 100_000, 'expected {"scores"'),
     ],
 )
 def test_an_answer_that_is_not_a_finite_number_an_image_is_refused(

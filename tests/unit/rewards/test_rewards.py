@@ -238,7 +238,7 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
         ),
         (
             "testbed_clip",
-            r"'module:function'; it is the name of a part, whose entry is in \S+configs/rewards/testbed_clip\.yaml\.$",
+            r"'module:function'; it is the name of a preset, whose entry is in \S+/rewards/testbed_clip\.yaml\.$",
         ),
     ],
 )

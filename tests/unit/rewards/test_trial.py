@@ -235,10 +235,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        ("text", "returned a str; right would be one number an image"),
-        ("words", "returned a list with what is no number: could not convert string to float: 'good'"),
-        ("one", "returned a float; right would be one number an image"),
-        ("column", "returned values of shape [2, 3] for 2 images; right would be [2]"),
+        ("text", "returned a str; expected one number per image"),
+        ("words", "returned a list with a non-number: could not convert string to float: 'good'"),
+        ("one", "returned a float; expected one number per image"),
+        ("column", "returned values of shape [2, 3] for 2 images; expected [2]"),
         ("nan", "returned nan for 1 of 2 images, first for the prompt 'a red square'"),
         ("absent", "has no function absent"),
     ],
@@ -292,9 +292,9 @@ def test_what_draws_real_pictures_is_tried_too_and_needs_no_gpu(
     [
         (
             "bytes_",
-            "drew a picture with values from 255 to 255 for the prompt 'a red square'; right would be numbers from",
+            "drew an image with values from 255 to 255 for the prompt 'a red square'; expected numbers from",
         ),
-        ("batch", "drew a picture of shape [1, 3, 16, 16]; right would be [3, height, width]."),
+        ("batch", "drew an image of shape [1, 3, 16, 16]; expected [3, height, width]."),
         ("unknown", "for the prompt 'a red square'\nTraceback (most recent call last):\n"),
         ("absent", "has no function absent"),
     ],

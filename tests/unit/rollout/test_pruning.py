@@ -73,7 +73,7 @@ def test_who_was_dropped_is_read_off_an_answer_that_must_bear_it_out() -> None:
     early, prune = (0.4, 0.9, 0.5, 0.1), Pruning(after=2, keep=2)
     assert dropped(answer(early, (0.4, 0.8, 0.5, 0.2), prune)) == (10, 12)
     assert dropped(answer((), (0.4, 0.8, 0.5, 0.2), None)) == ()
-    with pytest.raises(ValueError, match="with other rewards than early scores of those dropped"):
+    with pytest.raises(ValueError, match="with rewards of dropped members that differ from their early scores"):
         dropped(answer(early, (0.4, 0.8, 0.6, 0.2), prune))
     with pytest.raises(ValueError, match="with 0 early scores"):
         dropped(answer((), (0.4, 0.8, 0.5, 0.2), prune))
@@ -171,7 +171,7 @@ def test_a_pruned_unit_is_scored_twice_in_micro_batches_of_one_shape_and_its_las
         return velocity(latents, sigma, batch)
 
     monkeypatch.setattr(bench.model, "velocity", counted)
-    with pytest.raises(ValueError, match="is pruned, which only previews can be"):
+    with pytest.raises(ValueError, match="is pruned; only previews can be"):
         bench.sampler(UNIT, PROMPT, bench.embedding)
     bench.preview(UNIT)
     # Three micro-batches take three steps each; then six members, as two micro-batches of four, take the other three.

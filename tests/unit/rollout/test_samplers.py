@@ -79,5 +79,5 @@ def test_prompts_that_are_evaluated_together_have_the_samples_that_they_have_alo
     assert min(found.rewards[3:]) > 2
     exactly = sampler(3).evaluate(replace(unit, beside=()), prompts[:1], embeddings[:1])
     assert torch.equal(exactly.latents, alone[0].latents)
-    with pytest.raises(ValueError, match="other prompts or embeddings"):
+    with pytest.raises(ValueError, match="prompts or embeddings of another unit"):
         sampler(8).evaluate(unit, prompts, embeddings[::-1])

@@ -119,8 +119,8 @@ def test_the_placement_that_leaves_no_room_is_named() -> None:
     settings = run_with({"num_gpus": 1, "num_cpus": 2, "placement": "STRICT_SPREAD"}, {"num_gpus": 1}, ranks=2)
     explorers, _, ranks = requests(settings)
     assert explorers.describe() == "1 GPU each"
-    assert replace(explorers, each={"GPU": 0.5}).describe() == "0.5 GPU each, of one card"
-    assert ranks.describe() == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
+    assert replace(explorers, each={"GPU": 0.5}).describe() == "0.5 GPU each, of one GPU"
+    assert ranks.describe() == "1 GPU, 2 CPU each, each on a different node: fleet.learners.placement STRICT_SPREAD"
 
 
 def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:

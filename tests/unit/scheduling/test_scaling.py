@@ -18,7 +18,7 @@ def test_what_will_happen_is_said_and_remembered(targets: Targets, tmp_path: Pat
         "explorers go from 1 to 4: new ones work once they have started and proved their weights"
     )
     assert targets.ask({"explorers": 2, "regenerators": 1}) == (
-        "explorers go from 4 to 2: the newest finish their units and leave\nregenerators are 1 already"
+        "explorers go from 4 to 2: the newest finish their units and leave\nregenerators are already 1"
     )
     assert (targets.wanted("explorers"), targets.wanted("regenerators")) == (2, 1)
     config = small_config(tmp_path, "scaled")

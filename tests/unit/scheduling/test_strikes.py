@@ -44,7 +44,7 @@ def test_a_refusal_is_forgotten_once_an_answer_to_the_unit_was_accepted() -> Non
 
 def test_a_worker_that_is_alone_and_was_never_right_is_the_runs_fault() -> None:
     strikes = Strikes()
-    with pytest.raises(RunError, match=r"from e-0, which is alone and was never right: NaN$"):
+    with pytest.raises(RunError, match=r"from e-0, the only worker of its pool, which never gave a valid answer: NaN$"):
         strikes.refuse("e-0", A, "NaN", alone=True)
     strikes.answered("e-0")
     assert strikes.refuse("e-0", A, "NaN", alone=True) == 1

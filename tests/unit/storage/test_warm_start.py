@@ -170,7 +170,7 @@ def test_a_fork_has_the_configuration_of_its_source(source: Config, capsys: pyte
     assert main([*command, "--set", "run.name=fork"]) == 0
     assert "fork · 7 iterations" in " ".join(capsys.readouterr().out.split())
     assert main(["train", "--from", str(folder / "nothing"), "--dry-run"]) == 2
-    assert "nothing is no run folder and no checkpoint of one; with a LoRA file name CONFIG" in capsys.readouterr().err
+    assert "nothing is neither a run folder nor a checkpoint of a run; for a LoRA file" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_the_digest_that_it_wrote_down(source: Config) -> None:
@@ -205,4 +205,4 @@ def test_continue_begins_a_fork_and_resumes_it(named: bool, source: Config, caps
     assert main([*command, "--set", "run.seed=9"]) == 2
     assert "run.seed is 9 (--set), but the run in" in capsys.readouterr().err
     assert main(["train", "--resume", str(run.path), "--from", str(origin), "--dry-run"]) == 2
-    assert "but --resume goes on with the policy of" in capsys.readouterr().err
+    assert "but --resume continues the policy of" in capsys.readouterr().err

@@ -138,14 +138,14 @@ def test_an_altered_weight_of_the_transformer_fails_velocity_and_picture(tmp_pat
     other = altered(tiny_pipeline, tmp_path / "other", "transformer", lambda net: net.proj_out.weight[0].mul_(3))
     found = compared(session(tmp_path, tiny_pipeline), other)
     assert found["forward"] == {"relative error of the first velocity", "largest relative error of all steps"}
-    assert found["picture"] == {"PSNR of the picture, dB"}
+    assert found["picture"] == {"PSNR of the image, dB"}
 
 
 def test_an_altered_weight_of_the_decoder_fails_the_picture_alone(tmp_path: Path, tiny_pipeline: Path) -> None:
     other = altered(tiny_pipeline, tmp_path / "other", "vae", lambda vae: vae.decoder.conv_out.bias.add_(0.5))
     found = compared(session(tmp_path, tiny_pipeline), other)
     assert found["forward"] == set()
-    assert found["picture"] == {"PSNR of the picture, dB", "PSNR of our decoder on the stock latents, dB"}
+    assert found["picture"] == {"PSNR of the image, dB", "PSNR of our decoder on the stock latents, dB"}
 
 
 def test_a_wrong_guidance_fails_the_comparison(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_another_text_fails_velocity_and_picture(tmp_path: Path, tiny_pipeline: 
     first, second = (prompt.id for prompt in against_stock.PROMPTS)
     one.embeddings[first] = one.embeddings[second]
     assert failing(against_stock.forward(one))
-    assert failing(against_stock.picture(one)) == {"PSNR of the picture, dB"}
+    assert failing(against_stock.picture(one)) == {"PSNR of the image, dB"}
 
 
 def test_the_first_step_that_raises_is_the_last_and_is_reported(

@@ -76,7 +76,7 @@ def test_a_tensor_of_another_size_shape_or_type_is_refused(change: str) -> None:
 
 def test_tensors_of_another_revision_are_refused() -> None:
     one, other = sent(publisher().build(1, factors())), sent(publisher().build(2, factors(seed=9)))
-    with pytest.raises(Unusable, match="of revision-000002 is not as its manifest states"):
+    with pytest.raises(Unusable, match="of revision-000002 was altered"):
         replace(other, tensors=one.tensors).verify()
 
 

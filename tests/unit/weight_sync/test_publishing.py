@@ -114,7 +114,9 @@ def test_not_finite_factors_are_not_published() -> None:
 
 def test_factors_of_other_modules_are_refused() -> None:
     fewer = {name: value for name, value in factors().items() if OUT not in name}
-    with pytest.raises(RunError, match=r"not those of the 2 touched modules: \['attn\.to_out\.0\.lora_A'"):
+    with pytest.raises(
+        RunError, match=r"not those of the 2 modules that LoRA modifies; .*: \['attn\.to_out\.0\.lora_A'"
+    ):
         publisher().build(1, fewer)
 
 
@@ -128,7 +130,7 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
         ]
         together = assemble(parts, LORA, factors())
         assert same(together, alone)
-    with pytest.raises(RunError, match=r"made shards of \[\('old', 1\), \('old', 2\)\]"):
+    with pytest.raises(RunError, match=r"built \[\('old', 1\), \('old', 2\)\]"):
         assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA, factors())
 
 
@@ -245,7 +247,9 @@ def test_a_worker_that_holds_a_layer_otherwise_is_refused() -> None:
     packed = publisher().build(1, factors())
     with pytest.raises(RunError, match=r"packs attn\.to_q, which this worker holds unquantised"):
         Receiver(model()).apply(sent(packed))
-    with pytest.raises(RunError, match=r"without the packed weight of attn\.to_q, whose base is not held here"):
+    with pytest.raises(
+        RunError, match=r"without the packed weight of attn\.to_q, whose base weight this worker did not keep"
+    ):
         Receiver(explorer()).apply(sent(packed, REGENERATOR))
     with pytest.raises(RunError, match=r"does not fit attn\.to_q"):
         Receiver(explorer("fp8")).apply(sent(packed))
@@ -255,10 +259,10 @@ def test_modules_that_are_not_there_stop_the_worker() -> None:
     revision = publisher().build(1, factors())
     lacking = explorer()
     del lacking["attn"].to_q
-    with pytest.raises(RunError, match=r"touches attn\.to_q, which this worker's model lacks"):
+    with pytest.raises(RunError, match=r"modifies attn\.to_q, which this worker's model lacks"):
         Receiver(lacking).apply(sent(revision))
     nothing = dataclasses.replace(revision.manifest, tensors={})
-    with pytest.raises(RunError, match="touches no module"):
+    with pytest.raises(RunError, match="modifies no module"):
         Receiver(explorer()).apply(Payload(manifest=nothing, tensors={}))
 
 
@@ -308,7 +312,7 @@ def check(revision: Manifest, *given: Receipt) -> None:
         ({"bound_modules": 0}, "explorer-0 .* bound no module of revision 1"),
         ({"bound_modules": 1}, "does not hold revision 1: its receipt states 1 modules"),
         ({"buffer_digest": "0" * 64}, "does not hold revision 1.* 000000000000; published were 2 modules"),
-        ({"revision": 2}, "holds revision 2, which was not published"),
+        ({"revision": 2}, "reports revision 2, which was not published"),
         ({"role": "learner"}, "not published for its role"),
     ],
 )
