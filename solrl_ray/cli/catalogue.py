@@ -82,7 +82,7 @@ def as_json() -> str:
     return json.dumps(found, indent=1, ensure_ascii=False)
 
 
-def _part(kind: str, path: Path) -> CatalogueEntry:
+def _entry(kind: str, path: Path) -> CatalogueEntry:
     values = read_file(path)
     included = values.get(INCLUDE, [])  # a preset may extend another preset of the same kind
     entries = [values.get("model"), *(values.get("rewards") or [])]

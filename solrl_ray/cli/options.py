@@ -102,7 +102,7 @@ def _train(commands: Any) -> None:
     command.add_argument("--from", dest="init", default="", metavar="RUN|LORA", help=words)
     words = "start the run, or resume it if its run folder already contains a run"
     command.add_argument("--continue", dest="go_on", action="store_true", help=words)
-    command.add_argument("--dry-run", action="store_true", help="check everything, print the plan, stop")
+    command.add_argument("--dry-run", action="store_true", help="check everything and print the plan, without starting")
 
 
 def _plan(commands: Any) -> None:
@@ -122,10 +122,10 @@ def _plan(commands: Any) -> None:
 
 
 def _list(commands: Any) -> None:
-    words = "list the parts of a run, and the checkpoints they need"
+    words = "list the presets and the checkpoints they need"
     command = _add(commands, "list", verbs.list_parts, words)
     command.add_argument("--json", action="store_true", help="as JSON: kind → name, title, checkpoints, downloads")
-    words = "print a whole configuration to start from, every key with its meaning"
+    words = "print a complete configuration to start from, with every key explained"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
 

@@ -37,7 +37,7 @@ from solrl_ray.planning.arithmetic import ModelFacts
 from solrl_ray.records import Prompt
 
 TOLD_SECONDS = 5.0
-"""Time between two lines on what a slow check does."""
+"""Seconds between two progress lines of a slow check."""
 BEFORE = "before the run starts: "
 """Beginning of a plan's note on something that is missing on this machine; the key follows."""
 JOB_FOLDERS = "working_dir_files"

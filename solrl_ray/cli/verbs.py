@@ -234,7 +234,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Check a model on this machine's device and write a report; status 1 if a step failed."""
+    """Compare a model with the stock pipeline on this machine and write a report. Returns 1 if a step failed."""
     from solrl_ray.cli import validate
 
     return validate.run(arguments)
@@ -263,6 +263,8 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
             answering.append(candidate)
         except RunError as error:  # the cluster is shutting down or very busy
             silent = error
-    if silent and not found and run and RunFolder(run).lock.held:
-        raise RunError(f"a process works in {run}, but {silent}; if the run was killed, it ends soon: ask again then.")
-    return found
+    if silent and not answering and run and RunFolder(run).lock.held:
+        raise RunError(
+            f"a process uses {run}, but {silent}; if the run was killed, the process will end soon: try again then."
+        )
+    return answering

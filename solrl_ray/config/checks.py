@@ -219,7 +219,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
             right = f"warn without evaluations during training, because evaluation.every is {evaluation.every}"
             yield Problem("run.on_collapse", f"{right} and run.iterations {config.run.iterations}")
         elif evaluation.prompts < 2:
-            yield Problem("run.on_collapse", "warn with evaluation.prompts 1: a single prompt's reward has no error")
+            right = "warn with evaluation.prompts 1: the reward of a single prompt has no standard error"
+            yield Problem("run.on_collapse", right)
     if evaluation.reference and not all(evaluation.reference.rpartition(":")):
         yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 

@@ -105,8 +105,8 @@ def check(arithmetic: Arithmetic, card: Gpu) -> Arithmetic:
     if changes := fitting_changes(arithmetic, card):
         least = least_peak(_changed(arithmetic, changes))
         raise UserError(f"{needs}; it fits with {settings(changes)} ({describe_size(least)}).")
-    smallest = min(_ways(_changed(arithmetic, dict(_candidates(arithmetic)))), key=peak)
-    said = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
+    smallest = min(_variants(_changed(arithmetic, dict(_candidates(arithmetic)))), key=peak)
+    problem = f"{needs}; with micro-batches of 1 and learner.activation_memory 0 it is still {_least(smallest)}"
     full = [process for process in gpu_memories(smallest)[0].processes if process.peak > card.usable]
     if any(process.fullest == ENCODE for process in full):
         elsewhere = "set fleet.encoders.num_gpus=0 to encode on CPUs"
@@ -187,7 +187,7 @@ def peak(arithmetic: Arithmetic) -> int:
 
 def least_peak(arithmetic: Arithmetic) -> int:
     """`peak`, with offloading if that is open and needs less."""
-    return min(map(peak, _ways(arithmetic)))
+    return min(map(peak, _variants(arithmetic)))
 
 
 def settings(changes: Mapping[str, Any]) -> str:

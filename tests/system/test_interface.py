@@ -86,5 +86,5 @@ def test_a_plan_says_whether_a_run_fits() -> None:
     small = solrl_ray.plan("flux1_dev_80gb", gpu="rtx4090")
     assert small.fits is False
     assert small.verdict.startswith("does not fit: peak 36.1 GB")
-    assert "may be filled" in small.problem
+    assert "usable" in small.problem
     assert small._repr_html_().startswith("<pre>")
