@@ -122,7 +122,7 @@ def planned(run: Run, cluster: Cluster | None = None) -> Planned:
             least = fitting.least_peak(arithmetic)
             verdict = (
                 f"does not fit: peak {least / 1e9:.3g} GB, and {card.usable / 1e9:.3g} of the "
-                f"{card.memory / 1e9:.3g} GB of {card.name} may be filled"
+                f"{card.memory / 1e9:.3g} GB of {card.name} is usable"
             )
             if changes := fitting.fitting_changes(arithmetic, card):
                 verdict += f"; it fits with {fitting.settings(changes)}"

@@ -250,7 +250,7 @@ def sentence(arithmetic: Arithmetic, card: Gpu) -> str:
         if made.config.fleet.offload:
             offload = "; fleet.offload null becomes true: frozen weights leave the GPU while it explores"
     needs, usable, memory = map(describe_size, (peak(made), card.usable, card.memory))
-    return f"peak {needs} of the {memory} of {card.name}, of which {usable} ({MAX_FILL:.0%}) may be filled{offload}"
+    return f"peak {needs} of the {memory} of {card.name}, of which {usable} ({MAX_FILL:.0%}) is usable{offload}"
 
 
 def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:

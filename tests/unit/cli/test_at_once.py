@@ -240,7 +240,7 @@ def test_who_listens_and_does_not_answer_is_told_as_that() -> None:
 def test_the_address_of_another_server_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = url.removeprefix("http://")  # such as the dashboard's
     began = time.monotonic()
-    with pytest.raises(RunError, match=f"^the Ray cluster at {address} could not be joined: .* no Ray head"):
+    with pytest.raises(RunError, match=f"^the Ray cluster at {address} could not be joined: .* is not a Ray head"):
         ray_auth.cluster_at(address)
     assert time.monotonic() - began < patience(5.0)
     monkeypatch.setenv("RAY_USE_TLS", "1")
