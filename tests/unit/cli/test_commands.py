@@ -157,7 +157,7 @@ def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, caps
     said = " ".join(printed(capsys, "plan", "-v", *FLUX, "--gpu", card).split())
     assert said.startswith("fits: peak 72 of 100 GB on ours;")
     assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
-    assert "fits peak 72 GB of the 100 GB of ours, of which 95 GB (95%) may be filled" in said
+    assert "fits peak 72 GB of the 100 GB of ours, of which 95 GB (95%) is usable" in said
     assert "time shown after the first iteration, by its pace: the price list of ours has no flux at 512 px" in said
 
 

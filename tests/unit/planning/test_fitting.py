@@ -220,7 +220,7 @@ def test_a_plan_says_that_the_run_fits_and_what_the_card_decided(
     gigabytes: float, settings: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
     sentence = fitting.sentence(made_up(LEAST, *settings), card(gigabytes))
-    assert f"{gigabytes:g} GB (95%) may be filled" in sentence
+    assert f"{gigabytes:g} GB (95%) is usable" in sentence
     assert ("null becomes" in sentence) == (not settings)
     assert said[-1] in sentence
 
