@@ -227,10 +227,11 @@ class Pool:
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             counted, process.counted = process.counted, bool(process.name)
-            # Only if it was reachable before: replacing a node that is never reachable must use up the budget.
-            free = isinstance(error, Unreachable) and worker.proved
-            if isinstance(error, Gone) and not counted and not free:
-                self._replacements.spend(process.name or name, reason)
+            if isinstance(error, Gone) and not counted:
+                # Only if it was reachable before: replacing a node that is never reachable must use up the budget.
+                was_cut = isinstance(error, Unreachable) and worker.proved
+                if not (was_cut and self._replacements.excuse()):
+                    self._replacements.spend(process.name or name, reason)
             if starting:
                 self._retried_starts.add(replacement)
             self._open(replacement)

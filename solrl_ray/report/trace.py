@@ -50,9 +50,10 @@ class TraceWriter:
         path = folder / FILE
         content = path.read_bytes() if path.is_file() else b""
         self._file: IO[str] = path.open("a")
-        self._file.truncate(content.rfind(b"\n") + 1)  # a power failure may have cut the last line
+        whole = content.rfind(b"\n") + 1  # a power failure may have cut the last line
+        self._file.truncate(whole)
         self._named: set[int] = set()
-        if not content:
+        if not whole:
             self._file.write("[\n")
             for group, name in ((STAGES, "stages"), (WORKERS, "workers")):
                 self._write(ph="M", name="process_name", pid=group, args={"name": name})

@@ -96,7 +96,14 @@ class Replacements:
     """Budget of replacements in this run, over all pools. A fleet that keeps dying needs a diagnosis, not retries."""
 
     def __init__(self, total: int) -> None:
-        self.left = self.total = total
+        self.left = self.total = self._excuses = total
+
+    def excuse(self) -> bool:
+        """Whether a loss that is no fault of the worker, such as a cut network, is free: as many as there are
+        replacements are. A node that is cut again and again must use up the budget.
+        """
+        self._excuses -= 1
+        return self._excuses >= 0
 
     def spend(self, worker: str, reason: str) -> None:
         """Use one replacement. Raises RunError if none is left."""

@@ -360,9 +360,13 @@ class RunFolder:
         """Append events and wait until they are on the disk. A line that a killed process left incomplete is ended
         first.
         """
-        held = self.events.read_bytes() if self.events.exists() else b""
+        last = b""
+        if self.events.is_file() and self.events.stat().st_size:
+            with self.events.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
         lines = "".join(json.dumps(asdict(event)) + "\n" for event in events)
-        _append(self.events, b"\n" * (held[-1:] not in (b"", b"\n")) + lines.encode())
+        _append(self.events, b"\n" * (last not in (b"", b"\n")) + lines.encode())
 
     def note_end(self, what: str) -> None:
         """Record an event with the reason why a command ended before its run was complete."""
