@@ -28,8 +28,8 @@ from rich.console import Console
 
 from solrl_ray.cli import configured, preflight
 from solrl_ray.cli.preflight import Run as Checked
-from solrl_ray.common import own_code, ray_auth, system_package
-from solrl_ray.common.files import make_folder, replace_file
+from solrl_ray.common import interrupts, own_code, ray_auth, system_package
+from solrl_ray.common.files import located, make_folder, replace_file
 from solrl_ray.config import named, own_functions
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import RunError, UserError
@@ -348,9 +348,11 @@ def _load(
     if sections := [entry for entry in entries if not isinstance(entry, Path)]:
         if len(sections) < len(entries):
             raise UserError("rewards mixes names of presets with functions or mappings; name one preset, or neither.")
-        values["rewards"] = ("rewards", sections)
+        values = {"rewards": ("rewards", sections), **values}  # first, so that overrides of their keys count
+    elif rewards is not None and not entries:
+        raise UserError("rewards is empty; name at least one reward, or leave it out for the configuration's.")
     files = named.resolve(given)
-    root = Path(str(values.get("run.root", ("", "runs"))[1]))
+    root = _root(files, values) if prompts is not None or heldout is not None else Path()
     for key, source in (("prompts.train", prompts), ("prompts.heldout", heldout)):
         if source is not None:
             values[key] = (key.rpartition(".")[2], _prompts(source, key, root))
@@ -361,6 +363,12 @@ def _load(
             update={"rewards": [own_functions.with_code(each, codes.get(each.kind)) for each in config.rewards]}
         )
     return replace(loaded, config=own_functions.attached(config, loaded.sources))
+
+
+def _root(files: Sequence[Path], values: Mapping[str, tuple[str, Any]]) -> Path:
+    """The folder of the configuration's run folders, which stays where a run is resumed."""
+    placeholders = {f"prompts.{name}": (name, f"{name}.txt") for name in ("train", "heldout")}
+    return located(load_with_sources(files, [], {**placeholders, **values}).config.run.root, "run.root").absolute()
 
 
 def _values(overrides: Mapping[str, Any] | None) -> dict[str, tuple[str, Any]]:
@@ -413,8 +421,13 @@ def _prompts(source: Any, key: str, root: Path) -> str:
         raise UserError(f"{key} has an entry of type {type(wrong).__name__}; each prompt must be a text.")
     content = "".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts).encode()
     file = root / "prompts" / f"{own_code.short_digest(content)}.jsonl"
-    make_folder(file.parent)
-    replace_file(file, content)
+    try:
+        make_folder(file.parent)
+        replace_file(file, content)
+    except OSError as error:
+        raise UserError(
+            f"{key} is stored in {file}, which cannot be written: {error.strerror}; set run.root."
+        ) from error
     return str(file.absolute())
 
 
@@ -450,8 +463,10 @@ def _signals_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        interrupts.forget()
         for number, handler in kept.items():
-            signal.signal(number, handler)
+            if handler is not None:  # set by Python
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -131,8 +131,9 @@ def train(
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 interrupts.words = f"{what}{when}; go on with: {again}"
                 raise KeyboardInterrupt(interrupts.words) from None
+    results = _results(folder)
     with lost_if_refused():
-        print(_results(folder))
+        print(results)
     return 0
 
 
@@ -314,8 +315,10 @@ def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> No
             ray.get(run, timeout=REFRESH_SECONDS)
             break
         except RayTaskError as error:  # first, because it is also an instance of the class of its cause
-            _show(controller, view, config)  # shows the last events before the error
-            raise wait.translated(error, "the run") from error
+            try:
+                _show(controller, view, config)  # shows the last events before the error
+            finally:
+                raise wait.translated(error, "the run") from error
         except GetTimeoutError:
             pass
         except RayError as error:

@@ -14,6 +14,7 @@ END_SECONDS = 20.0
 _STATUS = 130
 words = ""
 """Printed if a command must end before its child processes: how to continue."""
+_timers: list[threading.Timer] = []
 _received: list[str] = []
 """Name of the received signal. Ray replaces our KeyboardInterrupt with an empty one in some calls."""
 
@@ -34,12 +35,20 @@ def reason() -> str:
     return " by ".join(["interrupted", *_received])
 
 
+def forget() -> None:
+    """Cancel the deadline of a received signal: the run has ended, and the process goes on."""
+    while _timers:
+        _timers.pop().cancel()
+    _received.clear()
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGHUP:  # kernel and shell both send it; the second must not interrupt the cleanup
         signal.signal(number, signal.SIG_IGN)
     _received[:] = [signal.Signals(number).name]
     late = threading.Timer(END_SECONDS, _leave)
     late.daemon = True
+    _timers.append(late)
     late.start()
     raise KeyboardInterrupt(reason())
 

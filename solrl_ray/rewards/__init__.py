@@ -31,7 +31,8 @@ def check(
 
     Args:
         named: converts a dotted key such as ``rewards.0.path`` to its name in a message.
-        tell: called with the error of each missing checkpoint and silent server; None: these are raised.
+        tell: called with the error of each missing checkpoint, and no server is asked: a plan of a stranger's
+            configuration must send nothing. None: errors are raised, and servers and judges must answer.
 
     Raises UserError with one sentence that names the key, its value and the remedy.
     """
@@ -41,6 +42,8 @@ def check(
             reward_class = registered(config, keys)
             reward_kinds.check_frames(config, keys, shapes[0].frames)
             reward_class.check(config, keys, shapes)
+            if tell is None:
+                reward_class.reach(config, keys, shapes)
         except NotYetThere as error:
             if tell is None:
                 raise

@@ -136,6 +136,13 @@ class CheckpointReward(Reward):
         cls.folders(config, keys)
 
     @classmethod
+    def reach(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
+        """Raise UserError if the server that the reward needs does not answer, or refuses a question. Most need none.
+
+        The only check that contacts an address and sends a token.
+        """
+
+    @classmethod
     def folders(cls, config: RewardConfig, keys: Keys) -> Any:
         """The folders of its checkpoints; None if it needs none. Raises UserError naming the field of a missing one."""
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -207,7 +208,7 @@ def proxy_of(url: str) -> URL | None:
     """
     target, proxies = URL(url), getproxies()
     given = proxies.get(target.scheme) or proxies.get("all", "")
-    if not given or proxy_bypass(f"{target.host}:{target.port}"):
+    if not given or _is_loopback(target.host or "") or proxy_bypass(f"{target.host}:{target.port}"):
         return None
     with suppress(ValueError):
         proxy = URL(given if "://" in given else f"http://{given}")
@@ -218,6 +219,14 @@ def proxy_of(url: str) -> URL | None:
         f"{variable} is {given.rpartition('@')[2]!r}, through which {url} cannot be reached; set it to an HTTP proxy, "
         f"such as http://proxy:3128, or name {target.host} in NO_PROXY."
     )
+
+
+def _is_loopback(host: str) -> bool:
+    """True for this machine itself, which no proxy of a company's network can reach."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:

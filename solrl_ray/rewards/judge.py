@@ -73,9 +73,14 @@ class Judge(CheckpointReward):
         url = judge.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=judge.timeout, retries=judge.retries)
         self._format = {} if "response_format" in judge.request else _format(judge.question)
+        self._format_works = False
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
+        _settings(config, keys)
+
+    @classmethod
+    def reach(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         judge, _ = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
         quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
@@ -114,10 +119,14 @@ class Judge(CheckpointReward):
         identity = hashlib.sha256(body).hexdigest()
         if form := self._format:
             try:
-                return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
+                scored = self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
             except FailedRequest as error:
-                if error.status not in FORMAT_REFUSED:
+                # A server that took the format before has failed for another reason: a retry must not change scores.
+                if self._format_works or error.status not in FORMAT_REFUSED:
                     raise
+            else:
+                self._format_works = True
+                return scored
             scored = self._endpoint.ask(body, identity, self._read)
             self._format = {}  # the server can score, but without `response_format`
             return scored

@@ -30,6 +30,10 @@ class RemoteReward(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
+        _settings(config, keys)
+
+    @classmethod
+    def reach(cls, config: RewardConfig, keys: Keys, shapes: Sequence[SampleShape]) -> None:
         remote, _ = _settings(config, keys)
         check_reachable(remote.url, keys("remote.url"), remote.timeout, "start the reward server first")
 

@@ -75,6 +75,23 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
         own_code.by_value(lambda images, prompts: log.write("scored"), "rewards[1]")
 
 
+def test_prompts_are_stored_below_the_runs_own_root(tmp_path: Path) -> None:
+    """Also if a YAML file names it: a run is resumed with them, wherever it was started."""
+    (tmp_path / "mine.yaml").write_text(f"run: {{root: '{tmp_path / 'shared'}'}}\n")
+    loaded = interface._load(["demo", str(tmp_path / "mine.yaml")], None, None, ["a", "b"], None)
+    assert Path(loaded.config.prompts.train).parent == tmp_path / "shared" / "prompts"
+
+
+def test_overrides_reach_into_rewards_and_none_is_refused() -> None:
+    def shade(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+        return images.mean(dim=(1, 2, 3))
+
+    loaded = interface._load(["demo"], {"rewards.0.weight": 2.0}, [shade], None, None)
+    assert [reward.weight for reward in loaded.config.rewards] == [2.0]
+    with pytest.raises(solrl_ray.UserError, match="rewards is empty"):
+        interface._load(["demo"], None, [], None, None)
+
+
 def test_prompts_may_be_a_list_or_a_table(tmp_path: Path) -> None:
     class Table(dict[str, list[str]]):  # as a dataset of the `datasets` library: names of columns, columns by name
         column_names = ("id", "caption")

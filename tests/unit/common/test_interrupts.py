@@ -55,6 +55,26 @@ def test_a_command_whose_end_hangs_ends_nevertheless(number: signal.Signals) -> 
     assert said.splitlines()[-1].startswith(f"interrupted by {number.name} ")
 
 
+FORGETTING = """
+import os, signal, time
+from solrl_ray.common import interrupts
+interrupts.END_SECONDS = 0.3
+interrupts.listen()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60.0)
+except KeyboardInterrupt:
+    interrupts.forget()
+time.sleep(1.0)
+print(interrupts.reason())
+"""
+
+
+def test_a_process_that_goes_on_after_its_run_is_not_ended_later() -> None:
+    done = subprocess.run([sys.executable, "-c", FORGETTING], capture_output=True, text=True, check=True)
+    assert done.stdout == "interrupted\n"
+
+
 def test_an_ignored_hangup_interrupts_nothing() -> None:
     with command("SIG_IGN") as running:
         assert running.stdin

@@ -249,9 +249,22 @@ def test_a_server_that_only_a_proxy_knows_is_asked_by_it(
         by_proxy = score(url)
         assert asked == [f"POST {url} Basic bWU6c2VjcmV0"]  # me:secret
         assert "Proxy-Authorization" not in seen.requests[0][1]
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        assert score(seen.url).equal(by_proxy)
+        assert score(seen.url).equal(by_proxy)  # of this machine itself
         assert len(asked) == 1
+        monkeypatch.setenv("NO_PROXY", "rewards.internal")
+        assert endpoint.proxy_of(url) is None
+
+
+def test_a_plan_sends_nothing(serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    seen, notes = serve(GOOD), list[Exception]()
+    judge = {"url": seen.url, "model": "m", "question": {"text": "{prompt}?"}, "token_variable": "MY_TOKEN"}
+    entries = [
+        config(seen.url, token_variable="MY_TOKEN"),
+        RewardConfig.model_validate({"kind": "judge", "judge": judge}),
+    ]
+    rewards.check(entries, [SampleShape(5, 5)], str, tell=notes.append)
+    assert (seen.requests, notes) == ([], [])
 
 
 def test_a_proxy_that_refuses_or_cannot_be_used_is_named_in_one_sentence(
