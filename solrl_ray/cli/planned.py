@@ -8,6 +8,7 @@ solrl train           four rows; `plan.txt` in the run folder has all of it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from solrl_ray.cli import configured
 from solrl_ray.cli.preflight import BEFORE, Run
@@ -18,8 +19,10 @@ from solrl_ray.errors import UserError
 from solrl_ray.planning import fitting
 from solrl_ray.planning.advice import advice
 from solrl_ray.planning.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.planning.forecast import Forecast, forecast
-from solrl_ray.planning.prices import Cluster, Unpriced, orchestration, price_list
+
+if TYPE_CHECKING:
+    from solrl_ray.planning.forecast import Forecast
+    from solrl_ray.planning.prices import Cluster
 
 PLAN_ROWS = (
     "run",
@@ -95,6 +98,8 @@ def on_cluster(loaded: LoadedConfig, cluster: Cluster) -> LoadedConfig:
 
     Raises UserError if the GPU cannot compute the previews.
     """
+    from solrl_ray.planning.prices import price_list
+
     prices = price_list(cluster.gpu)
     configured.check_tier(loaded, prices.gpu, prices.fastest)
     return replace(loaded, config=configured.on_card(loaded.config, prices.fastest))
@@ -104,6 +109,9 @@ def planned(run: Run, cluster: Cluster | None = None) -> Planned:
     """The plan of a run that has passed `preflight.model`; on the GPUs of `cluster`, whether it fits and how long it
     takes.
     """
+    from solrl_ray.planning.forecast import forecast
+    from solrl_ray.planning.prices import Unpriced, orchestration, price_list
+
     prices = price_list(cluster.gpu) if cluster else None
     card = prices.device if prices else None
     assert run.facts is not None  # of `preflight.model`

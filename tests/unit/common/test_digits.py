@@ -15,7 +15,7 @@ from tests.support.documents import ROOT
 
 
 def test_a_key_has_no_such_index() -> None:
-    with pytest.raises(UserError, match=r"rewards is a list of 1, so '²' must be a whole number below 1"):
+    with pytest.raises(UserError, match=r"rewards is a list of 1 entries, so '²' must be a whole number below 1"):
         load([ROOT / "configs" / "demo.yaml"], ["rewards.².kind=clipscore"])
 
 

@@ -90,7 +90,7 @@ class Bench:
 
     def group(self, iteration: int, prompt: Prompt) -> SampleGroup:
         """Preview the pool, keep best and worst, replay them."""
-        proxy = self.draw(self.preview, iteration, prompt, range(self.config.rollout.pool)).rewards
+        proxy = torch.tensor(self.draw(self.preview, iteration, prompt, range(self.config.rollout.pool)).rewards)
         chosen = (int(proxy.argmax()), int(proxy.argmin()))
         sampled = self.draw(self.full, iteration, prompt, chosen)
         return SampleGroup(

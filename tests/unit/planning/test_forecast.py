@@ -311,7 +311,7 @@ def test_a_mistake_in_a_clusters_file_is_named_with_the_keys_that_there_are(
 
 
 def test_a_card_that_is_not_known_is_named_with_those_that_are() -> None:
-    with pytest.raises(UserError, match=r"'h300'.*a100-80, b200, h100-80, h200, l40s"):
+    with pytest.raises(UserError, match=r"'h300'.*a100-80, a6000, b200, h100-80, h20, h200, l4, l40s"):
         price_list("h300")
 
 

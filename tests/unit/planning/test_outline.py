@@ -66,7 +66,7 @@ def test_blocks_with_separate_weights_for_texts_have_two_streams() -> None:
 
 def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
     parts = ["models/flux1_dev", "strategies/two_stage", "methods/diffusion_nft", "rewards/hpsv2", "clusters/one_gpu"]
-    arguments = ["plan", *(str(CONFIGS / f"{part}.yaml") for part in parts)]
+    arguments = ["plan", "-v", *(str(CONFIGS / f"{part}.yaml") for part in parts)]
     arguments += ["--set", "prompts={train: train.txt, heldout: heldout.txt}", "--gpu", "h200"]
     away = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
     said = " ".join(python("-c", PLAN, *arguments, cwd=tmp_path, **away).split())

@@ -99,7 +99,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_examples_compute_what_they_say_a_run_is_planned_with_them_and_the_model_is_listed(changed: Path) -> None:
     said = python("-c", CHECKS, cwd=changed, PYTHONPATH=str(changed))
-    assert "1 optimiser step on weighted" in " ".join(said.split())
+    assert "1 optimiser step with weighted" in " ".join(said.split())
     assert "A FLUX.1 that was distilled without CLIP" in said
 
 

@@ -258,7 +258,12 @@ def test_a_server_that_only_a_proxy_knows_is_asked_by_it(
 def test_a_plan_sends_nothing(serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret")
     seen, notes = serve(GOOD), list[Exception]()
-    judge = {"url": seen.url, "model": "m", "question": {"text": "{prompt}?"}, "token_variable": "MY_TOKEN"}
+    judge = {
+        "url": seen.url,
+        "model": "m",
+        "question": {"text": "From 0 to 10: {prompt}?"},
+        "token_variable": "MY_TOKEN",
+    }
     entries = [
         config(seen.url, token_variable="MY_TOKEN"),
         RewardConfig.model_validate({"kind": "judge", "judge": judge}),
