@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import ray
-from phases import read_spans
 from ray._private.utils import publish_error_to_driver
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
@@ -29,6 +28,7 @@ from solrl_ray.report.live import LiveView
 from tests.support.forkserver import solrl
 from tests.support.patience import patience, wait_until
 from tests.support.small import digests, folder, small_config
+from tests.support.spans import read_spans
 
 MACHINE = """
 import itertools, os, sys, time

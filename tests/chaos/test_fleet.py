@@ -125,7 +125,7 @@ class Claims(Worker):
     ("number", "sentence"),
     [
         (1, "does not hold revision 1: its receipt states 2 modules, another; published were 2 modules, [0-9a-f]{12}"),
-        (2, "bound no module of revision 2"),
+        (2, "bound no module of revision 2: none of its weights was updated"),
         (3, ""),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path:
         async with Tasks() as tasks:
             line = Line(tmp_path, tasks, Hangs, replacements=1)
 
-            def tell(sentence: str) -> None:
+            def tell(sentence: str, kind: str = "note") -> None:
                 line.said.append(sentence)
                 line.client._seconds = SECONDS
 

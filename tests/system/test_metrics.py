@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from phases import ended, read_spans
 from prometheus_client.parser import text_string_to_metric_families
 
 from solrl_ray.config.schema import Config
@@ -19,6 +18,7 @@ from solrl_ray.metrics.instruments import INSTRUMENTS
 from tests.support.live import begun
 from tests.support.patience import patience, wait_until
 from tests.support.small import folder, small_config
+from tests.support.spans import ended, read_spans
 
 DOCS = Path(__file__).parents[2] / "docs"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

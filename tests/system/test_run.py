@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from phases import ended, read_spans
 from ray.util.placement_group import placement_group_table
 
 from actors.client import launch
@@ -22,6 +21,7 @@ from solrl_ray.report.data import read_run
 from tests.support.documents import run_folder_entries
 from tests.support.patience import patience
 from tests.support.small import digests, folder, small_config, summary
+from tests.support.spans import ended, read_spans
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from phases import ended, read_spans
 
 from actors.client import launch
 from actors.client.controller_actor import ControllerActor
@@ -29,6 +28,7 @@ from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
 from tests.support.patience import wait_until
 from tests.support.small import digests, folder, small_config, summary
+from tests.support.spans import ended, read_spans
 
 AHEAD_OF = "journal/iteration-000002.jsonl"
 GONE = r"^the controller is gone: .*; go on with: solrl train --resume \S+$"
