@@ -203,7 +203,7 @@ def select(iteration: int, prompt_id: str, proxy: Mapping[int, float], keep: int
     """The best in falling, the worst in rising order; of equal rewards the smaller index is the better."""
     ranked = sorted(proxy, key=lambda i: (-proxy[i], i))
     order = [Candidate(prompt_id=prompt_id, index=i, reward=proxy[i]) for i in ranked]
-    sides = {"best": tuple(order[: keep // 2]), "worst": tuple(order[::-1][: keep - keep // 2])}
+    sides = {"top": tuple(order[: keep // 2]), "bottom": tuple(order[::-1][: keep - keep // 2])}
     return Selection(iteration=iteration, revision=iteration, prompt_id=prompt_id, **sides)
 
 

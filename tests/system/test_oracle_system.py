@@ -26,7 +26,7 @@ def test_a_run_selects_and_learns_the_bytes_of_the_oracle(calm: Config, plain: o
 def test_every_choice_in_the_journal_is_the_oracles(calm: Config, plain: oracle.OracleResult) -> None:
     for iteration, selections in enumerate(plain.selections):
         entries = RunFolder(folder(calm)).journal(iteration).entries()
-        chosen = {e["prompt"]: (e["best"], e["worst"]) for e in entries if e["kind"] == "selection"}
+        chosen = {e["prompt"]: (e["top"], e["bottom"]) for e in entries if e["kind"] == "selection"}
         assert chosen == {
             prompt_id: ([c.index for c in s.top], [c.index for c in s.bottom]) for prompt_id, s in selections.items()
         }
