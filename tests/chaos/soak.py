@@ -37,6 +37,7 @@ from ray.exceptions import RayError
 from actors.client.live_run import scale
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
+from solrl_ray.report.data import read_run
 from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.driver import PEACE, SIZES, Driver, peace
 from tests.chaos.notes import Note, Reader, alive
@@ -267,7 +268,7 @@ def soak(seconds: float, seed: int, every: float, root: Path, forks: str, *, hur
         "unexpected_ends": unexplained(chaos.driver.ends, chaos.done),
         "stopped_processes_left_behind": left_behind,
         "requeued_units": summary(run)["requeued_units"],
-        "differing_results": sum(record.differing_results for record in RunFolder(folder(run)).read_metrics()),
+        "differing_results": sum(record.differing_results for record in read_run(folder(run)).iterations),
         "conditions": {"cores": os.cpu_count(), "python": platform.python_version(), "ray": ray.__version__},
     }
 
